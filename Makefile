@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-robot test-all mujoco4 fmt lint types lock audit sbom wheel install-matrix bench doctor clean
+.PHONY: setup demo test units test-robot test-all mujoco4 fmt lint types lock audit sbom wheel install-matrix bench doctor clean
 
 setup: $(STAMP)
 
@@ -42,13 +42,15 @@ GET_BROWSER := $(BROWSER) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/n
 SHORT := not slow and not gpu and not isaac
 
 # Everything but live robots and the browser, of which one smoke test each is here; the rest of them: make test-robot.
-# A file goes to one process, which makes what its tests share once.
 test: setup
 	@$(GET_BROWSER)
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell README.md CHANGELOG.md docs robot_rl sim real launch policies configs tests
-	@$(BIN)/pyright --pythonpath $(BIN)/python
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not live and $(SHORT)"
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 types units
 	@$(BIN)/python -m pytest -q tests/real tests/human -m "smoke and $(SHORT)"
+
+# A file goes to one process, which makes what its tests share once; one process more than processors, since many wait.
+units: setup
+	@$(BIN)/python -m pytest -q -n $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )) --dist loadfile -m "not live and $(SHORT)"
 
 # Robots as processes of their own and a person's page in a browser, in real time: they want the machine to themselves.
 test-robot: setup

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from robot_rl import card
 from robot_rl.real.core.spec import of_card
-from robot_rl.tables import read_table
+from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
 from robot_rl.types.options import Bound, Count, Positive, Whole
 from robot_rl.types.policy_card import FILE
@@ -299,13 +297,10 @@ def _parameters(path: str, what: str = "params_file") -> dict[str, Any]:
         GraphError: not YAML, a key that stands twice, or no table of nodes.
     """
     try:
-        nodes = read_table(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise GraphError(f"{what} {path} cannot be used: {error}") from error
-    if not isinstance(nodes, dict):
+        return read_table(Path(path).expanduser())
+    except TableError as error:
         begins = "bridge" if what == "params_file" else "desk_arm"
-        raise GraphError(f"{what} {path} is no table of keys; it begins as launch/params/{begins}.yaml does")
-    return nodes
+        raise GraphError(f"{what} {error}; it begins as launch/params/{begins}.yaml does") from error
 
 
 def _check(args: GraphArgs) -> None:

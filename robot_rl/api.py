@@ -26,7 +26,7 @@ from robot_rl.verbs.build import load_policy, saved_config
 from robot_rl.verbs.compose import choices, compose_verb
 from robot_rl.verbs.offline import offline_job
 from robot_rl.verbs.pictures import put_pictures
-from robot_rl.verbs.reading import plain, read_options
+from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.robot import put_card
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.verbs.train import learner_of_init, train_job
@@ -155,12 +155,9 @@ def resume(run: PathLike, **settings: Any) -> RunResult:
         Refused: an unknown option, or a value outside its range.
     """
     folder = Path(run)
-    saved = folder / "config.yaml"
-    if not saved.is_file():
-        raise Refused(f"{folder} holds no config.yaml; expected the folder of a run")
-    cfg: Any = OmegaConf.load(saved)
-    verb = "offline" if "updates" in cfg else "train"
-    cfg = OmegaConf.merge(cfg, settings, {"resume": str(folder)})
+    kept = stored_config(folder)
+    verb = "offline" if "updates" in kept else "train"
+    cfg: Any = OmegaConf.merge(kept, settings, {"resume": str(folder)})
     _trust(cfg)
     read_options(OPTIONS[verb](), cfg, verb)
     return (_offline if verb == "offline" else _train)(cfg, folder)
@@ -182,8 +179,7 @@ def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust
     path = checkpoint.find(Path(run))
     cfg: Any = OmegaConf.create({"device": device, "trust": trust})
     _trust(cfg)
-    saved: Any = OmegaConf.load(path / "config.yaml")
-    return load_policy(cfg, saved, path, None if env is None else env.io)
+    return load_policy(cfg, stored_config(path), path, None if env is None else env.io)
 
 
 def evaluate(
@@ -284,8 +280,7 @@ def _node_of(env: EnvLike) -> dict[str, Any]:
 def _world_of(run: PathLike | Policy) -> dict[str, Any]:
     if not isinstance(run, str | os.PathLike):
         raise Refused("say where: evaluate(policy, env)")
-    saved: Any = OmegaConf.load(checkpoint.find(Path(run)) / "config.yaml")
-    node = saved.get("env")
+    node = stored_config(checkpoint.find(Path(run))).get("env")
     if node is None:
         raise Refused(f"{os.fspath(run)} was trained without an environment; say where: evaluate(run, env)")
     return plain(node)

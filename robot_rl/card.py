@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from robot_rl.tables import read_table
+from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
 from robot_rl.words import near, option_error
 
@@ -49,9 +49,9 @@ def read(name: str | Path) -> Card:
     """
     path = find(str(name))
     try:
-        table = read_table(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CardError(f"{path} cannot be read as YAML: {error}") from error
+        table = read_table(path)
+    except TableError as error:
+        raise CardError(str(error)) from error
     if not is_card(table):
         raise CardError(f"{path} is no card: it names no model; robot-rl robot new writes one")
     card = of_table(table, str(path))

@@ -9,17 +9,20 @@ moment leaves the previous one.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
+from robot_rl.tables import TableError, read_table
 from robot_rl.types import IOSpec
 from robot_rl.version import VERSION
 
@@ -186,11 +189,9 @@ def save(
             write(temporary / part, earlier[-1] / part if earlier else None)
         write_json(temporary / "meta.json", {"version": VERSION, "git_commit": git_commit(), "step": int(step), **meta})
         _sync(temporary)
-        if final.exists():  # the same step again, e.g. after a resume: replace it whole
-            old = root / f"{_TEMPORARY}old-{final.name}-{os.getpid()}"
-            final.rename(old)
-            temporary.rename(final)
-            shutil.rmtree(old, ignore_errors=True)
+        if final.exists():  # the same step again, e.g. after a resume, or a better one than the best so far
+            _exchange(temporary, final)
+            shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.rename(final)
         _sync(root)
@@ -246,6 +247,40 @@ def read_io(path: Path) -> IOSpec:
         raise CheckpointError(f"{path / 'io.json'} cannot be read: {error}") from error
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run or checkpoint folder: plain values, so that nothing in it is looked up or called.
+
+    Raises:
+        CheckpointError: it is not there, no table, or holds what would be resolved or is of another type.
+    """
+    file = folder / "config.yaml"
+    try:
+        plain = read_table(file)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} holds no config.yaml; expected a run folder such as runs/train/<run>"
+        ) from error
+    except TableError as error:
+        raise CheckpointError(str(error)) from error
+    for place, value in _leaves(plain):
+        if isinstance(value, str) and "${" in value:
+            raise CheckpointError(f"{file}: {place} is {value[:60]!r}; a stored configuration refers to nothing else")
+    for name in ("env", "policy", "critic", "classifier"):
+        if not isinstance(plain.get(name, {}), dict | NoneType):
+            raise CheckpointError(f"{file}: {name} is {str(plain[name])[:60]!r}, expected names with values")
+    if type(plain.get("seed", 0)) is not int:
+        raise CheckpointError(f"{file}: seed is {str(plain['seed'])[:60]!r}, expected a whole number")
+    return plain
+
+
+def _leaves(node: object, place: str = "") -> Iterator[tuple[str, object]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from _leaves(value, f"{place}.{key}" if place else str(key))
+    if not isinstance(node, dict | list):
+        yield place, node
+
+
 def read_meta(path: Path) -> dict[str, Any]:
     """Version, commit, seed and step of a checkpoint."""
     return json.loads((path / "meta.json").read_text())
@@ -255,6 +290,24 @@ def _sweep(root: Path) -> None:
     """Remove what a killed process left half-written."""
     for path in root.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two folders trade names in one step, so that a kill leaves each name with a whole folder.
+
+    Where the system or the file system cannot (Linux from glibc 2.28 on can, NFS cannot) it takes two steps, and a kill
+    between them leaves `other` beside its place, where the next `save` removes it.
+    """
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of renameat2(2)
+    try:
+        failed = ctypes.CDLL(None).renameat2(here, os.fsencode(one), here, os.fsencode(other), swap)
+    except (AttributeError, OSError, TypeError):
+        failed = True
+    if failed:
+        old = other.with_name(f"{_TEMPORARY}old-{other.name}-{os.getpid()}")
+        other.rename(old)
+        one.rename(other)
+        old.rename(one)
 
 
 def _sync(folder: Path) -> None:

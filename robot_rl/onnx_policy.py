@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl import extras
+from robot_rl.tables import read_table
 from robot_rl.types import Action, Array, IOSpec, Loaded, Obs, PolicyParts
 from robot_rl.types.options import Count, Positive
 
@@ -135,15 +136,12 @@ def load_for_robot(path: str, *, device: str, threads: int, make_port: Callable[
     Raises:
         ValueError: no graph, or one that does not fit its io.json.
     """
-    import yaml
-
     policy = OnnxPolicy(path, device=device, threads=threads)
     folder = Path(path).expanduser() if Path(path).expanduser().is_dir() else Path(path).expanduser().parent
     facts = json.loads((folder / "meta.json").read_text()) if (folder / "meta.json").is_file() else {}
     world = None
     if (folder / "config.yaml").is_file():
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        env = config.get("env") if isinstance(config, dict) else None
+        env = read_table(folder / "config.yaml").get("env")
         world = env.get("world") if isinstance(env, dict) else None
     return Loaded(
         policy,

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from robot_rl.tables import read_table
+from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
 from robot_rl.types.policy_card import FILE, PolicyCard, Term
 from robot_rl.words import Refused, near
@@ -33,12 +33,9 @@ def read(path: Path) -> PolicyCard:
         Refused: not YAML, or a key that is unknown, missing or holds a wrong value.
     """
     try:
-        table = read_table(path.read_text(encoding="utf-8"))
-        if not isinstance(table, dict):
-            raise Refused(f"{path} is no table of keys; robot-rl robot policy writes one")
-        return PolicyCard(**table)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} cannot be read as YAML: {error}") from error
+        return PolicyCard(**read_table(path))
+    except TableError as error:
+        raise Refused(str(error)) from error
     except ValueError as error:
         raise Refused(f"{path}: {error}") from error
 
@@ -70,11 +67,9 @@ def read_description(path: Path) -> dict[str, Any]:
         Refused: another layout; names the keys that are missing or not known.
     """
     try:
-        table = read_table(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} cannot be read: {error}") from error
-    if not isinstance(table, dict):
-        raise Refused(f"{path} is no table of keys, expected a description in the layout of {LAYOUT}")
+        table = read_table(path)
+    except (OSError, TableError) as error:
+        raise Refused(f"{error}; expected a description in the layout of {LAYOUT}") from error
     missing = [key for key in _NEEDED if key not in table]
     if missing:
         raise Refused(

@@ -1,11 +1,27 @@
-"""YAML of numbers that keep people safe: a key that stands twice is an error, because one of the two is not meant."""
+"""Tables in YAML files: plain values by name, from a file that may be a stranger's or may have a typing error.
+
+A key that stands twice is an error, because one of the two is not meant. Aliases are refused: with them a few lines can
+stand for gigabytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+_MOST = 1 << 24  # bytes
+_DEEPEST = 50  # libyaml recurses, and dies of too much of it
+_OPEN = (
+    yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockSequenceStartToken, yaml.BlockMappingStartToken,
+)  # fmt: skip
+_CLOSE = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+
+
+class TableError(ValueError):
+    """A file holds no table; the message names it, what is wrong and what to do."""
 
 
 class _Strict(yaml.SafeLoader):
@@ -15,7 +31,7 @@ class _Strict(yaml.SafeLoader):
         seen: dict[Any, int] = {}
         for key, _ in node.value:
             name, line = self.construct_object(key, deep=True), key.start_mark.line + 1
-            if name in seen and name != "<<":
+            if name in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{name} stands in line {seen[name]} and again in line {line}; leave one of them out"
                 )
@@ -23,10 +39,34 @@ class _Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_table(text: str) -> Any:
-    """Plain values of a YAML text.
+def read_table(path: str | Path) -> dict[str, Any]:
+    """The names and plain values of a YAML file; an empty file holds none.
 
     Raises:
-        yaml.YAMLError: not YAML, or a key that stands twice; the message names its lines.
+        FileNotFoundError: there is no such file.
+        TableError: it cannot be read, is larger than 16 MiB, no text, no YAML or no mapping; it uses aliases, is nested
+            more than 50 deep, or holds a key twice.
     """
-    return yaml.load(text, _Strict)
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MOST:
+            raise TableError(f"{path} has {path.stat().st_size:,} bytes, expected at most {_MOST:,} of text")
+        text, depth = path.read_text(encoding="utf-8"), 0
+        for token in yaml.scan(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(token, yaml.AliasToken):
+                raise TableError(f"{path} uses YAML aliases (*name); write the values out")
+            depth += isinstance(token, _OPEN) - isinstance(token, _CLOSE)
+            if depth > _DEEPEST:
+                raise TableError(f"{path} is nested more than {_DEEPEST} deep; correct the file")
+        value = yaml.load(text, _Strict) or {}
+    except FileNotFoundError:
+        raise
+    except (OSError, yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        if isinstance(error, TableError):
+            raise
+        kind = "text" if isinstance(error, UnicodeDecodeError) else "YAML"
+        why = " ".join(str(error).split())[:200]
+        raise TableError(f"{path} is no {kind} ({why}); correct the file") from error
+    if not isinstance(value, dict):
+        raise TableError(f"{path} holds a {type(value).__name__}, expected keys and values")
+    return value

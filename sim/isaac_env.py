@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def make(
     camera_quality: str = "full",
     camera_every: Count = 1,
     state: bool = True,
-    randomize: Randomize | Mapping[str, Any] | None = None,
+    randomize: Randomize | None = None,
     render_mode: str | None = None,
     render_size: Sequence[Count] = (480, 640),
     render_camera: str | None = None,
@@ -76,7 +76,7 @@ def make(
         ImportError: no interpreter with Isaac Gym; says how to get one.
         ValueError: an option or a part of the model that this engine does not have.
     """
-    options = Randomize(**randomize) if isinstance(randomize, Mapping) else randomize or Randomize()
+    options = randomize or Randomize()
     if options.needs_models:
         raise ValueError("randomize changes the model, which the Isaac Gym engine cannot; use engine=mujoco or warp")
     where = torch_device(device)

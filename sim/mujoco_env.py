@@ -7,7 +7,7 @@ Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import array_api_compat.numpy as xp
@@ -44,7 +44,7 @@ def make(
     supersample: Count = 1,
     state: bool = True,
     proprio: Sequence[str] | str | None = None,
-    randomize: Randomize | Mapping[str, Any] | None = None,
+    randomize: Randomize | None = None,
     render_mode: str | None = None,
     render_size: Pixels = (480, 640),
     render_camera: str | None = None,
@@ -88,7 +88,7 @@ def make(
         supersample=supersample,
         state=state,
         proprio=proprio,
-        randomize=Randomize(**randomize) if isinstance(randomize, Mapping) else randomize,
+        randomize=randomize,
         render_mode=render_mode,
         render_size=render_size,
         render_camera=render_camera,

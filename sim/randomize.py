@@ -9,61 +9,72 @@ do not depend on the number of environments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import AfterValidator
 
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.world import Draw
+from robot_rl.types.options import Bound, Interval, Options
 
 SCALED = ("mass", "friction", "damping", "gain")
 """Factors that change the model, so that every environment needs a model of its own."""
 
 
-@dataclass(frozen=True)
-class Randomize:
-    """Ranges to draw from; None or 0 leaves a quantity as it is.
+def _not_negative(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] < 0:
+        raise ValueError("the first is below 0, expected [low,high] with 0 <= low <= high")
+    return ends
 
-    Attributes:
-        mass: (low, high) factor on the mass and inertia of each body.
-        friction: (low, high) factor on the sliding, torsional and rolling friction of all geoms together.
-        damping: (low, high) factor on the damping of each degree of freedom.
-        gain: (low, high) factor on the strength of each actuator (gain and bias alike, so that a position servo
-            keeps its rest point and becomes stiffer or softer).
-        latency: (low, high) seconds between a decision and its effect, rounded to whole physics steps; whole control
-            steps and parts of one are both possible.
-        noise: standard deviation of the Gaussian noise added to "state", one number or one per component, in the
-            component's own unit; drawn anew at every step.
-        per: "episode" draws factors and latency at every reset, "environment" once after seeding.
-    """
 
-    mass: Sequence[float] | None = None
-    friction: Sequence[float] | None = None
-    damping: Sequence[float] | None = None
-    gain: Sequence[float] | None = None
-    latency: Sequence[float] | None = None
-    noise: float | Sequence[float] = 0.0
-    per: str = "episode"
+def _above_zero(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] == 0:
+        raise ValueError("the first is 0, and a factor of 0 removes the body or the motor; use more than 0")
+    return ends
 
-    def __post_init__(self) -> None:
-        for name in (*SCALED, "latency"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if len(value) != 2 or not 0 <= value[0] <= value[1] < float("inf"):
-                raise ValueError(f"randomize.{name} is {list(value)}, expected [low, high] with 0 <= low <= high")
-            if name in ("mass", "gain") and value[0] == 0:
-                raise ValueError(f"randomize.{name} starts at 0; a factor of 0 removes the body or the motor, use > 0")
-        if self.per not in ("episode", "environment"):
-            raise ValueError(f"randomize.per is '{self.per}', expected 'episode' or 'environment'")
-        if np.any(np.asarray(self.noise) < 0):
-            raise ValueError(f"randomize.noise is {self.noise}, expected standard deviations >= 0")
+
+def _no_negative(noise: float | tuple[float, ...]) -> float | tuple[float, ...]:
+    if np.any(np.asarray(noise) < 0):
+        raise ValueError("one is below 0, expected standard deviations")
+    return noise
+
+
+Range = Annotated[Interval, AfterValidator(_not_negative)]
+Strength = Annotated[Range, AfterValidator(_above_zero)]
+
+
+class Randomize(Options):
+    """Ranges to draw from; None or 0 leaves a quantity as it is."""
+
+    mass: Strength | None = None
+    """[low,high] factor on the mass and inertia of each body."""
+    friction: Range | None = None
+    """[low,high] factor on the sliding, torsional and rolling friction of all geoms together."""
+    damping: Range | None = None
+    """[low,high] factor on the damping of each degree of freedom."""
+    gain: Strength | None = None
+    """[low,high] factor on the strength of each actuator (gain and bias alike, so that a position servo keeps its rest
+    point and becomes stiffer or softer)."""
+    latency: Range | None = None
+    """[low,high] seconds between a decision and its effect, rounded to whole physics steps; whole control steps and
+    parts of one are both possible."""
+    noise: Annotated[Bound, AfterValidator(_no_negative)] = 0.0
+    """Standard deviation of the Gaussian noise added to "state", one number or one per component, in the component's
+    own unit; drawn anew at every step."""
+    per: Literal["episode", "environment"] = "episode"
+    """"episode" draws factors and latency at every reset, "environment" once after seeding."""
+
+    @property
+    def scaled(self) -> dict[str, tuple[float, float]]:
+        """Name -> range of the factors that change the model; only what is randomised."""
+        ranges = {"mass": self.mass, "friction": self.friction, "damping": self.damping, "gain": self.gain}
+        return {name: limits for name, limits in ranges.items() if limits is not None}
 
     @property
     def needs_models(self) -> bool:
         """Whether each environment needs a model of its own."""
-        return any(getattr(self, name) is not None for name in SCALED)
+        return bool(self.scaled)
 
     @property
     def noisy(self) -> bool:
@@ -82,10 +93,8 @@ class Randomize:
             Name -> (n, size) float32 factors, and "latency": (n,) int64 physics steps; only what is randomised.
         """
         out: dict[str, Any] = {}
-        for name in SCALED:
-            limits = getattr(self, name)
-            if limits is not None:
-                out[name] = draw.uniform(sizes[name], low=limits[0], high=limits[1])
+        for name, (low, high) in self.scaled.items():
+            out[name] = draw.uniform(sizes[name], low=low, high=high)
         if self.latency is not None:
             seconds = draw.uniform(low=self.latency[0], high=self.latency[1])
             out["latency"] = np.rint(seconds / timestep).astype(np.int64)

@@ -7,8 +7,7 @@ the physics, the physics, terms after it. Without a GPU it runs on Warp's CPU de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from robot_rl.sim.randomize import SCALED, Randomize
 from robot_rl.sim.scene import check_scene
@@ -29,7 +28,7 @@ def make(
     camera_quality: str = "full",
     camera_every: Count = 1,
     state: bool = True,
-    randomize: Randomize | Mapping[str, Any] | None = None,
+    randomize: Randomize | None = None,
     render_mode: str | None = None,
     render_size: Sequence[Count] = (480, 640),
     render_camera: str | None = None,
@@ -51,7 +50,7 @@ def make(
         camera_quality: of the CPU engine.
         camera_every: of the CPU engine.
         state: must be True.
-        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`. Factors
+        randomize: domain randomisation and observation noise. Factors
             that change the model `per: episode` cost one look at the device per step; `per: environment` is free.
         render_mode: "rgb_array" or None.
         render_size: (height, width) of `render()`.
@@ -67,7 +66,7 @@ def make(
     """
     from robot_rl.sim.warp_physics import WarpPhysics  # it needs the extra; this signature is read without
 
-    options = Randomize(**randomize) if isinstance(randomize, Mapping) else randomize or Randomize()
+    options = randomize or Randomize()
     where = torch_device(device)
     refuse(
         "Warp",

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import robot_rl as rr
+from robot_rl.checkpoint import CheckpointError
 from robot_rl.types import Learner
 from robot_rl.words import Refused
 
@@ -124,7 +125,8 @@ def test_wrong_words_are_one_sentence(tmp_path: Path):
     refused("did you mean.*batch_size", rr.train, "online/sac", "reach", options={"batch_sizes": 3}, folder=folder)
     refused("did you mean.*eval_every", rr.train, "online/sac", "reach", eval_evry=3, folder=folder)
     refused("total_steps is -3", rr.train, "online/sac", "reach", steps=-3, folder=folder)
-    refused("holds no config.yaml", rr.resume, tmp_path)
+    with pytest.raises(CheckpointError, match=r"holds no config\.yaml"):
+        rr.resume(tmp_path)
     assert not folder.exists()
 
 

@@ -100,6 +100,35 @@ def test_save_same_step_again_replaces_it(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux trades two names in one step here")
+def test_kill_while_a_checkpoint_is_replaced_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    """Best and same-step checkpoints are replaced; each moment at which a kill can fall is one system call."""
+    code = (
+        "import sys, torch; sys.path.insert(0, sys.argv[2]);"
+        "from tests_io import IO; from robot_rl import checkpoint; from pathlib import Path; step = 0\n"
+        "while True:\n"
+        "    step += 1\n"
+        "    states = {'policy': {'w': torch.full((1000,), float(step))}}\n"
+        "    checkpoint.save(Path(sys.argv[1]), step, states=states, io=IO, config='', meta={}, name='best')\n"
+        "    print(step, flush=True)\n"
+    )
+    (tmp_path / "tests_io.py").write_text(f"from robot_rl.types import IOSpec\nIO = {IO!r}\n")
+    root = tmp_path / "checkpoints"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(root), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        until = time.monotonic() + 2.0
+        absent = 0
+        while time.monotonic() < until:
+            absent += not (root / "best" / "meta.json").exists()
+        process.kill()
+    assert absent == 0
+    step = checkpoint.read_meta(root / "best")["step"]
+    assert (checkpoint.load_state(root / "best" / "policy.pt")["w"] == step).all()
+
+
 def test_find_without_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         checkpoint.find(tmp_path / "absent")

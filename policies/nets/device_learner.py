@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,14 +36,16 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative
 
+CPU_ROWS = 256
 _METRICS = ("critic_loss", "q", "target_edge_mass", "actor_loss", "alpha", "entropy")
 
 
 class DeviceOptions(DeviceCriticOptions):
     """What every off-policy learner on a device may be told."""
 
-    batch_size: Count = 8192
-    """Rows per critic step, over all processes."""
+    batch_size: Count | None = None
+    """Rows per critic step, over all processes; null: the source's number on a GPU, 256 on a CPU, where that many rows
+    would take half a minute a step."""
     updates: Count = 2
     """Critic steps per step of all environments."""
     actor_delay: Count = 2
@@ -76,6 +78,8 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
     """
 
     policy: DevicePolicy
+    source_rows: ClassVar[int]
+    """Rows per critic step in the source's code, which is for a GPU."""
 
     def __init__(self, options: D_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build what methods share.
@@ -89,10 +93,13 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
         Raises:
             ValueError: an observation that is no vector.
         """
+        if options.batch_size is None:
+            rows = CPU_ROWS if torch.device(device).type == "cpu" else self.source_rows
+            options = options.model_copy(update={"batch_size": rows})
         super().__init__(options, io, seed=seed, device=device)
         o, self.seed, self.device = options, seed, torch.device(device)
         # Every process has the same share of one joint batch.
-        self.batch_size = parallel.shard(o.batch_size)
+        self.batch_size = parallel.shard(self.need.rows)
         self._actor_lr = o.lr if o.actor_lr is None else o.actor_lr
         self.features = vector_size(io)
         self._keys = sorted(io.obs)
@@ -118,7 +125,7 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Replayed rows on the device, of all processes together."""
-        return replace(super().needs(options, io), rows=options.batch_size)
+        return replace(super().needs(options, io), rows=options.batch_size or cls.source_rows)
 
     # What a method brings -------------------------------------------------------------------------------------------
 

@@ -22,8 +22,6 @@ _LOG_2 = math.log(2.0)
 class FastSacOptions(DeviceOptions):
     """Of FastSAC; numbers of the source's code."""
 
-    batch_size: Count = 8192
-    """Rows per critic step, over all processes."""
     updates: Count = 8
     """Critic steps per step of all environments."""
     actor_delay: Count = 4
@@ -71,6 +69,7 @@ class FastSac(DeviceLearner[FastSacOptions]):
     """
 
     method = "FastSAC"
+    source_rows = 8192
 
     def __init__(self, options: FastSacOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(options, io, seed=seed, device=device)

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from robot_rl.policies.nets.device_learner import DeviceLearner, DeviceOptions
 from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, NotNegative
+from robot_rl.types.options import NotNegative
 
 
 class FastTd3Options(DeviceOptions):
     """Of FastTD3; numbers of the source's code."""
 
-    batch_size: Count = 32768
-    """Rows per critic step, over all processes."""
     weight_decay: NotNegative = 0.1
     """Of AdamW, for all parameters of actor and critics."""
     std_min: NotNegative = 0.001
@@ -49,6 +47,7 @@ class FastTd3(DeviceLearner[FastTd3Options]):
     """
 
     method = "FastTD3"
+    source_rows = 32768
 
     def __init__(self, options: FastTd3Options, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(options, io, seed=seed, device=device)

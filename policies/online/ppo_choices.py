@@ -62,7 +62,7 @@ class ChoicePolicy(PpoPolicy):
         """
         first = obs[self._keys[0]]
         if isinstance(first, Tensor):
-            if first.device.type != "cpu" or self._params.device.type != "cpu":
+            if first.device.type != "cpu" or self._params.device.type != "cpu" or torch.compiler.is_exporting():
                 return self._act_on_device(obs, deterministic)
             found = self.act({key: obs[key].numpy() for key in self._keys}, deterministic=deterministic)
             value = torch.from_numpy(found.value)

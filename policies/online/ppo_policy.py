@@ -131,8 +131,9 @@ class PpoPolicy:
         """
         first = obs[self._keys[0]]
         if isinstance(first, Tensor):
-            if first.device.type != "cpu":
-                return self._act_on_device(obs, deterministic)  # also tensors of a GPU simulator for a CPU learner
+            # also tensors of a GPU simulator for a CPU learner, and where a graph is written, which knows no NumPy
+            if first.device.type != "cpu" or torch.compiler.is_exporting():
+                return self._act_on_device(obs, deterministic)
             action = self.act({key: obs[key].numpy() for key in self._keys}, deterministic=deterministic)
             return Action(
                 torch.from_numpy(action.value),

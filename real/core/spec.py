@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from robot_rl import card
 from robot_rl.real.core.legs_spec import LegsSpec
-from robot_rl.tables import read_table
+from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
 
 POSITION, VELOCITY, EFFORT, TWIST, PD = "position", "velocity", "effort", "twist", "pd"
@@ -271,12 +270,12 @@ class RobotSpec:
         """
         path = Path(path)
         try:
-            table = read_table(path.read_text(encoding="utf-8"))
+            table = read_table(path)
             if card.is_card(table):
                 table = of_card(card.of_table(table, "card"))[0]
             return cls.from_dict(table)
-        except yaml.YAMLError as error:
-            raise SpecError(f"{path}: not readable as YAML: {error}") from error
+        except TableError as error:
+            raise SpecError(str(error)) from error
         except (SpecError, card.CardError) as error:
             raise SpecError(f"{path}: {error}") from error
 

@@ -9,8 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -19,12 +18,69 @@ from gymnasium.error import ResetNeeded
 from robot_rl.real.cameras import resized
 from robot_rl.real.core.codec import ActionCodec
 from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.graph import find_file
 from robot_rl.real.port import Port, SpecPort
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.env_link import EnvLink
 from robot_rl.real.ros.env_reset import LATCHED, MODES, EnvClosed, ResetFailed, RobotUnavailable, StartWay
 from robot_rl.real.ros.priority import lift
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import IOSpec, Obs, Options
+from robot_rl.types.options import NotNegative, Number, Pixels, Positive, Whole
+
+
+class Ros2Options(Options):
+    """Of a robot as an environment."""
+
+    robot_spec: str
+    """Path of the RobotSpec, or the bare name of one that comes with the package."""
+    rate: Positive | None = None
+    """Decisions per second; null takes the port's, or 20."""
+    port: Any = None
+    """Observation and action terms; null takes those of the RobotSpec. A function of the joint names makes one."""
+    episode_seconds: NotNegative = 10.0
+    """Time limit; 0: none."""
+    reset_mode: Literal["home", "manual", "policy", "none"] = "home"
+    """Who brings the robot to a start; see `Ros2Env.reset`."""
+    reset_service: str = ""
+    """Trigger service called in every reset, e.g. sim_robot/next_task."""
+    reset_timeout: Positive = 20.0
+    """[s]."""
+    start: tuple[Number, ...] | None = None
+    """(J,) start of mode `home`; null: the spec's home."""
+    start_noise: NotNegative = 0.0
+    """Half width of the start's uniform noise [rad]."""
+    start_tolerance: Positive = 0.05
+    """[rad]."""
+    arm: bool = False
+    """Enable the supervisor by itself; for simulation. Otherwise the operator calls safety_supervisor/enable."""
+    terminate_on_success: bool = False
+    """End the episode at success."""
+    takeover_ends_episode: bool = False
+    """Truncate when a human takes over."""
+    command_rate: Positive = 100.0
+    """Setpoints per second between decisions."""
+    max_hold: Positive = 0.5
+    """Lateness of a step call that ends the episode as `learner_stall` [s]."""
+    state_timeout: Positive = 0.1
+    """Oldest state [s]."""
+    connect_timeout: Positive = 10.0
+    """Patience for topics at construction [s]."""
+    image_size: Pixels = (128, 128)
+    """(height, width) of camera observations."""
+    freeze_time: NotNegative = 1.0
+    """Seconds of identical pictures that count as a frozen camera; 0: not watched."""
+    namespace: str = ""
+    """Of the robot's graph."""
+    use_sim_time: bool = False
+    """Stamps from /clock."""
+    realtime: Whole = 0
+    """SCHED_FIFO priority of the threads that talk to the robot, 0: ordinary."""
+    realtime_caller: bool = False
+    """Give the thread that calls `reset` the same priority: for processes that only act. A thread of ordinary priority
+    that is put aside while it holds the interpreter's lock stops the others, too; a learner at real-time priority would
+    stop the machine."""
+    latency_mode: Literal["trained", "predicted", "none"] = "none"
+    """What is done about latency, for `info`."""
 
 
 class Ros2Env(gymnasium.Env):
@@ -35,33 +91,9 @@ class Ros2Env(gymnasium.Env):
     learner that does not come back truncate the episode with the reason in `info["fault"]`; they never terminate it.
 
     Args:
-        robot_spec: path of the RobotSpec, or the spec.
-        rate: decisions per second; None takes the port's, or 20.
-        port: observation and action terms; None takes those of the RobotSpec. A function of the joint names makes one.
-        episode_seconds: time limit; 0 = none.
-        reset_mode: `home`, `manual`, `policy` or `none`; see `reset`.
-        reset_service: Trigger service called in every reset, e.g. sim_robot/next_task; "" = none.
+        options: numbers and choices.
+        robot: the spec; None reads that of the options.
         reset_policy: called with this environment in mode `policy`; brings the scene back by itself.
-        reset_timeout: [s].
-        start: (J,) start of mode `home`; None = the spec's home.
-        start_noise: half width of the start's uniform noise [rad].
-        start_tolerance: [rad].
-        arm: enable the supervisor by itself; for simulation. Otherwise the operator calls safety_supervisor/enable.
-        terminate_on_success: end the episode at success.
-        takeover_ends_episode: truncate when a human takes over.
-        command_rate: setpoints per second between decisions.
-        max_hold: lateness of a step call that ends the episode as `learner_stall` [s].
-        state_timeout: oldest state [s].
-        connect_timeout: patience for topics at construction [s].
-        image_size: (height, width) of camera observations.
-        freeze_time: seconds of identical pictures that count as a frozen camera; 0 = not watched.
-        namespace: of the robot's graph.
-        use_sim_time: stamps from /clock.
-        realtime: SCHED_FIFO priority of the threads that talk to the robot, 0 = ordinary.
-        realtime_caller: give the thread that calls `reset` the same priority: for processes that only act. A thread of
-            ordinary priority that is put aside while it holds the interpreter's lock stops the others, too; a learner
-            at real-time priority would stop the machine.
-        latency_mode: what is done about latency, for `info`: `trained`, `predicted` or `none`.
 
     Raises:
         RobotUnavailable: names what is missing.
@@ -72,55 +104,28 @@ class Ros2Env(gymnasium.Env):
 
     def __init__(
         self,
-        robot_spec: str | RobotSpec,
+        options: Ros2Options,
         *,
-        rate: float | None = None,
-        port: Port | Callable[[Sequence[str]], Port] | None = None,
-        episode_seconds: float = 10.0,
-        reset_mode: str = "home",
-        reset_service: str = "",
+        robot: RobotSpec | None = None,
         reset_policy: Callable[[Any], None] | None = None,
-        reset_timeout: float = 20.0,
-        start: Sequence[float] | None = None,
-        start_noise: float = 0.0,
-        start_tolerance: float = 0.05,
-        arm: bool = False,
-        terminate_on_success: bool = False,
-        takeover_ends_episode: bool = False,
-        command_rate: float = 100.0,
-        max_hold: float = 0.5,
-        state_timeout: float = 0.1,
-        connect_timeout: float = 10.0,
-        image_size: Sequence[int] = (128, 128),
-        freeze_time: float = 1.0,
-        namespace: str = "",
-        use_sim_time: bool = False,
-        realtime: int = 0,
-        realtime_caller: bool = False,
-        latency_mode: str = "none",
     ) -> None:
-        self.robot = spec = robot_spec if isinstance(robot_spec, RobotSpec) else RobotSpec.load(Path(robot_spec))
-        if reset_mode not in MODES:
-            raise ValueError(f"reset_mode is {reset_mode!r}, expected one of {', '.join(MODES)}")
-        if port is None:
-            self.port: Port = SpecPort(spec, rate or 20.0)
+        self._o = o = options
+        self.robot = spec = robot or RobotSpec.load(find_file(o.robot_spec))
+        if o.port is None:
+            self.port: Port = SpecPort(spec, o.rate or 20.0)
         else:
-            self.port = port(spec.names) if callable(port) else port
-        if rate is not None and not math.isclose(rate, self.port.io.control_hz):
-            raise ValueError(f"rate is {rate:g} Hz, but the port decides at {self.port.io.control_hz:g} Hz")
+            self.port = cast(Port, o.port(spec.names) if callable(o.port) else o.port)
+        if o.rate is not None and not math.isclose(o.rate, self.port.io.control_hz):
+            raise ValueError(f"rate is {o.rate:g} Hz, but the port decides at {self.port.io.control_hz:g} Hz")
         self.rate = self.port.io.control_hz
         self.period = 1.0 / self.rate
-        self.io = self._passport(image_size)
+        self.io = self._passport(o.image_size)
         self.observation_space, self.action_space = _spaces(self.io)
         self.metadata = {**self.metadata, "render_fps": max(1, round(self.rate))}
         self.render_mode = "rgb_array" if spec.cameras else None
         self._codec = ActionCodec(spec, self.period) if isinstance(self.port, SpecPort) else None
-        self._limit = round(episode_seconds * self.rate) if episode_seconds else 0
-        self._mode, self._arm = reset_mode, arm
-        self._end_on_success, self._end_on_takeover = terminate_on_success, takeover_ends_episode
-        self._max_hold, self._state_timeout = max_hold, state_timeout
-        self._priority = realtime if realtime_caller else 0
-        self._size, self._latency_mode = tuple(image_size), latency_mode
+        self._limit = round(o.episode_seconds * self.rate)
+        self._priority = o.realtime if o.realtime_caller else 0
         self._busy, self._closing = threading.Lock(), threading.Event()
         self._closed = False
         self._unlocked = False
@@ -132,27 +137,27 @@ class Ros2Env(gymnasium.Env):
         self._unfollowed = 0
         self.link = EnvLink(
             spec,
-            rate=command_rate,
+            rate=o.command_rate,
             external=tuple(self.port.external),
-            namespace=namespace,
-            use_sim_time=use_sim_time,
-            state_timeout=state_timeout,
-            freeze_time=freeze_time,
-            realtime=realtime,
+            namespace=o.namespace,
+            use_sim_time=o.use_sim_time,
+            state_timeout=o.state_timeout,
+            freeze_time=o.freeze_time,
+            realtime=o.realtime,
         )
         self._way = StartWay(
             self.link,
             closing=self._closing,
-            start=np.array(start if start is not None else spec.home, float),
-            noise=start_noise,
-            tolerance=start_tolerance,
-            timeout=reset_timeout,
-            arm=arm,
-            service=reset_service,
+            start=np.array(o.start if o.start is not None else spec.home, float),
+            noise=o.start_noise,
+            tolerance=o.start_tolerance,
+            timeout=o.reset_timeout,
+            arm=o.arm,
+            service=o.reset_service,
             policy=None if reset_policy is None else lambda: reset_policy(self),
         )
         _alive.add(self)
-        self._wait_for_graph(connect_timeout)
+        self._wait_for_graph(o.connect_timeout)
 
     # ------------------------------------------------------------ Gymnasium
 
@@ -172,7 +177,7 @@ class Ros2Env(gymnasium.Env):
         """
         super().reset(seed=seed)
         options = options or {}
-        mode = str(options.get("mode", self._mode))
+        mode = str(options.get("mode", self._o.reset_mode))
         if mode not in MODES:
             raise ValueError(f"reset mode is {mode!r}, expected one of {', '.join(MODES)}")
         with self._alone("reset"):
@@ -187,7 +192,7 @@ class Ros2Env(gymnasium.Env):
                 raise
             state = self._fresh(time.monotonic())
             if state is None:
-                raise ResetFailed(f"no state of the robot within {self._state_timeout:g} s after the reset")
+                raise ResetFailed(f"no state of the robot within {self._o.state_timeout:g} s after the reset")
             variables = self.link.variables(state)
             self.port.reset(state.position, state.velocity, variables)
             self._command = self.link.sent(state)
@@ -249,7 +254,7 @@ class Ros2Env(gymnasium.Env):
         if self._busy.acquire(timeout=1.0):
             self._busy.release()
         with contextlib.suppress(Exception):
-            if self._arm and self.link.state in ("ARMED", "ACTIVE", "STOPPING"):
+            if self._o.arm and self.link.state in ("ARMED", "ACTIVE", "STOPPING"):
                 self.link.release()
                 self.link.call("safety_supervisor/enable", data=False, timeout=0.5)
         self.link.close()
@@ -260,7 +265,7 @@ class Ros2Env(gymnasium.Env):
     def _step(self, action: np.ndarray) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         link, now = self.link, time.monotonic()
         late = now - self._deadline
-        if late > self._max_hold:  # the stream has let go meanwhile and the supervisor has braked
+        if late > self._o.max_hold:  # the stream has let go meanwhile and the supervisor has braked
             link.stalls += 1
             return self._truncate(action, "learner_stall")
         skipped = max(math.floor(late / self.period + 1e-9), 0) if self._steps else 0
@@ -272,7 +277,7 @@ class Ros2Env(gymnasium.Env):
         link.flags = set()
         self._published = time.monotonic()
         # lets go before max_hold, so that the supervisor stops a robot whose learner does not come back
-        until = self._deadline + max(self._max_hold - 0.15, 0.0)
+        until = self._deadline + max(self._o.max_hold - 0.15, 0.0)
         link.aim(link.setpoint(now) if self._steps else before, target, now, self._deadline, until)
         period = self._deadline - now
         self._sleep_until(self._deadline)
@@ -288,7 +293,7 @@ class Ros2Env(gymnasium.Env):
         reward, terminated, success = self._judge()
         truncated = not terminated and bool(self._limit and self._steps >= self._limit)
         reason = ""
-        if self._end_on_takeover and link.human and not terminated:
+        if self._o.takeover_ends_episode and link.human and not terminated:
             truncated, reason = True, "takeover"
         info = self._info(state, action, fault="", before=before)
         info |= {"period": period, "success": success, "missed_ticks": self._missed, "deadline_miss": skipped > 0}
@@ -318,7 +323,7 @@ class Ros2Env(gymnasium.Env):
             while not link.fault and time.monotonic() < patience:
                 time.sleep(0.01)
             return link.fault or link.state.lower()
-        if link.executed is None or now - link.executed[1] > 5.0 * self._state_timeout:
+        if link.executed is None or now - link.executed[1] > 5.0 * self._o.state_timeout:
             return "supervisor_silent"
         camera = link.camera_fault()
         if camera:
@@ -347,7 +352,7 @@ class Ros2Env(gymnasium.Env):
             success = outcome
             if judge is None and not self.link.rewarded:
                 reward = float(success)
-        return float(reward), bool(terminated or (success and self._end_on_success)), bool(success)
+        return float(reward), bool(terminated or (success and self._o.terminate_on_success)), bool(success)
 
     def _info(
         self, state: RobotState, action: np.ndarray, *, fault: str, before: np.ndarray | None = None
@@ -373,7 +378,7 @@ class Ros2Env(gymnasium.Env):
             "fault": fault,
             # what a human did can be learned from only where it can be written as an action
             "valid": not fault and (self._codec is not None or not link.human),
-            "latency_mode": self._latency_mode,
+            "latency_mode": self._o.latency_mode,
             "success": False,
         }
         if link.human and self._codec is not None:
@@ -385,8 +390,8 @@ class Ros2Env(gymnasium.Env):
         obs = {key: np.asarray(value[0]) for key, value in raw.items()}
         for name, camera in self.link.cameras.items():
             picture = camera.picture(time.monotonic())
-            blank = np.zeros((*self._size, 3), np.uint8)
-            obs[f"image.{name}"] = blank if picture is None else resized(picture, *self._size)
+            blank = np.zeros((*self._o.image_size, 3), np.uint8)
+            obs[f"image.{name}"] = blank if picture is None else resized(picture, *self._o.image_size)
         return obs
 
     # ------------------------------------------------------------ waiting
@@ -398,7 +403,7 @@ class Ros2Env(gymnasium.Env):
 
     def _fresh(self, after: float) -> RobotState | None:
         """Newest state, later than `after`; None when none comes within the timeout."""
-        patience = time.monotonic() + self._state_timeout
+        patience = time.monotonic() + self._o.state_timeout
         while True:
             state = self.link.latest()
             if state is not None and state.stamp > after:

@@ -11,37 +11,12 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
-from robot_rl.real.ros.env import Ros2Env
+from robot_rl.real.ros.env import Ros2Env, Ros2Options
 from robot_rl.types import EnvParts, Obs
-from robot_rl.types.options import Count, NotNegative, Number, Positive, Whole
 
 
 def make(
-    num_envs: int,
-    seed: int,
-    device: str = "cpu",
-    *,
-    robot_spec: str,
-    rate: Positive | None = None,
-    port: Any = None,
-    episode_seconds: Positive = 10.0,
-    reset_mode: str = "home",
-    reset_service: str = "",
-    reset_timeout: Positive = 20.0,
-    start: Sequence[Number] | None = None,
-    start_noise: NotNegative = 0.0,
-    arm: bool = False,
-    terminate_on_success: bool = False,
-    takeover_ends_episode: bool = False,
-    command_rate: Positive = 100.0,
-    max_hold: Positive = 0.5,
-    image_size: Sequence[Count] = (128, 128),
-    freeze_time: Positive = 1.0,
-    namespace: str = "",
-    use_sim_time: bool = False,
-    realtime: Whole = 0,
-    realtime_caller: bool = False,
-    render_mode: str | None = None,
+    options: Ros2Options, num_envs: int, seed: int, device: str = "cpu", *, render_mode: str | None = None
 ) -> Ros2VectorEnv:
     """The robot of a live graph as a vector environment of one.
 
@@ -49,29 +24,10 @@ def make(
     robot that it trains on. The view whose turn was taken finds its episode cut, with `valid` False.
 
     Args:
+        options: of the robot's environment.
         num_envs: 1.
         seed: of sampled starts.
         device: where the learner runs; observations are NumPy arrays whatever it is.
-        robot_spec: path of the RobotSpec, or the bare name of one that comes with the package.
-        rate: see `Ros2Env`, as all that follow.
-        port: see `Ros2Env`.
-        episode_seconds: see `Ros2Env`.
-        reset_mode: see `Ros2Env`.
-        reset_service: see `Ros2Env`.
-        reset_timeout: see `Ros2Env`.
-        start: see `Ros2Env`.
-        start_noise: see `Ros2Env`.
-        arm: see `Ros2Env`.
-        terminate_on_success: see `Ros2Env`.
-        takeover_ends_episode: see `Ros2Env`.
-        command_rate: see `Ros2Env`.
-        max_hold: see `Ros2Env`.
-        image_size: see `Ros2Env`.
-        freeze_time: see `Ros2Env`.
-        namespace: see `Ros2Env`.
-        use_sim_time: see `Ros2Env`.
-        realtime: see `Ros2Env`.
-        realtime_caller: see `Ros2Env`.
         render_mode: "rgb_array" shows the first camera.
 
     Raises:
@@ -80,33 +36,12 @@ def make(
     """
     if num_envs != 1:
         raise ValueError(f"num_envs is {num_envs}, expected 1: there is one robot; use eval_envs=1 and num_envs=1")
-    if render_mode is not None and not RobotSpec.load(find_file(robot_spec)).cameras:
+    if render_mode is not None and not RobotSpec.load(find_file(options.robot_spec)).cameras:
         raise RuntimeError("the robot has no cameras in its RobotSpec, so there is nothing to film")
-    options = {
-        "rate": rate,
-        "port": port,
-        "episode_seconds": episode_seconds,
-        "reset_mode": reset_mode,
-        "reset_service": reset_service,
-        "reset_timeout": reset_timeout,
-        "start": start,
-        "start_noise": start_noise,
-        "arm": arm,
-        "terminate_on_success": terminate_on_success,
-        "takeover_ends_episode": takeover_ends_episode,
-        "command_rate": command_rate,
-        "max_hold": max_hold,
-        "image_size": tuple(image_size),
-        "freeze_time": freeze_time,
-        "namespace": namespace,
-        "use_sim_time": use_sim_time,
-        "realtime": realtime,
-        "realtime_caller": realtime_caller,
-    }
-    key = (namespace, robot_spec)
+    key = (options.namespace, options.robot_spec)
     shared = _robots.get(key)
     if shared is None:
-        shared = _robots[key] = _Robot(Ros2Env(find_file(robot_spec), **options), key)
+        shared = _robots[key] = _Robot(Ros2Env(options), key)
     return Ros2VectorEnv(shared, seed)
 
 

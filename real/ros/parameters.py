@@ -7,10 +7,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import yaml
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.node import Node
 
@@ -61,10 +59,7 @@ def check_parameters(node: Node, arguments: Sequence[str]) -> None:
     """
     for flag, path in pairwise(arguments):
         if flag == "--params-file":
-            try:
-                read_table(Path(path).read_text(encoding="utf-8"))
-            except yaml.YAMLError as error:
-                raise ValueError(f"{path}: {error}") from error
+            read_table(path)
     known = set(node.get_parameters_by_prefix("")) | {"use_sim_time", "start_type_description_service"}
     for name in node._parameter_overrides:  # rclpy has no public way to see what was given and not declared
         if name not in known and not name.startswith("qos_overrides."):

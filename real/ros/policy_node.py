@@ -22,7 +22,7 @@ from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import bound, has_card
 from robot_rl.real.legged_port import COMMAND, IMU
-from robot_rl.real.pilot import Pilot, Setpoints, fitted
+from robot_rl.real.policy_runner import PolicyRunner, Setpoints, fitted
 from robot_rl.real.port import IMAGE, Port
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
@@ -91,9 +91,9 @@ class PolicyNode(LifecycleNode):
         check_parameters(self, sys.argv)
         self._problem = ""
         self._instance = secrets.token_hex(2)  # a restarted process counts from 1 again and must not look like a replay
-        self.pilot: Pilot | None = None
+        self.runner: PolicyRunner | None = None
         self.loop: ControlLoop | None = None
-        self._next: Pilot | None = None
+        self._next: PolicyRunner | None = None
         self._task: dict[str, tuple[np.ndarray, float]] = {}
         self._task_topics: dict[str, Any] = {}
         self._made: list[Any] = []
@@ -120,13 +120,13 @@ class PolicyNode(LifecycleNode):
             if not self._value("robot_spec"):
                 raise ValueError("robot_spec is empty; give the path of the robot's YAML")
             self.spec = RobotSpec.load(self._value("robot_spec"))
-            self.pilot = self._load(self._value("policy_path"))
+            self.runner = self._load(self._value("policy_path"))
         except Exception as error:  # a damaged checkpoint may raise anything
             self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
             self.get_logger().error(f"not configured: {self._problem}")
             return TransitionCallbackReturn.FAILURE
         self._open()
-        self._watch(self.pilot.port)
+        self._watch(self.runner.port)
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -146,7 +146,7 @@ class PolicyNode(LifecycleNode):
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Forget the policy."""
-        self.pilot = self._next = None
+        self.runner = self._next = None
         return TransitionCallbackReturn.SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -192,7 +192,7 @@ class PolicyNode(LifecycleNode):
 
     # ------------------------------------------------------------ loading
 
-    def _load(self, path: str) -> Pilot:
+    def _load(self, path: str) -> PolicyRunner:
         """Load, prove and wrap a policy.
 
         Raises:
@@ -218,7 +218,7 @@ class PolicyNode(LifecycleNode):
                 self._task_topics[task] = self.create_subscription(
                     Float64MultiArray, f"robot_rl/task/{task}", functools.partial(self._on_task, task), 1
                 )
-        return Pilot(
+        return PolicyRunner(
             policy,
             port,
             identity=f"{loaded.identity.replace('|', '_')}.{self._instance}",
@@ -242,9 +242,9 @@ class PolicyNode(LifecycleNode):
         lock while others have the processor stops the control thread too.
         """
         try:
-            pilot = self._load(path)
-            self._watch(pilot.port)
-            self._next = pilot
+            runner = self._load(path)
+            self._watch(runner.port)
+            self._next = runner
             self._refused = message = ""
         except Exception as error:  # whatever is wrong with it, the old policy goes on
             self._refused = message = f"{path} refused: {error}"
@@ -252,7 +252,7 @@ class PolicyNode(LifecycleNode):
             self._finished.append((done, message))
 
     def _begin_swap(self, path: str, done: Future | None = None) -> str:
-        if self.pilot is None:
+        if self.runner is None:
             return "not configured yet"
         if self._worker is not None and self._worker.is_alive():
             if done is None and path == self._loading:
@@ -279,7 +279,7 @@ class PolicyNode(LifecycleNode):
 
     def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
         for change in changes:
-            if change.name == "policy_path" and self.pilot is not None:
+            if change.name == "policy_path" and self.runner is not None:
                 folder = Path(str(change.value)).expanduser()
                 if not (folder.is_dir() or has_card(folder)):
                     return SetParametersResult(successful=False, reason=f"policy_path {folder} is no folder")
@@ -304,24 +304,24 @@ class PolicyNode(LifecycleNode):
     def _tick(self, tick: Tick) -> float | None:
         begin = time.monotonic()
         new, self._next = self._next, None
-        if new is not None and self.pilot is not None:
-            new.follow(self.pilot)
-            self.pilot = new
+        if new is not None and self.runner is not None:
+            new.follow(self.runner)
+            self.runner = new
             self._swaps += 1
-        pilot = self.pilot
-        assert pilot is not None
+        runner = self.runner
+        assert runner is not None
         assert self.loop is not None
         self._out.assert_liveliness()
         state = self.inputs.latest(begin)
-        task, self._silent = self._task_now(pilot, state, begin)
-        pictures, self._blind = self._cameras.look(begin, pilot.port.cameras)
+        task, self._silent = self._task_now(runner, state, begin)
+        pictures, self._blind = self._cameras.look(begin, runner.port.cameras)
         if state is None or begin - state.stamp > self._value_state_timeout or self._silent or self._blind:
             self._stale += 1
-            pilot.restart()
+            runner.restart()
             return None
         if not self._followed:
-            pilot.restart()  # somebody else moves the robot: stay with it, so that taking over does not jump
-        wanted = pilot.tick(
+            runner.restart()  # somebody else moves the robot: stay with it, so that taking over does not jump
+        wanted = runner.tick(
             state.position, state.velocity, task | {IMAGE + name: pixels for name, pixels in pictures.items()}
         )
         stamp = self._now_ros() - (time.monotonic() - state.stamp)
@@ -346,10 +346,12 @@ class PolicyNode(LifecycleNode):
             self._publish(kept.times, kept.values, kept_stamp)
         return begin - state.stamp
 
-    def _task_now(self, pilot: Pilot, state: RobotState | None, now: float) -> tuple[dict[str, np.ndarray], list[str]]:
+    def _task_now(
+        self, runner: PolicyRunner, state: RobotState | None, now: float
+    ) -> tuple[dict[str, np.ndarray], list[str]]:
         found, silent = {}, []
         patience = self._task_timeout or np.inf
-        for name in pilot.port.external:
+        for name in runner.port.external:
             if name in (IMU, COMMAND):
                 value = self._of_body(name, state, now)
                 if value is None:
@@ -378,7 +380,7 @@ class PolicyNode(LifecycleNode):
         return np.zeros(3) if value is None else value[[0, 1, 5]]
 
     def _publish(self, times: np.ndarray, values: np.ndarray, stamp: float) -> None:
-        identity = self.pilot.identity if self.pilot is not None else "policy"
+        identity = self.runner.identity if self.runner is not None else "policy"
         if len(times) and not np.isfinite(values).all():
             self._refused = "the policy answered with values that are not finite"
             return
@@ -416,12 +418,12 @@ class PolicyNode(LifecycleNode):
         self.get_logger().error(f"exception in the policy loop: {self._refused}", throttle_duration_sec=1.0)
 
     def _aspect(self) -> tuple[int, str, dict[str, Any]]:
-        pilot = self.pilot
-        if pilot is None or self.loop is None:
+        runner = self.runner
+        if runner is None or self.loop is None:
             return WARN, "not active", {}
         times = self._latency.last()[:, 0] * 1e3
         values: dict[str, Any] = {
-            "id": pilot.identity,
+            "id": runner.identity,
             "swaps": self._swaps,
             "deadline_misses": self._misses,
             "stale_ticks": self._stale,

@@ -22,23 +22,18 @@ from typing import Any
 
 import h5py
 import numpy as np
-import yaml
 
 from robot_rl import extras, plain_pickle
 from robot_rl.data import sources
 from robot_rl.data.findings import BadData, error
+from robot_rl.tables import TableError, read_table
 
 SMALL = 1 << 26
 """Bytes that anything may claim."""
 RATIO = 1100
 """Bytes that one byte of a file can stand for: deflate reaches 1032."""
 _TEXT = 1 << 28
-_MAP = 1 << 24
 _FIELD = re.compile(r"\{(\w+)(?::0?(\d{1,2})d)?\}")
-_OPEN = (
-    yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockSequenceStartToken, yaml.BlockMappingStartToken,
-)  # fmt: skip
-_CLOSE = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 
 
@@ -201,30 +196,15 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping of plain values; without aliases, which can make a line stand for gigabytes.
+    """A YAML file that holds a mapping of plain values; see `tables.read_table`.
 
     Raises:
         BadData: it is no such file.
     """
-    content = text(path, _MAP)
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        depth = 0
-        for token in yaml.scan(content, Loader=loader):
-            if isinstance(token, yaml.AliasToken):
-                raise BadData(error("alias", f"{path} uses YAML aliases (*name)", "write the values out"))
-            depth += isinstance(token, _OPEN) - isinstance(token, _CLOSE)
-            if depth > 50:  # libyaml recurses, and dies of too much of it
-                raise BadData(error("metadata", f"{path} is nested more than 50 deep", "correct the file"))
-        value = yaml.load(content, Loader=loader) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as problem:
-        if isinstance(problem, BadData):
-            raise
-        why = " ".join(str(problem).split())
-        raise BadData(error("metadata", f"{path} is no YAML ({why[:200]})", "correct the file")) from problem
-    if not isinstance(value, dict):
-        raise BadData(error("metadata", f"{path} holds a {type(value).__name__}, expected keys and values"))
-    return value
+        return read_table(path)
+    except TableError as problem:
+        raise BadData(error("metadata", str(problem))) from problem
 
 
 def number(name: str, key: str, value: object) -> float:

@@ -140,9 +140,11 @@ def _choices(kind: Any) -> list[str]:
 
 
 def _inner(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The class of an option that holds options."""
+    """The class of an option that holds options, or null."""
     kind = model.model_fields[name].annotation if name in model.model_fields else None
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    kinds = [item for item in get_args(kind) or (kind,) if item is not type(None)]
+    one = kinds[0] if len(kinds) == 1 else None
+    return one if isinstance(one, type) and issubclass(one, BaseModel) else None
 
 
 def _join(where: str, name: str) -> str:

@@ -21,7 +21,7 @@ from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.onnx_policy import OnnxPolicy, graph_of
 from robot_rl.types import Loaded, Options
-from robot_rl.verbs.reading import plain, read_options
+from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
 
@@ -96,7 +96,7 @@ def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, Any, Any]:
     path = Path(cfg.path)
     if cfg.get("policy") is None:
         path = checkpoint.find(path)
-        run_config: Any = OmegaConf.load(path / "config.yaml")
+        run_config = stored_config(path)
         cfg = in_env_of(cfg, run_config)
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         return cfg, path, env, load_policy(cfg, run_config, path, env.io)
@@ -174,18 +174,16 @@ def begin(
     """
     if cfg.resume is None:
         return cfg, run_folder(cfg, verb, name)
+
     given = Path(cfg.resume)
     folder = given.parent.parent if given.parent.name == "checkpoints" else given
-    saved = folder / "config.yaml"
-    if not saved.exists():
-        raise Refused(f"{folder} holds no config.yaml; expected a run folder such as runs/{verb}/<run>")
+    kept = stored_config(folder)
     changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
     groups = (*groups, "robot")
     fixed = [item for item in changes if item.split("=")[0].lstrip("+~") in groups]
     if fixed:
         names = ", ".join(groups[:-1]) + " and " + groups[-1]
         raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")
-    kept: Any = OmegaConf.load(saved)
     # options that are newer than the run have their defaults
     newer = OmegaConf.masked_copy(cfg, [key for key in options.model_fields if key in cfg and key not in kept])
     merged = OmegaConf.merge(newer, kept, OmegaConf.from_dotlist(changes), {"resume": str(folder)})
@@ -259,7 +257,7 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
         return load_torchscript(*foreign_card, device=device, trust=trust)
     extras.allow(everything=trust)
     folder = checkpoint.find(Path(path))
-    run_config: Any = OmegaConf.load(folder / "config.yaml")
+    run_config = stored_config(folder)
     policy = load_policy(OmegaConf.create({"device": device}), run_config, folder)
     io = checkpoint.read_io(folder)
     if isinstance(policy, ChunkedPolicy):

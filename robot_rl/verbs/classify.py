@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import model_validator
 from typing_extensions import Self
 
@@ -30,7 +30,7 @@ from robot_rl.types.options import Count, Part, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, choice, run_folder, saved_config, settings_of, threads, tracker_factory
 from robot_rl.verbs.options import Machine, Resume
-from robot_rl.verbs.reading import plain
+from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
 
 
@@ -357,7 +357,7 @@ class ClassifyOptions(Machine, Resume, ClassifySettings):
 
 def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
     """A success classifier of robot-rl classify, and the facts of `load`."""
-    made: Any = OmegaConf.load(checkpoint.find(folder) / "config.yaml")
+    made = stored_config(checkpoint.find(folder))
     return load(folder, lambda io: build.make("classifier", plain(made.classifier), io, seed=made.seed, device=device))
 
 

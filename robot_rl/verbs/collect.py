@@ -22,6 +22,7 @@ from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_
 from robot_rl.verbs.collect_levels import collect_level
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
+from robot_rl.verbs.reading import stored_config
 from robot_rl.words import Refused
 
 FILES = {".csv", ".json", ".jsonl", ".mat", ".mcap", ".npy", ".npz", ".parquet", ".pkl", ".pickle", ".txt", ".zip"}
@@ -88,7 +89,7 @@ def collect(cfg: DictConfig) -> None:
         raise Refused(f"{out} exists already; choose another name or remove it first (nothing is overwritten)")
     if cfg.path is not None and cfg.get("policy") is None:
         path = checkpoint.find(Path(cfg.path))
-        run_config: Any = OmegaConf.load(path / "config.yaml")
+        run_config = stored_config(path)
         cfg = in_env_of(cfg, run_config)
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         own = checkpoint.read_io(path).obs  # a camera that the policy does not know is for whoever watches
@@ -161,7 +162,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             medium = foreign(cfg, str(path), env.io)
         else:
             path = checkpoint.find(path)
-            medium = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path, env.io)  # type: ignore[arg-type]
+            medium = load_policy(cfg, stored_config(path), path, env.io)
     facts: dict[str, Any] = {
         "env": str(cfg.id or choice("env")),
         "agent": Path(str(cfg.path)).name if cfg.path else "expert",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl.stats import Paired, bootstrap, pairs_to_tell, wilson
 from robot_rl.types.options import Count, Discount
@@ -15,6 +15,7 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, in_env_of, load_policy, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Folders, Machine
+from robot_rl.verbs.reading import stored_config
 from robot_rl.words import Refused
 
 
@@ -42,7 +43,7 @@ def compare(cfg: DictConfig) -> None:
     if len(given) < 2:
         raise Refused('compare takes two runs or more, the first being the one to beat: "path=[<run>,<run>]"')
     paths = [checkpoint.find(Path(path)) for path in given]
-    configs: list[Any] = [OmegaConf.load(path / "config.yaml") for path in paths]
+    configs = [stored_config(path) for path in paths]
     cfg = in_env_of(cfg, configs[0])
     env = env_factory(cfg)(1, cfg.seed, False)
     policies = [load_policy(cfg, config, path, env.io) for config, path in zip(configs, paths)]

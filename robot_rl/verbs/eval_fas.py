@@ -17,6 +17,7 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, load_policy, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Folders, Machine
+from robot_rl.verbs.reading import stored_config
 from robot_rl.words import Refused
 
 
@@ -45,7 +46,7 @@ def evaluate_intervals(cfg: DictConfig) -> None:
     found, lines = {}, []
     for given in paths:
         path = checkpoint.find(Path(given))
-        run_config: Any = OmegaConf.load(path / "config.yaml")
+        run_config = stored_config(path)
         env_config = run_config.get("env") if cfg.get("env") is None else cfg.env
         if env_config is None:
             raise Refused("this run was trained without an environment; add env=…")

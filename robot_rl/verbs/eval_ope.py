@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint
 from robot_rl.checkpoint import write_json
@@ -15,7 +15,7 @@ from robot_rl.verbs import answer, ope
 from robot_rl.verbs.build import load_policy, read_action_meaning, run_folder, settings_of, threads
 from robot_rl.verbs.ope import OpeSettings
 from robot_rl.verbs.options import Machine
-from robot_rl.verbs.reading import plain
+from robot_rl.verbs.reading import plain, stored_config
 
 
 class OpeOptions(Machine, OpeSettings):
@@ -30,7 +30,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
 
     threads(cfg)
     path = checkpoint.find(Path(cfg.path))
-    policy = load_policy(cfg, OmegaConf.load(path / "config.yaml"), path)  # type: ignore[arg-type]
+    policy = load_policy(cfg, stored_config(path), path)
     settings = settings_of(OpeSettings, cfg)
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     meta = checkpoint.read_meta(path)

@@ -9,7 +9,6 @@ import shutil
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from robot_rl.types import IOSpec, Policy
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import load_policy
 from robot_rl.verbs.options import VerbOptions
+from robot_rl.verbs.reading import stored_config
 from robot_rl.words import Refused
 
 TOLERANCE = 1e-4
@@ -66,7 +66,7 @@ def export(cfg: DictConfig) -> None:
         raise Refused(f"{out} is there and holds no {FILE}; give a new folder, or that of an earlier export")
     if (folder / FILE).exists():
         raise Refused(f"{folder} is an export already")
-    run_config: Any = OmegaConf.load(folder / "config.yaml")
+    run_config = stored_config(folder)
     policy = load_policy(OmegaConf.create({"device": "cpu"}), run_config, folder)
     spec, meta = checkpoint.read_io(folder), checkpoint.read_meta(folder)
     parts = policy.parts

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
+from robot_rl.checkpoint import read_config
 from robot_rl.types import Options
 from robot_rl.words import Refused
 
@@ -27,6 +29,11 @@ READ = (
 )
 """Groups whose options are read before anything is made; a world is made before anything is written."""
 S = TypeVar("S", bound=Options)
+
+
+def stored_config(folder: Path) -> DictConfig:
+    """The configuration that a run or checkpoint folder was made with; see `checkpoint.read_config`."""
+    return OmegaConf.create(read_config(folder))
 
 
 def read_options(model: type[Options], cfg: DictConfig, verb: str) -> None:

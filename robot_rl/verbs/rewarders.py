@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.verbs import critic_reference
 from robot_rl.verbs.build import env_factory
-from robot_rl.verbs.reading import plain
+from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
 
 
@@ -104,7 +104,7 @@ def load_critic(folder: Path, device: str) -> Any:
         found = checkpoint.find(folder)
     except CheckpointError as error:
         raise Refused(f"{error}; give path=<run folder of critic train>") from error
-    run: Any = OmegaConf.load(found / "config.yaml")
+    run = stored_config(found)
     if run.get("critic") is None:
         raise Refused(f"{folder} is no critic; give path=<run folder of critic train>")
     learner = build.make("critic", plain(run.critic), seed=run.seed, device=device)

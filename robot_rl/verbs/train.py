@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint, parallel
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, learner_factory, run_name, saved_config, settings_of, threads, tracker_factory
 from robot_rl.verbs.options import Env, Machine, Pictures, Resume
+from robot_rl.verbs.reading import stored_config
 from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.verbs.train_job import TrainJob, TrainSettings
 
@@ -30,7 +31,7 @@ def learner_of_init(cfg: DictConfig) -> str:
     """
     own = build.find("policy", str(cfg.policy.name)) if cfg.init is not None and cfg.resume is None else None
     if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
-        cfg.policy = OmegaConf.load(checkpoint.find(Path(cfg.init)) / "config.yaml").policy  # type: ignore[union-attr]
+        cfg.policy = stored_config(checkpoint.find(Path(str(cfg.init)))).policy
         for name in ("actor_decay", "decay"):  # the schedule has ended with the log: nothing would move any more
             if cfg.policy.get(name):
                 cfg.policy[name] = 0

@@ -33,7 +33,7 @@ from robot_rl.data.repairs import Repairs
 from robot_rl.data.units import InUnits, agree
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.pilot import Pilot, fitted
+from robot_rl.real.policy_runner import PolicyRunner, fitted
 from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.types import Action, IOSpec, PolicyParts
 from robot_rl.verbs import logs, ope
@@ -120,7 +120,7 @@ def commanded(verb: str, path: Path, given: dict[str, Any], folder: Path) -> np.
     made = made_from(path, folder / "run", early)
     if verb == "deploy":
         policy, port = fitted(load_for_robot(str(made)), ROBOT, late, pytest.fail)
-        sent = Pilot(policy, port, identity="p", rate=20.0, mode=ROBOT.mode).tick(np.zeros(2), np.zeros(2), {})
+        sent = PolicyRunner(policy, port, identity="p", rate=20.0, mode=ROBOT.mode).tick(np.zeros(2), np.zeros(2), {})
         assert sent is not None
         return sent.values[0]
     Bench.commanded.clear()

@@ -1,4 +1,4 @@
-"""A simulated G1 with its policy, supervisor and pilot in one process: `import`ed by the tests of legs."""
+"""A simulated G1 with its policy, supervisor and runner in one process: `import`ed by the tests of legs."""
 # pyright: reportArgumentType=false, reportOptionalIterable=false, reportOptionalMemberAccess=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.pipeline import CommandPipeline, Controller
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec, of_card
-from robot_rl.real.pilot import Pilot, fitted
+from robot_rl.real.policy_runner import PolicyRunner, fitted
 from robot_rl.real.robot import RobotState
 from robot_rl.sim.legs_card import new_legs_card
 from robot_rl.sim.legs_plant import LegsPlant
@@ -61,7 +61,7 @@ class LegsWorld:
         policy_card.write(G1 / "policy.yaml", folder / "policy.pt", card)
         self.spec = spec = RobotSpec.from_dict(of_card(card)[0])
         policy, port = fitted(load_for_robot(str(folder), trust=True), spec, {}, print)
-        self.pilot = Pilot(policy, port, identity="g1", rate=rate, mode=spec.mode)
+        self.runner = PolicyRunner(policy, port, identity="g1", rate=rate, mode=spec.mode)
         self.plant = LegsPlant(
             card.model.path,
             spec.names,
@@ -90,8 +90,8 @@ class LegsWorld:
         imu = np.concatenate([turn, trunk.angular_velocity, trunk.acceleration])
         measured = RobotState(self.now, plant.position, plant.velocity, plant.effort, None, {"imu": imu})
         if self.state != "ACTIVE":
-            self.pilot.restart()
-        wanted = self.pilot.tick(plant.position, plant.velocity, {"imu": imu, "velocity_command": self.command})
+            self.runner.restart()
+        wanted = self.runner.tick(plant.position, plant.velocity, {"imu": imu, "velocity_command": self.command})
         if not self.silent:
             self.seq += 1
             fields = {"positions": wanted.values}

@@ -52,7 +52,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(numbers, numbers, numbers, st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_whatever_comes_in_limits_hold(actions):
     rig = Rig(acceleration=1.0, jerk=1000.0)

@@ -156,15 +156,15 @@ def test_first_observation_equals_one_made_from_the_description_alone(tmp_path) 
         math.sin(2 * math.pi * 0.02 / 0.8),
         math.cos(2 * math.pi * 0.02 / 0.8),
     ]
-    port = world.pilot.port
+    port = world.runner.port
     port.reset(q, qd, {})
     seen = port.observe(q, qd, {IMU: np.concatenate([turn, rate, trunk.acceleration]), COMMAND: wanted})["state"]
     assert seen.shape == (1, table["num_obs"])
     assert seen[0] == pytest.approx(expected, abs=1e-6)
     module = torch.jit.load(str(G1 / "policy.pt"))
     raw = module(torch.tensor([expected], dtype=torch.float32)).detach().numpy()[0]
-    world.pilot.policy.reset()
-    target = port.act(world.pilot.policy.act({"state": seen}).value)
+    world.runner.policy.reset()
+    target = port.act(world.runner.policy.act({"state": seen}).value)
     assert target == pytest.approx(np.array(table["default_angles"]) + table["action_scale"] * raw, abs=1e-5)
 
 

@@ -163,7 +163,7 @@ def test_limiter_wrong_arguments_are_named(change, named):
         JointLimiter(**{**good, **change})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_limits_hold_for_any_input_sequence(data):
     number = st.floats(allow_nan=True, allow_infinity=True, width=64)

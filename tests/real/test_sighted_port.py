@@ -5,7 +5,7 @@ import pytest
 
 from robot_rl.real.cameras import Camera, PictureError
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.pilot import Unfit, fitted, prove
+from robot_rl.real.policy_runner import Unfit, fitted, prove
 from robot_rl.real.port import SightedPort, SpecPort, ported
 from robot_rl.types import Action, IOSpec, Loaded, PolicyParts
 

@@ -86,10 +86,10 @@ def test_wrong_spec_names_the_key(change, message):
 def test_load_never_builds_objects_and_names_the_file(tmp_path):
     path = tmp_path / "evil.yaml"
     path.write_text("name: !!python/object/apply:os.getcwd []\n")
-    with pytest.raises(SpecError, match=r"evil.yaml: not readable"):
+    with pytest.raises(SpecError, match=r"evil.yaml is no YAML"):
         RobotSpec.load(path)
     path.write_text("- 1\n")
-    with pytest.raises(SpecError, match="expected a table"):
+    with pytest.raises(SpecError, match="expected keys and values"):
         RobotSpec.load(path)
 
 

@@ -193,7 +193,7 @@ def test_without_an_interpreter_the_error_says_how_to_get_one(monkeypatch: pytes
     with pytest.raises(ImportError, match=r"ISAACGYM_PYTHON is not set.*\n.*conda create -n isaacgym python=3.8"):
         isaac_env.make(1, 0, world=Reach())
     with pytest.raises(ValueError, match="randomize changes the model"):
-        isaac_env.make(1, 0, world=Reach(), randomize={"mass": [0.5, 1.0]})
+        isaac_env.make(1, 0, world=Reach(), randomize=Randomize(mass=(0.5, 1.0)))
     monkeypatch.setenv(isaac_env.VARIABLE, "/nowhere/python")
     with pytest.raises(ImportError, match="which is no program"):
         isaac_env.interpreter()

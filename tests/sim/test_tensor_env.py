@@ -74,7 +74,7 @@ def test_constants_are_made_once_per_kind() -> None:
 def test_episodes_are_those_of_the_cpu_engine(slider: Any, options: dict[str, Any]) -> None:
     """Same seed, same actions: same starts, noise, latency, rewards, ends and successors, over several episodes."""
     ours = make(slider(limit=0.7), seed=3, **options)
-    theirs = mujoco_env.make(4, 3, world=slider(limit=0.7), randomize=options or None)
+    theirs = mujoco_env.make(4, 3, world=slider(limit=0.7), randomize=Randomize(**options))
     a, b = ours.reset()[0], theirs.reset()[0]
     rng = np.random.default_rng(0)
     ended = 0
@@ -100,7 +100,7 @@ def test_tensor_environment_keeps_the_contract(slider: Any) -> None:
 
 def test_models_are_drawn_as_the_cpu_engine_draws_them(slider: Any) -> None:
     options: dict[str, Any] = {"mass": [0.5, 2.0], "gain": [0.8, 1.2]}
-    theirs = mujoco_env.make(3, 7, world=slider(), randomize=options)
+    theirs = mujoco_env.make(3, 7, world=slider(), randomize=Randomize(**options))
     theirs.reset()
     for per, count in (("episode", 2), ("environment", 1)):
         ours = make(slider(), 3, 7, per=per, **options)

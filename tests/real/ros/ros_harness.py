@@ -20,6 +20,7 @@ from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Bool, String
 from std_srvs.srv import SetBool, Trigger
 
+from robot_rl.real.ros.env import Ros2Env, Ros2Options
 from robot_rl.real.ros.io import JointState, JointTrajectory, qos, read_executed, trajectory
 from robot_rl.real.ros.sim_robot_node import INJECT
 
@@ -319,6 +320,11 @@ class Station:
                     change = np.abs(item.velocity - before.velocity).max()
                     assert change <= acceleration * item.period + 1e-7, f"{change} in {item.period}"
             before = item
+
+
+def open_env(robot, **options):
+    """A robot of the live graph as an environment."""
+    return Ros2Env(Ros2Options(robot_spec=robot.name, **options), robot=robot)
 
 
 def _value(value):

@@ -12,12 +12,13 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.ros.env import EnvClosed, Ros2Env
+from robot_rl.real.ros.env import EnvClosed, Ros2Options
 from robot_rl.real.ros.env_reset import ResetBlocked, ResetFailed, RobotUnavailable, quintic_seconds
 from robot_rl.real.ros.env_vector import make
 from robot_rl.real.ros.io import qos
 
-wait = pytest.importorskip("ros_harness").wait
+harness = pytest.importorskip("ros_harness")
+open_env, wait = harness.open_env, harness.wait
 INFO = {
     "t_obs", "t_act", "obs_age", "period", "missed_ticks", "deadline_miss", "action_requested", "action_executed",
     "clipped", "authority", "intervened", "safety_state", "fault", "valid", "latency_mode",
@@ -40,7 +41,7 @@ def spec(processes, **changes) -> RobotSpec:
 
 @pytest.fixture
 def env(live, processes):
-    made = Ros2Env(spec(processes), rate=20.0, arm=True, realtime=39, episode_seconds=3.0, state_timeout=0.3)
+    made = open_env(spec(processes), rate=20.0, arm=True, realtime=39, episode_seconds=3.0, state_timeout=0.3)
     yield made
     made.close()
 
@@ -163,7 +164,7 @@ def test_env_stop_of_a_person_latches_the_supervisor_during_a_reset_until_they_u
 
 
 def test_41_env_second_thread_is_refused_and_close_during_step_brakes(live, processes) -> None:
-    env = Ros2Env(spec(processes), rate=2.0, arm=True, realtime=39, state_timeout=0.3, reset_mode="none")
+    env = open_env(spec(processes), rate=2.0, arm=True, realtime=39, state_timeout=0.3, reset_mode="none")
     env.reset()
     found: list[BaseException] = []
 
@@ -194,8 +195,7 @@ def test_41_env_second_thread_is_refused_and_close_during_step_brakes(live, proc
 
 
 def test_env_manual_reset_waits_for_continue_and_labels_end_the_episode(live, processes) -> None:
-    env = Ros2Env(
-        spec(processes), rate=20.0, arm=True, realtime=39, state_timeout=0.3, reset_mode="manual",
+    env = open_env(spec(processes), rate=20.0, arm=True, realtime=39, state_timeout=0.3, reset_mode="manual",
         terminate_on_success=True,
     )  # fmt: skip
     try:
@@ -224,7 +224,7 @@ def test_env_manual_reset_waits_for_continue_and_labels_end_the_episode(live, pr
 def test_env_without_arming_says_who_has_to_act(live, processes) -> None:
     live.enable(False)
     live.wait_state("IDLE")
-    env = Ros2Env(spec(processes), rate=20.0, reset_timeout=0.5, state_timeout=0.3)
+    env = open_env(spec(processes), rate=20.0, reset_timeout=0.5, state_timeout=0.3)
     try:
         with pytest.raises(ResetFailed, match="operator has to call safety_supervisor/enable"):
             env.reset()
@@ -234,7 +234,7 @@ def test_env_without_arming_says_who_has_to_act(live, processes) -> None:
 
 def test_env_missing_robot_is_named(processes) -> None:
     with pytest.raises(RobotUnavailable) as found:
-        Ros2Env(spec(processes), namespace="/nowhere", connect_timeout=0.5)
+        open_env(spec(processes), namespace="/nowhere", connect_timeout=0.5)
     assert "j0, j1, j2 on joint_states" in str(found.value)
     assert "no safety supervisor" in str(found.value)
 
@@ -242,11 +242,11 @@ def test_env_missing_robot_is_named(processes) -> None:
 def test_vector_env_views_share_the_robot_and_cut_each_other(live, processes) -> None:
     path = processes.folder / "arm_delta.yaml"
     path.write_text((processes.folder / "arm.yaml").read_text() + "action: {mapping: delta, scale: [0.03]}\n")
-    options = {"robot_spec": str(path), "rate": 20.0, "arm": True, "realtime": 39, "reset_mode": "none"}
-    train, evaluation = make(1, 0, **options), make(1, 1, **options)
+    options = Ros2Options(robot_spec=str(path), rate=20.0, arm=True, realtime=39, reset_mode="none")
+    train, evaluation = make(options, 1, 0), make(options, 1, 1)
     try:
         with pytest.raises(ValueError, match="one robot"):
-            make(2, 0, **options)
+            make(options, 2, 0)
         train.reset()
         obs, _, _, truncated, info = train.step(np.zeros((1, 3), np.float32))
         assert obs["state"].shape == (1, 6)

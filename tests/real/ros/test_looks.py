@@ -13,9 +13,9 @@ from std_msgs.msg import Bool, Float64MultiArray
 
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.doctor import examine
-from robot_rl.real.ros.env import Ros2Env
 
-wait = pytest.importorskip("ros_harness").wait
+harness = pytest.importorskip("ros_harness")
+open_env, wait = harness.open_env, harness.wait
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,8 +111,7 @@ def camera_env(live, processes):
     }
     spec = RobotSpec.from_dict({**raw, "cameras": {"wrist": wrist}})
     pictures = Pictures(live.node)
-    env = Ros2Env(
-        spec, rate=10.0, arm=True, realtime=39, reset_mode="none", state_timeout=0.3, image_size=(24, 32),
+    env = open_env(spec, rate=10.0, arm=True, realtime=39, reset_mode="none", state_timeout=0.3, image_size=(24, 32),
         episode_seconds=0.0,
     )  # fmt: skip
     yield env, pictures

@@ -13,7 +13,7 @@ import pytest
 
 from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, GraphError, environment, find_file, from_strings, graph
 from robot_rl.real.operator import Edge, JointSteer, deadband
-from robot_rl.real.pilot import Pilot, Unfit, fitted, prove
+from robot_rl.real.policy_runner import PolicyRunner, Unfit, fitted, prove
 from robot_rl.real.port import SpecPort
 from robot_rl.types import Action, Loaded, PolicyParts, Seen
 
@@ -36,9 +36,9 @@ class Constant:
         return Action(self.value[None])
 
 
-def pilot(spec, value, **options):
+def runner(spec, value, **options):
     port = SpecPort(spec, 10.0)
-    return Pilot(Constant(port.io, value), port, identity="p", **{"rate": 50.0, **options})
+    return PolicyRunner(Constant(port.io, value), port, identity="p", **{"rate": 50.0, **options})
 
 
 def values(made, ticks, place=(0.0, 0.0, 0.0)):
@@ -46,18 +46,18 @@ def values(made, ticks, place=(0.0, 0.0, 0.0)):
     return [None if item is None else item.values[0, 0] for item in found]
 
 
-def test_pilot_goes_straight_from_target_to_target(make_arm):
+def test_goes_straight_from_target_to_target(make_arm):
     # absolute mapping: range -1.98 .. 1.98, so 0.5 is 0.99 rad; five ticks per decision
-    made = pilot(make_arm(), [0.5, 0.0, 0.0])
+    made = runner(make_arm(), [0.5, 0.0, 0.0])
     assert values(made, 6) == pytest.approx([0.198, 0.396, 0.594, 0.792, 0.99, 0.99])
 
 
-def test_pilot_without_interpolation_commands_the_target_at_once(make_arm):
-    assert values(pilot(make_arm(), [0.5, 0.0, 0.0], interpolate=False), 2) == pytest.approx([0.99, 0.99])
+def test_without_interpolation_commands_the_target_at_once(make_arm):
+    assert values(runner(make_arm(), [0.5, 0.0, 0.0], interpolate=False), 2) == pytest.approx([0.99, 0.99])
 
 
-def test_pilot_chunk_covers_the_decision_and_half_of_the_next(make_arm):
-    made = pilot(make_arm(), [0.5, 0.0, 0.0], chunk_steps=4)
+def test_chunk_covers_the_decision_and_half_of_the_next(make_arm):
+    made = runner(make_arm(), [0.5, 0.0, 0.0], chunk_steps=4)
     first = made.tick(np.zeros(3), np.zeros(3), {})
     assert first.times == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.125, 0.15])
     assert first.values[:, 0] == pytest.approx([0.2475, 0.495, 0.7425, 0.99, 0.99, 0.99])
@@ -65,9 +65,9 @@ def test_pilot_chunk_covers_the_decision_and_half_of_the_next(make_arm):
     assert made.tick(np.zeros(3), np.zeros(3), {}) is not None
 
 
-def test_pilot_swap_fades_over_the_blend(make_arm):
+def test_swap_fades_over_the_blend(make_arm):
     spec = make_arm()
-    old, new = pilot(spec, [0.5, 0.0, 0.0]), pilot(spec, [-0.5, 0.0, 0.0], blend_steps=3, interpolate=False)
+    old, new = runner(spec, [0.5, 0.0, 0.0]), runner(spec, [-0.5, 0.0, 0.0], blend_steps=3, interpolate=False)
     values(old, 5)
     new.follow(old)
     targets = values(new, 25)[::5]
@@ -75,9 +75,9 @@ def test_pilot_swap_fades_over_the_blend(make_arm):
     assert targets == pytest.approx([0.495, 0.0, -0.495, -0.99, -0.99])
 
 
-def test_pilot_refuses_a_rate_that_does_not_fit(make_arm):
+def test_refuses_a_rate_that_does_not_fit(make_arm):
     with pytest.raises(Unfit, match="whole multiple"):
-        pilot(make_arm(), np.zeros(3), rate=25.0)
+        runner(make_arm(), np.zeros(3), rate=25.0)
 
 
 def test_prove_refuses_what_must_not_drive(make_arm):
@@ -116,7 +116,7 @@ def test_policy_of_another_range_commands_what_its_own_numbers_say(make_arm):
     spec, heard = make_arm(), []
     io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0, -1.0, -4.0), action_high=(1.0, 1.0, 4.0))
     policy, port = fitted(loaded(io, [0.5, -0.25, 1.0]), spec, {}, heard.append)
-    made = Pilot(policy, port, identity="p", rate=10.0)
+    made = PolicyRunner(policy, port, identity="p", rate=10.0)
     np.testing.assert_allclose(made.tick(np.zeros(3), np.zeros(3), {}).values[0], [0.5, -0.25, 1.98], atol=1e-6)
     assert heard == [heard[0]]
     assert "(j2_absolute): clipped" in heard[0]
@@ -127,7 +127,7 @@ def test_robot_that_is_where_training_never_was_is_told_once(make_arm):
     rows = np.random.default_rng(0).uniform(-0.5, 0.5, (1000, 6))
     rows[:, 5] = 0.0  # what never moved tells nothing
     seen = Seen.of({"state": rows}, rows[:, :3], count=1000, rate=10.0)
-    made = Pilot(Constant(port.io, np.zeros(3)), port, identity="p", rate=10.0, seen=seen, say=heard.append)
+    made = PolicyRunner(Constant(port.io, np.zeros(3)), port, identity="p", rate=10.0, seen=seen, say=heard.append)
     for _ in range(3):
         made.tick(np.array([0.9, 1.8, -1.9]), np.array([0.0, 0.0, 1.0]), {})
     assert len(heard) == 1
@@ -142,7 +142,7 @@ def test_policy_that_reads_its_last_action_reads_it_on_its_own_scale(make_arm):
     io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0,) * 3, action_high=(1.0,) * 3)
     inner = Constant(io, [0.5, 0.0, 0.0])
     policy, port = fitted(Loaded(inner, io, None, "p"), spec, {}, pytest.fail)
-    made = Pilot(policy, port, identity="p", rate=10.0)
+    made = PolicyRunner(policy, port, identity="p", rate=10.0)
     for _ in range(2):
         made.tick(np.zeros(3), np.zeros(3), {})
     np.testing.assert_allclose(inner.seen["state"][0, 3:], [0.5, 0.0, 0.0], atol=1e-6)

@@ -33,7 +33,7 @@ class Setpoints:
     decided: bool
 
 
-class Pilot:
+class PolicyRunner:
     """Asks a policy at its own rate and answers at the rate of the loop.
 
     In position modes the command runs straight from one target to the next over the decision's period, so that a slow
@@ -94,7 +94,7 @@ class Pilot:
         self._started, self._count = False, 0
         self._blend_from = None
 
-    def follow(self, other: Pilot) -> None:
+    def follow(self, other: PolicyRunner) -> None:
         """Take over from `other` in mid-motion: targets fade over within `blend_steps` decisions."""
         if other._started:
             self._from, self._to, self._started = other._from, other._to, False

@@ -1,4 +1,4 @@
-"""A chunk policy drives through the pilot with late and missing decisions: no tick waits, nothing jumps."""
+"""A chunk policy drives through the runner with late and missing decisions: no tick waits, nothing jumps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.real.pilot import Pilot, prove
+from robot_rl.real.policy_runner import PolicyRunner, prove
 from robot_rl.real.port import SpecPort
 
 H, K = 8, 4
@@ -42,7 +42,7 @@ def drive(make_arm: Any, *, blend: int, late: set[int], decisions: int = 24) -> 
     planner = Wavering(late)
     play = Execution(Horizons(H, K, K), 3, mode="receding", blend=blend)
     policy = ChunkedPolicy(port.io, planner, play, patience=0.02)
-    pilot = Pilot(policy, port, identity="p", rate=10.0, interpolate=False)
+    runner = PolicyRunner(policy, port, identity="p", rate=10.0, interpolate=False)
     found, longest = [], 0.0
     for tick in range(decisions):
         planner.tick = tick
@@ -51,7 +51,7 @@ def drive(make_arm: Any, *, blend: int, late: set[int], decisions: int = 24) -> 
             if policy._pending is not None:
                 policy._pending[0].result(5.0)
         begun = time.perf_counter()
-        setpoints = pilot.tick(np.zeros(3), np.zeros(3), {})
+        setpoints = runner.tick(np.zeros(3), np.zeros(3), {})
         longest = max(longest, time.perf_counter() - begun)
         planner.gate.clear() if tick % K == K - 1 else None
         assert setpoints is not None
