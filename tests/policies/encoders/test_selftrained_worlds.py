@@ -21,14 +21,15 @@ class Demonstrations:
         self.encoded = -1
         for number in range(episodes):
             obs, _ = env.reset(seed=seed + number)
-            first = len(self.frames)
+            first, won = len(self.frames), False
             for _ in range(env.world.episode_steps):
                 self._note(env, obs)
                 obs, _, _, _, info = env.step(env.parts.expert(obs))
-                if info["success"][0]:
+                won = bool(info["success"][0])
+                if won:
                     break
             self._note(env, obs)
-            self.marks.append(Run(first, len(self.frames) - 1, bool(info["success"][0])))
+            self.marks.append(Run(first, len(self.frames) - 1, won))
         self.sight = np.zeros((len(self.frames), 64), np.float32)
 
     def _note(self, env: Any, obs: dict[str, np.ndarray]) -> None:
