@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.imitation import CLONE_EDGE, SWITCH_WEIGHT, human_rows, imitation_loss, log_density
 from robot_rl.policies.nets.learner import TdRows
+from robot_rl.policies.nets.net import step
 from robot_rl.policies.nets.rows import valid_rows
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
 from robot_rl.types import Metrics, Obs, Transitions
@@ -91,7 +92,7 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
         self._extra: Metrics = {}
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
-        """Behaviour cloning on demonstrations, then critic steps with the actor fixed.
+        """Behaviour cloning on demonstrations, of the image encoder too, then critic steps with the actor fixed.
 
         Args:
             batches: demonstrations and human steps.
@@ -102,12 +103,11 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
         first = last = math.nan
         for _ in range(self.o.bc_steps):
             batch = valid_rows(next(batches))
-            with torch.no_grad():
-                state = self.look(batch.obs)
-            loss = self.imitation(self.actor(state), batch)
-            self.actor.step(loss)
+            loss = self.imitation(self.actor(self.look(batch.obs)), batch)
+            step(loss, self.actor, *self.encoders)  # what pictures show is learned here first: rewards come late
             last = float(loss.detach())
             first = last if math.isnan(first) else first
+        self.settle_encoders()
         if self.o.bc_steps:
             self.clone.soft_update(self.actor, 1.0)
             self.acting.blend(self.actor.params, 1.0)

@@ -390,6 +390,11 @@ class TdLearner(NetLearner[T_co]):
         pad, draw = self.o.shift_pad, self.generator
         return {**obs, **{key: random_shift(obs[key], pad, draw) for key in self.eye.cameras}}
 
+    def settle_encoders(self) -> None:
+        """The target encoder takes over the encoder: before critics learn from either."""
+        for slow, fast in zip(self._target_encoders, self.encoders):
+            slow.params.blend(fast.params, 1.0)
+
     def follow(self, target: Net, net: Net) -> None:
         """A target network and the target encoder move towards what they follow, by `tau`."""
         target.soft_update(net, self.o.tau)

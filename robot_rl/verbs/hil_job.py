@@ -370,6 +370,7 @@ class HilJob:
         """The policy for the last block: the best one so far, where the newest does worse in a block of its own."""
         s, kept = self.settings, self._run.checkpoints
         if s.use_best and s.eval_every and kept.best() and not self._asked():
+            self._run.result = None  # a block that chose is not the one that is reported, however long it was
             now = self.evaluate(s.eval_episodes).metrics()["eval/success"]
             best = kept.best()
             if now < best["rank"][0]:

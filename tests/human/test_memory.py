@@ -158,3 +158,58 @@ def test_what_was_seen_is_of_the_rows_that_are_kept():
     assert found.count == 5
     assert found.obs["state"][0][2] == 2.0
     assert len(found.action) == traces.io().action_dim
+
+
+def seen_steps(trace, base, reason, memory, demo=False):
+    """An episode whose steps carry what an encoder saw: the moment, so that a frame tells whether it is its own."""
+    out = traces.EpisodeDraft(EpisodeRules(gamma=0.9), 10.0)
+    for moment, letter in enumerate(trace, base):
+        step = traces.step(moment, source=traces.SOURCES[letter], images=True)
+        step.sight, step.next_sight = np.array([moment], np.float32), np.array([moment + 1], np.float32)
+        step.reward_task = float(reason == EndReason.SUCCESS and moment == base + len(trace) - 1)
+        out.add(step)
+    out.close(reason)
+    memory.extend(out.settled(), demo=demo)
+
+
+def test_what_an_encoder_saw_is_kept_beside_its_frame_and_pictures_stay_out_of_batches():
+    memory = HilMemory(traces.io(images=True), 100, keys=("state", "sight"), sight=1)
+    seen_steps("ppHp", 0, EndReason.SUCCESS, memory)
+    seen_steps("pprpp", 10, EndReason.TIMEOUT, memory)  # nobody drove in the middle: two runs of frames
+    batch = memory.take(memory.views["online"].rows())
+    for obs in (batch.obs, batch.next_obs):
+        assert sorted(obs) == ["sight", "state"]
+        assert np.array_equal(obs["sight"][:, 0], obs["state"][:, 0])  # both are the moment
+    runs = memory.runs()
+    assert [(run.last - run.first, run.success) for run in runs] == [(4, True), (2, False), (2, False)]
+    for run in runs:
+        moments = memory.read("state", np.arange(run.first, run.last + 1))[:, 0]
+        assert np.array_equal(np.diff(moments), np.ones(len(moments) - 1))
+    memory.write(runs[1].first, np.array([[7.0], [8.0], [9.0]], np.float32))
+    assert memory.take(np.array([4])).obs["sight"].tolist() == [[7.0]]
+    assert memory.take(np.array([4])).next_obs["sight"].tolist() == [[8.0]]
+
+
+def test_an_episode_that_nobody_may_learn_from_is_no_success():
+    memory = HilMemory(traces.io(images=True), 100, sight=1)
+    seen_steps("ppp", 0, EndReason.SUCCESS, memory, demo=True)
+    assert [run.success for run in memory.runs()] == [True]
+    memory.forget(range(3))
+    assert [run.success for run in memory.runs()] == [False]
+
+
+def test_frames_that_come_without_what_an_encoder_saw_are_told():
+    memory = HilMemory(traces.io(images=True), 100, sight=1)
+    seen_steps("pp", 0, EndReason.TIMEOUT, memory)
+    memory.encoded = 3
+    state = memory.state_dict()
+    again = HilMemory(traces.io(images=True), 100, sight=1)
+    fill(again, "pp", 0, EndReason.TIMEOUT, images=True)  # as from the log
+    assert again.encoded == -1
+    again.load_state_dict(state)
+    assert again.encoded == 3
+    assert again.read("sight", np.arange(3)).tolist() == [[0.0], [1.0], [2.0]]
+    fill(again, "p", 10, EndReason.TIMEOUT, images=True)
+    assert again.encoded == -1
+    again.load_state_dict(state)  # other frames than those of the state: nothing can be taken over
+    assert again.encoded == -1

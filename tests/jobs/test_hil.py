@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from robot_rl import build
+from robot_rl import build, checkpoint
 from robot_rl.human.log import read_manifest
+from robot_rl.human.stats import Trials
+from robot_rl.verbs import hil_job
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.hil_job import HilJob, HilSettings
 from robot_rl.verbs.reading import plain
@@ -127,3 +130,23 @@ def test_hil_refuses_a_world_without_an_expert(robot_rl):
     assert out.returncode == 2
     assert "scripted expert" in out.stderr
     assert "Traceback" not in out.stderr
+
+
+def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_path, monkeypatch):
+    """Blocks in mid-run give 1.0 and then 0.0, and so does the newest policy: the first one comes back."""
+    blocks: list[tuple[int, torch.Tensor]] = []
+
+    def fake_trials(env: Any, policy: Any, pilot: Any, *, episodes: int, seed: int, stopped: Any) -> Trials:
+        blocks.append((seed, policy.state_dict()["actor"].clone()))
+        return Trials(successes=[len(blocks) == 1], steps=[5])
+
+    monkeypatch.setattr(hil_job, "trials", fake_trials)
+    run = tmp_path / "run"
+    summary = make(run, "use_best=true").run()
+    seeds, weights = [seed for seed, _ in blocks], [actor for _, actor in blocks]
+    assert seeds[-1] == 10_000
+    assert set(seeds[:-1]) == {20_000}  # what is chosen by is not what is reported
+    assert torch.equal(weights[-1], weights[0])
+    assert not torch.equal(weights[-2], weights[0])
+    assert "best" in summary["policy"]
+    assert torch.equal(checkpoint.load_state(run / "checkpoints" / "best" / "policy.pt")["actor"], weights[0])

@@ -59,7 +59,7 @@ def test_an_interrupted_run_equals_one_without_a_stop_bit_for_bit(runs):
     assert torch.equal(one["policy"]["method"]["actor"], other["policy"]["method"]["actor"])
     seen = [np.asarray(state["loop"]["memory"]["frames"]["sight"]) for state in states]
     assert np.isfinite(seen[0]).all()
-    assert np.array_equal(*seen)
+    assert np.array_equal(seen[0], seen[1])
 
 
 def test_the_run_is_evaluated_from_its_folder_alone(runs, robot_rl, tmp_path):

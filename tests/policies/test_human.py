@@ -390,3 +390,41 @@ def test_saved_and_loaded_learner_makes_the_same_next_update(kind):
 def test_options_out_of_range_are_refused(kind, wrong):
     with pytest.raises(ValueError, match=r"must|needs|expected"):
         make(kind, spec(), **wrong)
+
+
+def test_cloning_teaches_the_image_encoder_what_to_look_for():
+    """Where a dot is says what to do; the encoder moves, targets and policy take it over before anything is driven."""
+    torch.set_num_threads(1)
+    io = replace(spec(("a",)), obs={"image.front": ((24, 24, 3), "uint8")})
+    small = {"batch_size": 32, "hidden": (32,), "shift_pad": 0, "latent": 16, "encoder_channels": (8, 8)}
+    learner = make(ImitationSac, io, bc_steps=150, lr=1e-3, encoder_strides=(2, 2), normalize_obs=False, **small)
+    generator = torch.Generator().manual_seed(0)
+
+    def dots(size=32):
+        side = torch.randint(0, 2, (size,), generator=generator)
+        pictures = torch.randint(90, 130, (size, 24, 24, 3), generator=generator).to(torch.uint8)
+        for picture, right in zip(pictures, side.tolist()):
+            picture[10:13, 16 * right + 2 : 16 * right + 5] = 160
+        return pictures, side
+
+    def batches():
+        while True:
+            pictures, side = dots()
+            rows = batch(actions=1)
+            yield replace(
+                rows,
+                obs={"image.front": pictures},
+                next_obs={"image.front": pictures},
+                action=(side * 1.2 - 0.6)[:, None],
+            )
+
+    before = learner.encoders[0].params.flat.detach().clone()
+    found = learner.pretrain(batches())
+    after = learner.encoders[0].params.flat.detach()
+    assert not torch.equal(before, after)
+    assert torch.equal(learner._target_encoders[0].params.flat, after)
+    assert torch.equal(learner.policy.state_dict()["encoder"], after)
+    assert found["pretrain/nll"] < found["pretrain/nll_first"] - 1.0
+    pictures, side = dots(64)
+    answer = learner.policy.act({"image.front": pictures.numpy()}, deterministic=True).value[:, 0]
+    assert ((answer > 0.0) == (side.numpy() == 1)).mean() > 0.95
