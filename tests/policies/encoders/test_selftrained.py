@@ -189,8 +189,11 @@ def test_a_fit_encodes_all_kept_frames_again_and_settles_until_it_is_frozen():
     assert (found.fits, frames.encoded) == (1, 1)
     assert np.isfinite(frames.sight).all()
     seen, counts = [frames.sight.copy()], []
-    for _ in range(14):
+    for number in range(1, 15):
         learner.update(batches(frames))
+        assert learner.works_between == (number in (4, 8))
+        if learner.works_between:  # between two episodes
+            learner.work_between(batches(frames))
         seen.append(frames.sight.copy())
         counts.append(inner.state.updates)
     changed = [i for i in range(1, 15) if not np.array_equal(seen[i], seen[i - 1])]
@@ -231,6 +234,8 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit():
         rows = batches(kept)
         for _ in range(4):  # a fit lies among them
             one.update(rows)
+            if one.works_between:
+                one.work_between(rows)
     assert np.array_equal(frames.sight, others.sight)
     weights = [one.policy.state_dict()["method"]["actor"] for one in (learner, again)]
     assert torch.equal(*weights)
