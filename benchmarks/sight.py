@@ -91,7 +91,7 @@ def distances(env: Any, obs: dict[str, np.ndarray], sight: np.ndarray) -> dict[s
 class _Frames:
     """Frames that nobody looks at again."""
 
-    encoded = 0
+    encoded, unseen = 0, False
 
 
 def speed(learner: Any, quick: bool) -> float:

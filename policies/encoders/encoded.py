@@ -74,7 +74,7 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own."""
         o, frames = self.encoder.o, self.frames
-        if frames.encoded != self.encoder.fits:
+        if frames.encoded != self.encoder.fits or frames.unseen:
             self.encoder.encode(frames)
         self.updates += 1
         if o.refit_every and self.updates % o.refit_every == 0 and self.updates <= o.freeze_after:

@@ -62,7 +62,7 @@ class Kept:
         self.frames: list[dict[str, np.ndarray]] = []
         self.goals: list[np.ndarray] = []
         self.marks: list[Run] = []
-        self.encoded = -1
+        self.encoded, self.unseen = -1, False
         for number in range(episodes):
             start, goal = rng.uniform(-0.15, 0.15, 3), rng.uniform(-0.15, 0.15, 3)
             first = len(self.frames)
@@ -200,6 +200,21 @@ def test_a_fit_encodes_all_kept_frames_again_and_settles_until_it_is_frozen():
     assert changed == [4, 8]  # not at 12: frozen after 9
     assert (found.fits, frames.encoded) == (3, 3)
     assert counts == [1, 2, 3, 7, 8, 9, 10, 14, 15, 16, 17, 18, 19, 20]  # three more updates after each fit
+
+
+def test_only_what_came_without_is_looked_at_again():
+    frames = Kept(3)
+    learner = behind(encoder(first_steps=2, refit_every=0))
+    learner.take_frames(frames)
+    learner.pretrain(batches(frames))
+    seen = frames.sight.copy()
+    frames.sight[:8] = 5.0  # of the first run: it stays as it is
+    frames.sight[12] = np.nan
+    frames.unseen = True
+    learner.update(batches(frames))
+    assert not frames.unseen
+    assert np.array_equal(frames.sight[8:], seen[8:])
+    assert (frames.sight[:8] == 5.0).all()
 
 
 def test_frames_of_another_fit_are_encoded_before_they_are_learned_from():
