@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from robot_rl import build, checkpoint
 from robot_rl.types import Transitions
 from robot_rl.verbs.build import learner_factory, load_policy
-from robot_rl.verbs.reading import plain
+from robot_rl.verbs.reading import plain, stored_config
 
 NEAR = 0.006
 """Metres from the hole's axis within which its distance counts."""
@@ -44,7 +44,7 @@ def run(path: str = "", episodes: int = 20, seed: int = 5000, quick: bool = Fals
     """
     torch.set_num_threads(1)
     folder = checkpoint.find(Path(path))
-    cfg: Any = OmegaConf.load(folder / "config.yaml")
+    cfg = stored_config(folder)
     env = build.make("engine", plain(cfg.env), num_envs=1, seed=seed, device="cpu")
     policy = load_policy(OmegaConf.create({"device": "cpu"}), cfg, folder)
     found: dict[str, list[float]] = {}
