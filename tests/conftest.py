@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,16 @@ import torch
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 torch.set_num_threads(1)  # fastest for small networks, and waiting threads stall busy machines
+
+
+@pytest.fixture(autouse=True)
+def start_of_children() -> Iterator[None]:
+    """The command line, run in this process, sets how its children start: the next test's are its own."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    yield
+    os.environ.pop("PYTHONSAFEPATH", None)
+    if before is not None:
+        os.environ["PYTHONSAFEPATH"] = before
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +58,7 @@ def robot_rl_in() -> Callable[..., subprocess.CompletedProcess[str]]:
             for name, value in (("_allowed", set()), ("_all", False), ("_changed", False)):
                 patch.setattr(extras, name, value)
             patch.setattr(build, "_planned", [])
-            for name in ("PYTHONSAFEPATH", "HYDRA_FULL_ERROR"):
-                patch.setenv(name, os.environ.get(name, ""))
+            patch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", ""))
             if path is not None:
                 patch.syspath_prepend(path)
             try:

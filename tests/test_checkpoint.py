@@ -119,7 +119,7 @@ def test_kill_while_a_checkpoint_is_replaced_leaves_the_old_one_or_the_new_one(t
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        until = time.monotonic() + 2.0
+        until = time.monotonic() + 1.0
         absent = 0
         while time.monotonic() < until:
             absent += not (root / "best" / "meta.json").exists()

@@ -1,13 +1,14 @@
 """A run folder from a stranger: nothing in its config.yaml names code that runs."""
 
-import sys
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from robot_rl import build, cli, extras
+from robot_rl import build, extras
 from robot_rl.words import Refused
 
 EVIL = """
@@ -60,17 +61,15 @@ def put(config: dict[str, Any], key: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("key", "value"), FOREIGN, ids=lambda x: str(x)[:40])
 def test_eval_of_a_folder_that_names_code_runs_nothing(
-    stranger: Path, key: str, value: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    stranger: Path, key: str, value: Any, robot_rl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     for path in (stranger / "run").rglob("config.yaml"):
         config = yaml.safe_load(path.read_text())
         put(config, key, value)
         path.write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(sys, "argv", ["robot-rl", "eval", "path=run", "episodes=1", "video_episodes=0"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code in (1, 2)
-    said = capfd.readouterr().err
+    found = robot_rl("eval", "path=run", "episodes=1", "video_episodes=0")
+    assert found.returncode in (1, 2)
+    said = found.stderr
     assert said.count("robot-rl:") == 1
     assert "Traceback" not in said
     assert not (stranger / "was_run").exists()

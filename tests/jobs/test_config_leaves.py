@@ -1,15 +1,13 @@
 """Every place of a stored configuration filled with what would name code: nothing of it runs, each gets a sentence."""
 
 import shutil
-import sys
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-
-from robot_rl import cli, extras
 
 EVIL = 'from pathlib import Path\nPath("was_run").write_text("yes")\nclass Evil:\n    pass\n'
 HOSTILE: dict[str, Any] = {
@@ -36,32 +34,17 @@ def leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from leaves(value, (*path, key))
 
 
-def run(line: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str]:
-    monkeypatch.setattr(sys, "argv", ["robot-rl", *line])
-    for name, value in (("_allowed", set()), ("_all", False), ("_changed", False)):
-        monkeypatch.setattr(extras, name, value)
-    code: Any = 0
-    try:
-        cli.main()
-    except SystemExit as ended:
-        code = ended.code
-    return code, capfd.readouterr().err
-
-
 def check(
     line: tuple[str, ...],
     thorough: bool,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    robot_rl: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     """Train, then evaluate for each leaf of the configuration and each value; or every third leaf, values in turn."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "evil.py").write_text(EVIL)
-    code, said = run(["train", *line, "total_steps=60", "video_episodes=0", "output=out"], capfd, monkeypatch)
-    assert not code, said
-    made = next(tmp_path.glob("out/train/*"))
+    (folder / "evil.py").write_text(EVIL)
+    first = robot_rl("train", *line, "total_steps=60", "video_episodes=0", "output=out")
+    assert not first.returncode, first.stderr
+    made = next(folder.glob("out/train/*"))
     kept = {path: path.read_text() for path in made.rglob("config.yaml")}
     wrong: list[str] = []
     places = list(leaves(yaml.safe_load(next(iter(kept.values())))))
@@ -73,11 +56,10 @@ def check(
                     node = node[part]
                 node[leaf[-1]] = HOSTILE[kind]
                 path.write_text(yaml.safe_dump(config))
-            code, said = run(
-                ["eval", f"path={made}", "episodes=1", "num_envs=1", "video_episodes=0"], capfd, monkeypatch
-            )
+            found = robot_rl("eval", f"path={made}", "episodes=1", "num_envs=1", "video_episodes=0", path=folder)
+            code, said = found.returncode, found.stderr
             refused = code == 2 or (code == 1 and said.count("robot-rl:") == 1)
-            if (tmp_path / "was_run").exists() or "Traceback" in said or not (code in (0, None) or refused):
+            if (folder / "was_run").exists() or "Traceback" in said or not (code == 0 or refused):
                 wrong.append(f"{leaf} {kind}: {code} {said[-200:]}")
             if refused and len(said.strip().splitlines()) > 6:
                 wrong.append(f"{leaf} {kind}: {len(said.strip().splitlines())} lines")
@@ -88,14 +70,14 @@ def check(
 
 
 def test_a_hostile_value_in_every_third_place_of_a_run_names_no_code(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, robot_rl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    check(RUNS["sac"], False, tmp_path, capfd, monkeypatch)
+    check(RUNS["sac"], False, tmp_path, robot_rl)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_hostile_value_in_every_place_of_a_run_names_no_code(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, robot_rl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    check(RUNS[name], True, tmp_path, capfd, monkeypatch)
+    check(RUNS[name], True, tmp_path, robot_rl)

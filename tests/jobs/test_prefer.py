@@ -98,7 +98,9 @@ def test_a_person_answers_and_stops(log, tmp_path):
     assert (tmp_path / "a/pair.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize(("labels", "stop"), [("ask", 12), ("ask", 33), ("return", 33)])
+@pytest.mark.parametrize(
+    ("labels", "stop"), [("ask", 12), pytest.param("ask", 33, marks=pytest.mark.slow), ("return", 33)]
+)
 def test_interrupted_run_asks_what_it_would_have_asked(log, tmp_path, labels: str, stop: int):
     """Ctrl-C at a person's 13th or 34th answer (second round), or in the middle of the second fit."""
     count = 0

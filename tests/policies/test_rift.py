@@ -129,6 +129,7 @@ def test_world_without_a_track_is_refused() -> None:
         Rift(RiftOptions(), IOSpec({"state": ((2,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0))
 
 
+@pytest.mark.slow
 def test_race_is_lapped_after_training() -> None:
     env = make(8, 0, world=Race(), num_threads=1)
     learner = Rift(RiftOptions(), env.io)

@@ -317,6 +317,7 @@ def crossings(folder, delta, seed, steps=2000):
     return env.falls, block.metrics()["eval/success"]
 
 
+@pytest.mark.slow
 def test_fewer_fall_from_a_bridge(tmp_path):
     free, _ = crossings(tmp_path / "free", 0.0, 1, 200)
     bounded, _ = crossings(tmp_path / "bounded", 0.5, 1, 200)
