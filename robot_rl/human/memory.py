@@ -15,7 +15,7 @@ import torch
 from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.data.seen import space_rows
 from robot_rl.types import IOSpec, Obs, Transitions
-from robot_rl.types.frames import Run
+from robot_rl.types.frames import FrameRun
 
 VIEWS = ("online", "demo", "human")
 _EXTRAS = ("imitate", "grip_action", "grip_penalty", "reward_task", "reward_rlif")
@@ -205,7 +205,7 @@ class HilMemory:
 
     # ------------------------------------------------------------ frames, for who trains an encoder
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[FrameRun]:
         """Frames that followed one another, with whether success came at their end; see `types.frames.Frames`."""
         rows = np.arange(self._oldest, self.count)
         if not len(rows):
@@ -217,7 +217,8 @@ class HilMemory:
         ends = np.flatnonzero(~joined)
         begins = np.concatenate([[0], ends[:-1] + 1])
         return [
-            Run(int(self._refs[slot[a], 0]), int(self._refs[slot[b], 1]), bool(won[b])) for a, b in zip(begins, ends)
+            FrameRun(int(self._refs[slot[a], 0]), int(self._refs[slot[b], 1]), bool(won[b]))
+            for a, b in zip(begins, ends)
         ]
 
     def read(self, key: str, numbers: np.ndarray) -> np.ndarray:

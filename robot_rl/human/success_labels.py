@@ -34,7 +34,7 @@ class LabelRules:
 
 
 @dataclass(frozen=True)
-class Frames:
+class LabelledFrames:
     """Labelled observations.
 
     Attributes:
@@ -56,12 +56,12 @@ class Frames:
     def __len__(self) -> int:
         return len(self.label)
 
-    def take(self, rows: np.ndarray) -> Frames:
+    def take(self, rows: np.ndarray) -> LabelledFrames:
         """Some of them."""
         cut = {name: getattr(self, name)[rows] for name in ("label", "hard", "episode", "step")}
-        return Frames({key: value[rows] for key, value in self.obs.items()}, names=self.names, **cut)
+        return LabelledFrames({key: value[rows] for key, value in self.obs.items()}, names=self.names, **cut)
 
-    def split(self, shares: Sequence[float], seed: int) -> list[Frames]:
+    def split(self, shares: Sequence[float], seed: int) -> list[LabelledFrames]:
         """Parts by episode, never by observation: neighbours look alike. Successes are spread evenly."""
         rng = np.random.default_rng(seed)
         count = len(self.names)
@@ -77,7 +77,7 @@ class Frames:
 
 def frames(
     episodes: Iterable[Episode], keys: Sequence[str], rules: LabelRules | None = None, corrected: Iterable[Any] = ()
-) -> Frames:
+) -> LabelledFrames:
     """Observations after each driven step: the last one of a success is positive, those before it are negative.
 
     Episodes that ended in success without anybody or anything saying which step it was hold no labels. An episode that
@@ -111,7 +111,7 @@ def frames(
         names.append(f"{key.run_id}.{key.actor_id}.{key.episode_id}")
     if not names:
         raise ValueError("no labelled observations: record episodes with robot-rl hil first")
-    return Frames(
+    return LabelledFrames(
         {name: np.stack(kept) for name, kept in obs.items()},
         np.array(parts["label"], bool),
         np.array(parts["hard"], bool),
@@ -187,7 +187,7 @@ def quality(probability: np.ndarray, label: np.ndarray, threshold: float, bins: 
     }
 
 
-def false_alarms(probability: np.ndarray, data: Frames, threshold: float, in_a_row: int) -> tuple[int, int]:
+def false_alarms(probability: np.ndarray, data: LabelledFrames, threshold: float, in_a_row: int) -> tuple[int, int]:
     """Episodes in which success would have been called before it was there, and how many there are.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Run:
+class FrameRun:
     """Frames that were seen one after another, without a gap.
 
     Attributes:
@@ -34,7 +34,7 @@ class Frames(Protocol):
     encoded: int
     unseen: bool
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[FrameRun]:
         """All frames that are kept, in order; of those that nobody may learn from no run is a success."""
         ...
 

@@ -19,7 +19,7 @@ from robot_rl.claim import claim_folder
 from robot_rl.data.recorder import Recording
 from robot_rl.human.judge import Judge
 from robot_rl.human.log import episode_key, read_corrections
-from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
+from robot_rl.human.success_labels import LabelledFrames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
 from robot_rl.run import Run
@@ -301,7 +301,7 @@ def rescore(model: Classifier, facts: dict[str, Any], logs: Sequence[str], out: 
     return {"episodes": len(lines), "agree": agree, "scores": str(out)}
 
 
-def examples(probability: np.ndarray, data: Frames, positive: bool, count: int) -> list[dict[str, Any]]:
+def examples(probability: np.ndarray, data: LabelledFrames, positive: bool, count: int) -> list[dict[str, Any]]:
     """The observations of one kind that the classifier is least sure of, at most one per episode."""
     rows = np.flatnonzero(data.label == positive)
     order = rows[np.argsort(probability[rows] * (1 if positive else -1))]
@@ -326,7 +326,7 @@ def reliability(probability: np.ndarray, label: np.ndarray, bins: int = 10) -> l
     ]
 
 
-def advice(data: Frames, measured: dict[str, float], length: int, settings: ClassifySettings) -> list[str]:
+def advice(data: LabelledFrames, measured: dict[str, float], length: int, settings: ClassifySettings) -> list[str]:
     """What to record next, in words."""
     out = []
     positives, negatives = int(data.label.sum()), int((~data.label).sum())

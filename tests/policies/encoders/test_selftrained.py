@@ -13,7 +13,7 @@ from robot_rl.policies.encoders.selftrained_geometry import project
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.camera import Calibration
-from robot_rl.types.frames import Run
+from robot_rl.types.frames import FrameRun
 
 AXES = {
     "front": (0.0, 0.0, 1.0, -1.0, 0.0, 0.0, 0.0, -1.0, 0.0),
@@ -61,7 +61,7 @@ class Kept:
         rng = np.random.default_rng(seed)
         self.frames: list[dict[str, np.ndarray]] = []
         self.goals: list[np.ndarray] = []
-        self.marks: list[Run] = []
+        self.marks: list[FrameRun] = []
         self.encoded, self.unseen = -1, False
         for number in range(episodes):
             start, goal = rng.uniform(-0.15, 0.15, 3), rng.uniform(-0.15, 0.15, 3)
@@ -70,7 +70,7 @@ class Kept:
             for part in np.linspace(0.0, 1.0, 8):
                 self.frames.append(draw(np.array([*(start + part * (end - start)), 0.0]), goal, rng))
                 self.goals.append(goal)
-            self.marks.append(Run(first, len(self.frames) - 1, number >= lost))
+            self.marks.append(FrameRun(first, len(self.frames) - 1, number >= lost))
         self.sight = np.full((len(self.frames), 8), np.nan, np.float32)
 
     def runs(self):

@@ -8,7 +8,7 @@ import torch
 
 from robot_rl import api
 from robot_rl.policies.encoders.selftrained import SelfTrained, SelfTrainedOptions
-from robot_rl.types.frames import Run
+from robot_rl.types.frames import FrameRun
 
 
 class Demonstrations:
@@ -17,7 +17,7 @@ class Demonstrations:
     def __init__(self, env: Any, episodes: int, seed: int) -> None:
         self.frames: list[dict[str, np.ndarray]] = []
         self.truth: list[dict[str, np.ndarray]] = []
-        self.marks: list[Run] = []
+        self.marks: list[FrameRun] = []
         self.encoded, self.unseen = -1, False
         for number in range(episodes):
             obs, _ = env.reset(seed=seed + number)
@@ -29,7 +29,7 @@ class Demonstrations:
                 if won:
                     break
             self._note(env, obs)
-            self.marks.append(Run(first, len(self.frames) - 1, won))
+            self.marks.append(FrameRun(first, len(self.frames) - 1, won))
         self.sight = np.zeros((len(self.frames), 64), np.float32)
 
     def _note(self, env: Any, obs: dict[str, np.ndarray]) -> None:

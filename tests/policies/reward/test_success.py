@@ -14,7 +14,7 @@ from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules
 from robot_rl.data.hil_record import EndReason, RewardSource
 from robot_rl.human.judge import Judge
 from robot_rl.human.log import HilLog, read_corrections
-from robot_rl.human.success_labels import Frames, LabelRules, false_alarms, frames, pick_threshold, quality
+from robot_rl.human.success_labels import LabelledFrames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
 from robot_rl.track import METRICS_FILE, Jsonl, Many, read_metrics
 from robot_rl.types import IOSpec
@@ -51,7 +51,7 @@ def labelled(folder, trace: str, *, success: bool, pressed_at: float | None = No
     return list(HilLog(folder, traces.io()).episodes())
 
 
-def seen(data: Frames) -> dict[float, bool]:
+def seen(data: LabelledFrames) -> dict[float, bool]:
     return {float(o[0]): bool(y) for o, y in zip(data.obs["state"], data.label)}
 
 
@@ -92,7 +92,7 @@ def test_what_a_classifier_said_itself_is_no_label(tmp_path):
     assert data.step.max() == 2
 
 
-def blobs(rng, episodes=60, steps=12, size=2) -> Frames:
+def blobs(rng, episodes=60, steps=12, size=2) -> LabelledFrames:
     """Episodes that walk towards success: the state's first number is how far they are; half of them arrive."""
     obs, label, episode, step = [], [], [], []
     for n in range(episodes):
@@ -106,7 +106,7 @@ def blobs(rng, episodes=60, steps=12, size=2) -> Frames:
             step.append(t)
     arrays = np.array(label), np.zeros(len(label), bool), np.array(episode), np.array(step)
     names = tuple(f"0.0.{n}" for n in range(episodes))
-    return Frames({"state": np.array(obs, np.float32)}, arrays[0], arrays[1], arrays[2], arrays[3], names)
+    return LabelledFrames({"state": np.array(obs, np.float32)}, arrays[0], arrays[1], arrays[2], arrays[3], names)
 
 
 def test_classifier_learns_and_its_probabilities_mean_what_they_say():
