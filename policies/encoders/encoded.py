@@ -25,9 +25,10 @@ class EncodedOptions(Options):
 class Encoded(OuterLearner[EncodedOptions, Transitions]):
     """Trains an encoder from the robot's successes, and a method on what it sees.
 
-    The encoder is fitted after the demonstrations and again every so many updates, until it is frozen; after each fit
-    all kept frames are encoded again, and the method makes `settle` updates before anything is driven or tried with the
-    new features. What a frame looked like is made once, by `policy.act`, and recorded from `Action.extras["sight"]`.
+    The encoder is fitted after the demonstrations and again every so many updates, until it is frozen; between two
+    episodes, because that takes longer than a control step. After each fit all kept frames are encoded again, and the
+    method makes `settle` updates before anything is driven or tried with the new features. What a frame looked like is
+    made once, by `policy.act`, and recorded from `Action.extras["sight"]`.
 
     Metrics: those of the method; encoder/loss, encoder/frames and encoder/error_mm of the last fit.
     """
@@ -55,7 +56,6 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         self.policy = EncodedPolicy(io, self.encoder, self.learner.policy)
         self.updates = 0
         self._frames: Frames | None = None
-        self._found: Metrics = {}
 
     @property
     def need(self) -> Needs:
@@ -72,17 +72,23 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         return {**found, **self.learner.pretrain(map(self.seen, batches))}
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
-        """The method's own; where a fit is due, that comes first, and `settle` updates."""
+        """The method's own."""
         o, frames = self.encoder.o, self.frames
-        if frames.encoded != self.encoder.fits:
+        if frames.encoded != self.encoder.fits or frames.unseen:
             self.encoder.encode(frames)
         self.updates += 1
-        read = map(self.seen, batches)
         if o.refit_every and self.updates % o.refit_every == 0 and self.updates <= o.freeze_after:
-            self._found = self._fit()
-            for _ in range(o.settle if self._found else 0):
-                self.learner.update(read)
-        return {**self.learner.update(read), **self._found}
+            self.works_between = True
+        return self.learner.update(map(self.seen, batches))
+
+    def work_between(self, batches: Iterator[Transitions], /) -> Metrics:
+        """A fit on all successes so far, all kept frames encoded again, and `settle` updates of the method."""
+        self.works_between = False
+        found = self._fit()
+        read = map(self.seen, batches)
+        for _ in range(self.encoder.o.settle if found else 0):
+            self.learner.update(read)
+        return found
 
     @property
     def frames(self) -> Frames:
@@ -120,7 +126,7 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         """Copy in place; frames that another fit encoded are encoded again before they are learned from."""
         self.learner.load_state_dict(state["method"])
         self.encoder.load_state_dict(state["encoder"])
-        self.updates = int(state["updates"])
+        self.updates, self.works_between = int(state["updates"]), False
 
 
 class EncodedPolicy:

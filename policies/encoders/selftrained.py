@@ -236,9 +236,15 @@ class SelfTrained:
         }
 
     def encode(self, frames: Frames) -> None:
-        """Look at all frames that are kept, in order, and write what was seen beside them."""
+        """Look at the frames that are kept, in order, and write what was seen beside them.
+
+        Where this fit has looked at them already it looks again only at runs in which one came without.
+        """
+        known = frames.encoded == self.fits
         for run in frames.runs():
             numbers = np.arange(run.first, run.last + 1)
+            if known and not np.isnan(frames.read("sight", numbers)).any():
+                continue
             places, sure = self._see_frames(frames, numbers)
             trail: Trail | None = None
             rows = []
@@ -246,7 +252,7 @@ class SelfTrained:
                 trail = self.follow(places[i : i + 1], sure[i : i + 1], trail)
                 rows.append(self.row(places[i : i + 1], sure[i : i + 1], trail))
             frames.write(run.first, torch.cat(rows).numpy())
-        frames.encoded = self.fits
+        frames.encoded, frames.unseen = self.fits, False
 
     def _see_frames(self, frames: Frames, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
         """(n, P, 3) and (n, P) of frames (n,)."""

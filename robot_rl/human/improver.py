@@ -63,6 +63,10 @@ class Improver:
         self.credit = min(self.credit, self._most)
         return done
 
+    def work_between(self) -> None:
+        """What the learner does between two episodes; it earns and spends no credit."""
+        self.metrics.update(self.learner.work_between(self._batches))
+
     def mark(self) -> None:
         """Remember the learner if all was finite since the last mark; put a diverged one back."""
         if self.poisoned:

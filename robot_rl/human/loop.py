@@ -323,6 +323,8 @@ class HumanInTheLoop(Session):
         if not demo:
             if self._whole:
                 meanwhile(self, "learning", lambda: self._learn(ended=True))
+            if self.learner.works_between:
+                meanwhile(self, "learning what to look at", self.improver.work_between)
             self.improver.mark()
         if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._reset()

@@ -43,7 +43,8 @@ class HilMemory:
         sight: width of what an encoder saw in each frame, kept as an observation "sight"; 0 for none.
 
     Attributes:
-        encoded: which fit of the encoder that is of; -1 where a frame came without, or in another order.
+        encoded: which fit of the encoder that is of; -1 for none, and after a restart with other frames.
+        unseen: frames came without; NaN lies beside them.
 
     Raises:
         ValueError: an option outside its range.
@@ -89,7 +90,8 @@ class HilMemory:
         self._frames = {key: np.zeros((frames, *shape), dtype) for key, (shape, dtype) in io.obs.items()}
         if sight:
             self._frames["sight"] = np.zeros((frames, sight), np.float32)
-        self._sight, self._keys, self.encoded = sight, tuple(self._frames if keys is None else keys), -1
+        self._sight, self._keys = sight, tuple(self._frames if keys is None else keys)
+        self.encoded, self.unseen = -1, False
         self.views = {name: MemoryView(self, seed + i) for i, name in enumerate(VIEWS)}
 
     def __len__(self) -> int:
@@ -199,7 +201,7 @@ class HilMemory:
         if seen is not None and int(seen["count"]) == self._frame_count:
             sight = np.asarray(seen["sight"], np.float32)
             self.write(self._frame_count - len(sight), sight)
-            self.encoded = int(seen["encoded"])
+            self.encoded, self.unseen = int(seen["encoded"]), bool(np.isnan(sight).any())
 
     # ------------------------------------------------------------ frames, for who trains an encoder
 
@@ -274,7 +276,7 @@ class HilMemory:
         if sight is not None:
             self._frames["sight"][slot] = sight
         elif self._sight:
-            self.encoded = -1
+            self._frames["sight"][slot], self.unseen = np.nan, True
         self._frame_count += 1
         self._last_frame = number, {key: obs[key] for key in self.io.obs}
         return number

@@ -28,9 +28,11 @@ class Frames(Protocol):
 
     Attributes:
         encoded: which fit of an encoder made what lies beside the frames; -1 for none.
+        unseen: frames came without what an encoder saw (an old log, a label after the end); NaN lies beside them.
     """
 
     encoded: int
+    unseen: bool
 
     def runs(self) -> list[Run]:
         """All frames that are kept, in order; of those that nobody may learn from no run is a success."""

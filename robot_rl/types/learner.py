@@ -107,6 +107,8 @@ class Learner(Generic[O_co, Data_contra]):
     """`robot-rl train init=...` starts from the policy of another method's run, not from this learner's own state."""
     reader: Any = None
     """A frozen network that makes columns of a log's pictures and sentences once, before training."""
+    works_between: bool = False
+    """Something is due that takes longer than a control step: `work_between` is to be called after this episode."""
     notes: tuple[str, ...] = ()
     """Lines that a run says at its start: what settings that say `auto` have chosen."""
 
@@ -176,6 +178,10 @@ class Learner(Generic[O_co, Data_contra]):
 
     def take_frames(self, frames: Frames) -> None:
         """Called once, before anything is driven, with the frames that a session with a person keeps."""
+
+    def work_between(self, batches: Iterator[Data_contra], /) -> Metrics:
+        """Called between two episodes where `works_between`; metrics of what was done."""
+        return {}
 
     def calm(self) -> None:
         """Called where updates diverge: halve step sizes."""

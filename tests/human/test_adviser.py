@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from robot_rl.human.adviser import Adviser
-from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.options import SessionOptions
 from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
@@ -98,7 +98,7 @@ def test_values_of_the_learner_are_those_of_its_target_critics():
 
 def test_person_who_listens_helps_when_asked_and_only_then(tmp_path):
     env = LineEnv()
-    human = ScriptedHuman(env.io, expert=env.expert, help="adviser", patience_s=0.0, drive_s=0.5)
+    human = ScriptedHuman(ScriptedOptions(help="adviser", patience_s=0.0, drive_s=0.5), env.io, expert=env.expert)
     loop = build(tmp_path, human, env=env, options=SessionOptions(learning_starts=10))
 
     class Third:

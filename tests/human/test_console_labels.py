@@ -101,12 +101,12 @@ def test_labels_in_every_state_are_shown_kept_and_taken_back(tmp_path):
 
 def demonstrated(tmp_path):
     """A loop whose person failed one demonstration and then succeeded in one."""
-    from robot_rl.human.devices.scripted import ScriptedHuman
+    from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
     from tests.human.line_world import LineEnv
     from tests.human.test_loop import build
 
     env = LineEnv(steps=30)
-    loop = build(tmp_path, ScriptedHuman(env.io, expert=env.expert, help="never"), env=env)
+    loop = build(tmp_path, ScriptedHuman(ScriptedOptions(help="never"), env.io, expert=env.expert), env=env)
     env.limit = 1
     loop._episode(demo=True)
     env.limit = 30

@@ -11,7 +11,7 @@ from robot_rl.human.devices.gamepad import GamepadTeleop
 from robot_rl.human.devices.keyboard import SEQUENCE, KeyboardTeleop
 from robot_rl.human.devices.mapping import ActionMap, axes_of
 from robot_rl.human.devices.remote import RemoteTeleop
-from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.real.core.clock import ManualClock
 from robot_rl.types import IOSpec
@@ -97,7 +97,7 @@ def test_whoever_has_hands_is_waited_for_and_a_script_is_not():
     env = LineEnv()
     assert all(device.realtime for device in hands)
     assert simulated(env, KeyboardTeleop(env.io, listen=False)).driver == "HOLD"
-    assert simulated(env, ScriptedHuman(env.io, expert=env.expert)).driver == "POLICY"
+    assert simulated(env, ScriptedHuman(ScriptedOptions(), env.io, expert=env.expert)).driver == "POLICY"
 
 
 def test_keyboard_session_holds_until_go_is_pressed_and_says_so(tmp_path):
@@ -200,7 +200,9 @@ def test_who_sits_down_between_two_ticks_is_seen_as_a_loss_of_the_one_before():
 
 def person(**options):
     expert = options.pop("expert", lambda obs: np.ones((1, 4), np.float32))
-    return ScriptedHuman(io(), expert=expert, **{"patience_s": 1.0, "drive_s": 0.5, "window_s": 0.3, **options})
+    return ScriptedHuman(
+        ScriptedOptions(**{"patience_s": 1.0, "drive_s": 0.5, "window_s": 0.3, **options}), io(), expert=expert
+    )
 
 
 def drive(human, policy, ticks=60):
@@ -234,7 +236,7 @@ def test_scripted_person_skill_delay_and_noise():
 def test_scripted_person_never_and_without_expert():
     assert not any(r.enable for r in drive(person(help="never"), -np.ones(4, np.float32)))
     with pytest.raises(ValueError, match="scripted expert"):
-        ScriptedHuman(io(), expert=None)
+        ScriptedHuman(ScriptedOptions(), io(), expert=None)
 
 
 def test_scripted_person_judges_the_motion_that_was_made_and_not_the_next_wish():
@@ -243,7 +245,9 @@ def test_scripted_person_judges_the_motion_that_was_made_and_not_the_next_wish()
     taken = {}
     for sees in ("proposal", "motion"):
         human = ScriptedHuman(
-            IO, expert=lambda obs: np.zeros((1, IO.action_dim), np.float32), sees=sees, window_s=0.1, patience_s=0.0
+            ScriptedOptions(sees=sees, window_s=0.1, patience_s=0.0),
+            IO,
+            expert=lambda obs: np.zeros((1, IO.action_dim), np.float32),
         )
         human.begin(0.0)
         obs = {"state": np.zeros(3, np.float32)}
@@ -253,7 +257,9 @@ def test_scripted_person_judges_the_motion_that_was_made_and_not_the_next_wish()
 
 
 def test_scripted_person_with_a_biased_hand_errs_the_same_way_always_and_judges_well():
-    human = ScriptedHuman(IO, expert=lambda obs: np.zeros((1, IO.action_dim), np.float32), bias=0.5, seed=3)
+    human = ScriptedHuman(
+        ScriptedOptions(bias=0.5), IO, expert=lambda obs: np.zeros((1, IO.action_dim), np.float32), seed=3
+    )
     human.prepare(True)
     human.begin(0.0)
     obs, zero = {"state": np.zeros(3, np.float32)}, np.zeros(IO.action_dim, np.float32)

@@ -14,7 +14,7 @@ from robot_rl.checkpoint import load_state, save_state
 from robot_rl.data.hil_episode import EpisodeRules, to_steps
 from robot_rl.data.hil_record import EndReason, Invalid, Source
 from robot_rl.data.mix import Mix
-from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.devices.teleop import Teleop
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
@@ -122,7 +122,7 @@ def test_time_limit_is_a_cut_that_bootstraps(tmp_path):
 
 def test_success_ends_the_episode_and_does_not_bootstrap(tmp_path):
     env = LineEnv()
-    human = ScriptedHuman(env.io, expert=env.expert, help="never")
+    human = ScriptedHuman(ScriptedOptions(help="never"), env.io, expert=env.expert)
     loop = build(tmp_path, human, env=env)
     loop.collect_demos(3)
     batch = loop.memory.take(loop.memory.views["demo"].rows())
@@ -331,7 +331,7 @@ def small(io, seed=0):
 
 
 def start(folder, env):
-    human = ScriptedHuman(env.io, expert=env.expert, patience_s=0.5, drive_s=0.5, noise=0.05, seed=3)
+    human = ScriptedHuman(ScriptedOptions(patience_s=0.5, drive_s=0.5, noise=0.05), env.io, expert=env.expert, seed=3)
     return build(folder, human, env=env, learner=small(env.io))
 
 

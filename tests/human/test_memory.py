@@ -205,11 +205,12 @@ def test_frames_that_come_without_what_an_encoder_saw_are_told():
     state = memory.state_dict()
     again = HilMemory(traces.io(images=True), 100, sight=1)
     fill(again, "pp", 0, EndReason.TIMEOUT, images=True)  # as from the log
-    assert again.encoded == -1
+    assert (again.encoded, again.unseen) == (-1, True)
     again.load_state_dict(state)
-    assert again.encoded == 3
+    assert (again.encoded, again.unseen) == (3, False)
     assert again.read("sight", np.arange(3)).tolist() == [[0.0], [1.0], [2.0]]
     fill(again, "p", 10, EndReason.TIMEOUT, images=True)
-    assert again.encoded == -1
+    assert (again.encoded, again.unseen) == (3, True)
+    assert np.isnan(again.read("sight", np.arange(3, 5))).all()
     again.load_state_dict(state)  # other frames than those of the state: nothing can be taken over
     assert again.encoded == -1

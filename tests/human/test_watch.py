@@ -7,7 +7,7 @@ import pytest
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_record import Invalid, Source
 from robot_rl.data.mix import Mix
-from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
@@ -33,7 +33,7 @@ def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
         for seed in (0, 1):
             env = LineEnv(seed=seed)
             eye = {"sees": "motion", "threshold": 0.3, "patience_s": 0.2, "drive_s": 0.3, "window_s": 0.1}
-            human = ScriptedHuman(env.io, expert=env.expert, bias=0.8, seed=seed, **eye)
+            human = ScriptedHuman(ScriptedOptions(bias=0.8, **eye), env.io, expert=env.expert, seed=seed)
             common = {"hidden": (32, 32), "batch_size": 64, "utd": 1, "lr": 1e-3}
             if kind == "rlif":
                 learner = Rlif(RlifOptions(critics=2, **common), env.io, seed=seed)

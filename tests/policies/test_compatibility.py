@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from robot_rl.data.hil_episode import EpisodeRules
-from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.elicitor import Elicitor
 from robot_rl.policies.human.compatibility import Compatibility, CompatibilityOptions
 from tests.human import traces
@@ -108,7 +108,7 @@ def test_person_is_asked_again_twice_and_then_believed():
 
 def test_session_does_not_count_demonstrations_that_contradict_the_others(tmp_path):
     env = LineEnv(steps=80)
-    human = ScriptedHuman(env.io, expert=env.expert)
+    human = ScriptedHuman(ScriptedOptions(), env.io, expert=env.expert)
     loop = build(tmp_path, human, env=env, rules=EpisodeRules())
     judge = Judge(["redundant", "conflicting", "conflicting", "redundant"])
     loop.elicitor = Elicitor(lambda states, actions: judge, base=8, control_hz=10.0)

@@ -10,7 +10,7 @@ import torch
 
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_record import ControlStep, Source
-from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
@@ -156,7 +156,9 @@ def test_new_steps_come_once_in_order_with_their_gaps_marked():
 
 def line(folder, seed, steps, **options):
     env = LineEnv(seed=seed)
-    human = ScriptedHuman(env.io, expert=env.expert, help="disagreement", patience_s=0.5, drive_s=0.5, seed=seed)
+    human = ScriptedHuman(
+        ScriptedOptions(help="disagreement", patience_s=0.5, drive_s=0.5), env.io, expert=env.expert, seed=seed
+    )
     learner = HilPpo(
         HilPpoOptions(hidden=(32, 32), bc_steps=0, rollout_steps=100, batch_size=16, lr=1e-3, **options),
         env.io,

@@ -15,7 +15,7 @@ from robot_rl import build
 from robot_rl.checkpoint import check_state
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.mix import Mix
-from robot_rl.human.devices.scripted import ScriptedHuman
+from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
@@ -294,7 +294,7 @@ def crossings(folder, delta, seed, steps=2000):
     learner = SafeExploration(
         SafeExplorationOptions(method=method, delta=delta, set_steps=400, hidden=(64, 64)), env.io, seed=seed
     )
-    human = ScriptedHuman(env.io, expert=env.expert, noise=0.3, help="never", seed=seed)
+    human = ScriptedHuman(ScriptedOptions(noise=0.3, help="never"), env.io, expert=env.expert, seed=seed)
     memory = HilMemory(env.io, 5000, seed=seed)
     views = memory.views
     loop = HumanInTheLoop(

@@ -62,7 +62,7 @@ class Kept:
         self.frames: list[dict[str, np.ndarray]] = []
         self.goals: list[np.ndarray] = []
         self.marks: list[Run] = []
-        self.encoded = -1
+        self.encoded, self.unseen = -1, False
         for number in range(episodes):
             start, goal = rng.uniform(-0.15, 0.15, 3), rng.uniform(-0.15, 0.15, 3)
             first = len(self.frames)
@@ -189,14 +189,32 @@ def test_a_fit_encodes_all_kept_frames_again_and_settles_until_it_is_frozen():
     assert (found.fits, frames.encoded) == (1, 1)
     assert np.isfinite(frames.sight).all()
     seen, counts = [frames.sight.copy()], []
-    for _ in range(14):
+    for number in range(1, 15):
         learner.update(batches(frames))
+        assert learner.works_between == (number in (4, 8))
+        if learner.works_between:  # between two episodes
+            learner.work_between(batches(frames))
         seen.append(frames.sight.copy())
         counts.append(inner.state.updates)
     changed = [i for i in range(1, 15) if not np.array_equal(seen[i], seen[i - 1])]
     assert changed == [4, 8]  # not at 12: frozen after 9
     assert (found.fits, frames.encoded) == (3, 3)
     assert counts == [1, 2, 3, 7, 8, 9, 10, 14, 15, 16, 17, 18, 19, 20]  # three more updates after each fit
+
+
+def test_only_what_came_without_is_looked_at_again():
+    frames = Kept(3)
+    learner = behind(encoder(first_steps=2, refit_every=0))
+    learner.take_frames(frames)
+    learner.pretrain(batches(frames))
+    seen = frames.sight.copy()
+    frames.sight[:8] = 5.0  # of the first run: it stays as it is
+    frames.sight[12] = np.nan
+    frames.unseen = True
+    learner.update(batches(frames))
+    assert not frames.unseen
+    assert np.array_equal(frames.sight[8:], seen[8:])
+    assert (frames.sight[:8] == 5.0).all()
 
 
 def test_frames_of_another_fit_are_encoded_before_they_are_learned_from():
@@ -231,6 +249,8 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit():
         rows = batches(kept)
         for _ in range(4):  # a fit lies among them
             one.update(rows)
+            if one.works_between:
+                one.work_between(rows)
     assert np.array_equal(frames.sight, others.sight)
     weights = [one.policy.state_dict()["method"]["actor"] for one in (learner, again)]
     assert torch.equal(*weights)

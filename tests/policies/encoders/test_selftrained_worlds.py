@@ -18,7 +18,7 @@ class Demonstrations:
         self.frames: list[dict[str, np.ndarray]] = []
         self.truth: list[dict[str, np.ndarray]] = []
         self.marks: list[Run] = []
-        self.encoded = -1
+        self.encoded, self.unseen = -1, False
         for number in range(episodes):
             obs, _ = env.reset(seed=seed + number)
             first, won = len(self.frames), False
