@@ -235,7 +235,10 @@ def put_card(cfg: DictConfig) -> None:
         return
     if cfg.get("env") is not None and "robot" not in (cfg.env.get("world") or {}):
         what = (cfg.env.get("world") or {}).get("name") or cfg.env.get("engine")
-        raise Refused(f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card")
+        raise Refused(
+            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, "
+            "env=pick one with a gripper"
+        )
     try:
         found = card.read(str(cfg.robot))
     except card.CardError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import array_api_compat
 
@@ -10,7 +10,11 @@ from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
+
+if TYPE_CHECKING:
+    from robot_rl.sim.card_hand import CardHand
 
 _LOW, _HIGH = (0.28, -0.22, 0.016), (0.58, 0.22, 0.34)
 _HALF = 0.02  # half the cube's edge, m
@@ -37,14 +41,13 @@ class Pick:
         terminate_on_success: end the episode at success. The dense reward is then lowered by 1, so that every step
             costs and finishing early never loses reward.
         start_pose: the state also tells where the tip was at the start (action "ee"), for `human/relative_frame`.
+        robot: the card of another arm with a gripper (robot=<card> on the command line); null is the desk arm.
 
     Raises:
-        ValueError: an option outside these values.
+        ValueError: an option outside these values, or a card that does not fit its model or has no gripper.
     """
 
     name: str = "pick"
-    cameras: tuple[str, ...] = ("front", "side", "wrist")
-    policy_cameras: ClassVar[tuple[str, ...]] = ("front", "side")  # one ray does not tell how far the goal is
     markers: ClassVar[dict[str, str]] = {"goal": "goal"}
     radius = 0.03
 
@@ -56,12 +59,26 @@ class Pick:
         reward: str = "dense",
         terminate_on_success: bool = False,
         start_pose: bool = False,
+        robot: Card | None = None,
     ) -> None:
         if reward not in ("dense", "sparse"):
             raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
-        self._arm = arm = Arm(
-            action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=True, start_pose=start_pose
-        )
+        self._hand: CardHand | None = None
+        if robot is None:
+            arm = Arm(action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=True, start_pose=start_pose)
+        else:
+            from robot_rl.sim.card_hand import CardHand  # loads MuJoCo, which other engines do without
+
+            if start_pose:
+                raise ValueError("start_pose goes with the desk arm, not with robot=")
+            card = Card.model_validate(robot)
+            arm = self._hand = CardHand(card, action=action, control_hz=control_hz, half=_HALF)
+        self._arm: Arm = arm
+        # Fingers of another hand swing as they close: what counts as open, and as at the cube, is wider there.
+        self._around, self._near = (0.048, 0.025) if robot is None else (0.06, 0.035)
+        self._cube = 8 if self._hand is None else self._hand.robot_size
+        self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
+        self.policy_cameras = ("front", "side") if robot is None else ("front",)  # one ray: no depth
         self._dense = reward == "dense"
         self._terminate = terminate_on_success
         self.control_hz = arm.control_hz
@@ -73,11 +90,14 @@ class Pick:
 
     def mjcf(self) -> str:
         """The arm, the cube, and a ball where the goal is."""
-        return scene(_OBJECTS, aim=_AIM)
+        return scene(_OBJECTS, aim=_AIM) if self._hand is None else self._hand.xml
 
     def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
         """Tip above the table, fingers open; cube on the table, turned by at most 0.2 rad; goal 8 to 25 cm high."""
         unit = draw.uniform(9)
+        if self._hand is not None:
+            qpos, qvel, ctrl, task = self._hand.begin_pick(unit, _HALF)
+            return Reset(qpos=qpos, qvel=qvel, ctrl=ctrl, task=task)
         tip = span(unit[:, :3], (0.36, -0.12, 0.12), (0.50, 0.12, 0.24))
         place = span(unit[:, 3:5], (0.36, -0.14), (0.52, 0.14))
         half_turn = span(unit[:, 5:6], (-0.1,), (0.1,))
@@ -106,7 +126,7 @@ class Pick:
 
     def observe(self, view: View) -> Array:
         """The arm, the vector from tip to cube and the one from cube to goal."""
-        cube = view.qpos[:, 8:11]
+        cube = view.qpos[:, self._cube : self._cube + 3]
         vectors = [(cube - view.task["tip"]) / _CUBE, (view.task["goal"] - cube) / _GOAL]
         return view.xp.astype(view.xp.concat([*self._arm.state(view), *vectors], axis=1), view.xp.float32)
 
@@ -115,7 +135,7 @@ class Pick:
         xp = view.xp
         if not self._dense:
             return xp.astype(self.success(view), xp.float32)
-        cube = view.qpos[:, 8:11]
+        cube = view.qpos[:, self._cube : self._cube + 3]
         near = norm(cube - view.task["tip"])
         far = norm(view.task["goal"] - cube)
         around = xp.astype(near < 0.02, near.dtype)
@@ -132,7 +152,7 @@ class Pick:
 
     def success(self, view: View) -> Array:
         """Cube within 3 cm of the goal and between the fingers."""
-        return self._held(view) & (norm(view.task["goal"] - view.qpos[:, 8:11]) < self.radius)
+        return self._held(view) & (norm(view.task["goal"] - view.qpos[:, self._cube : self._cube + 3]) < self.radius)
 
     def expert(self, state: Array) -> Array:
         """Down a funnel onto the cube, close, carry to the goal."""
@@ -143,13 +163,15 @@ class Pick:
         # The further aside, the higher above the cube: open fingers come down around it, never on it.
         above = xp.clip(4.0 * (aside - 0.008), 0.0, 0.07)
         to_cube = xp.concat([cube[:, :2], (cube[:, 2] + above)[:, None]], axis=1)
-        grasped = (opening < 0.048) & (norm(cube) < 0.025)
+        grasped = (opening < self._around) & (norm(cube) < self._near)
         close = grasped | (norm(cube) < 0.012)
         move = xp.where(grasped[:, None], goal, to_cube)
         return self._arm.act(state, move, opening=xp.where(close, xp.zeros_like(aside), xp.zeros_like(aside) + STROKE))
 
     def _held(self, view: View) -> Array:
         """(N,) cube off the table, between fingers that are as far apart as it is wide."""
-        cube, opening = view.qpos[:, 8:11], self._arm.opening(view)
-        near = norm(cube - view.task["tip"]) < 0.03
+        cube, opening = view.qpos[:, self._cube : self._cube + 3], self._arm.opening(view)
+        near = norm(cube - view.task["tip"]) < max(0.03, self._near)
+        if self._hand is not None:  # the share of its range at which a hand meets the cube is not known
+            return near & (cube[:, 2] > _HALF + 0.005) & (opening < 0.95 * STROKE)
         return near & (cube[:, 2] > _HALF + 0.005) & (opening < 2 * _HALF + 0.012)

@@ -101,7 +101,7 @@ def test_run_keeps_the_card_and_is_evaluated_without_its_file(folder: Path, caps
     ("words", "said"),
     [
         (["check", "env=reach", "robot=nobody"], "there is no card 'nobody'"),
-        (["check", "env=pick", "robot=my_arm"], "pick is made for one robot"),
+        (["check", "env=insert", "robot=my_arm"], "insert is made for one robot"),
         (["robot", "neww"], "did you mean new"),
         (["robot", "new", "name=x"], "say which model"),
         (["robot", "new", "nowhere.urdf", "name=x"], "there is no model"),
