@@ -41,7 +41,8 @@ def test_fr3_picks_by_its_expert(fr3: Card, action: str) -> None:
 
 @real
 def test_moves_are_those_commanded_and_gravity_moves_nothing(fr3: Card) -> None:
-    env = make(4, 0, world=Pick(robot=fr3), num_threads=1)
+    world = Pick(robot=fr3)
+    env = make(4, 0, world=world, num_threads=1)
     obs, _ = env.reset()
     rest = np.array(obs["state"])
     hold = np.zeros((4, 4), np.float32)
@@ -58,7 +59,7 @@ def test_moves_are_those_commanded_and_gravity_moves_nothing(fr3: Card) -> None:
     for _ in range(6):
         obs, *_ = env.step(hold)
     moved = (obs["state"][:, tip] - before[:, tip]) * 0.15
-    high = env.world.tool(env._view)["high"]
+    high = world.tool(env._view)["high"]
     wanted = np.minimum(
         4 * 0.5 * env.world.action_high[2], np.asarray(high)[2] - env._view.task["tip"][:, 2] + moved[:, 2]
     )

@@ -10,6 +10,7 @@ import torch
 from benchmarks.engines import run as compare_returns
 from robot_rl.sim import mujoco_env
 from robot_rl.sim.check import check
+from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.worlds.double_pendulum import DoublePendulum
 from robot_rl.sim.worlds.halfcheetah import HalfCheetah
 from robot_rl.sim.worlds.insert import Insert
@@ -115,7 +116,7 @@ def test_warp_environment_keeps_the_contract(make: Any) -> None:
 )
 def test_randomised_worlds_agree_too(make: Any, options: dict[str, Any]) -> None:
     """The same factors from the same seed have the same effect, over an episode's end."""
-    ours, theirs = (engine(3, 5, world=Reach(), randomize=options) for engine in (make, mujoco_env.make))
+    ours, theirs = (engine(3, 5, world=Reach(), randomize=Randomize(**options)) for engine in (make, mujoco_env.make))
     ours.reset()
     theirs.reset()
     rng = np.random.default_rng(1)
