@@ -49,8 +49,9 @@ test: setup
 	@$(BIN)/python -m pytest -q tests/real tests/human -m "smoke and $(SHORT)"
 
 # A file goes to one process, which makes what its tests share once; one process more than processors, since many wait.
+# In the order of the folders: sorted by their number of tests, files of few long ones would come last.
 units: setup
-	@$(BIN)/python -m pytest -q -n $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )) --dist loadfile -m "not live and $(SHORT)"
+	@$(BIN)/python -m pytest -q -n $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder -m "not live and $(SHORT)"
 
 # Robots as processes of their own and a person's page in a browser, in real time: they want the machine to themselves.
 test-robot: setup

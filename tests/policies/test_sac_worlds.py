@@ -76,6 +76,7 @@ def test_bandit_with_two_arms_is_solved(matmul):
     assert (taken > 0).mean() > 0.97
 
 
+@pytest.mark.slow
 def test_linear_quadratic_task_has_the_riccati_gain():
     # s' = .9 s + .5 a, reward -(s^2 + .2 a^2), gamma .9. Scalar Riccati: P = 1 + .9 * .81 P - (.9 * .45 P)^2 /
     # (.2 + .9 * .25 P), gain K = .9 * .45 P / (.2 + .9 * .25 P), iterated to its fixed point below.

@@ -293,6 +293,7 @@ def test_references_are_read_from_logs_up_to_where_the_goal_was_met(tmp_path: Pa
         read(f"{log}:0", camera="top")
 
 
+@pytest.mark.slow
 def test_critic_learns_two_goals_that_only_the_reference_tells_apart() -> None:
     """Learning test: unseen scenes, no sentence; the sides change places, so that a colour has to be shown."""
     made = learner(steps=240, items=8, lr=4e-3, shares=(0.1, 0.7, 0.1, 0.1), picture=0.2)

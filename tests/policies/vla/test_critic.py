@@ -315,6 +315,7 @@ def test_clips_on_disk_continue_where_they_stopped(tmp_path: Path) -> None:
         job.load_clips(tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_critic_learns_a_line_and_tells_its_two_goals_apart() -> None:
     """Learning test: a known world, 260 small batches; unseen clips and sentences."""
     made = learner(steps=260, lr=3e-3, goals=2)

@@ -114,6 +114,7 @@ def test_value_of_a_constant_reward_bootstraps_through_a_time_limit_alone(
     assert metrics["train/value"] == pytest.approx(value, rel=0.12)
 
 
+@pytest.mark.slow
 def test_policy_is_better_than_its_clone_on_two_kinds_of_behaviour() -> None:
     learner, clone = made(horizon=2), made(horizon=2, acts="clone")
     metrics: dict[str, float] = {}
