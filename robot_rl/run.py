@@ -77,6 +77,8 @@ class Run:
         self._last = self._evaluated_at = -1
         self._saved_at: int | None = None
         self._best: list[float] | None = None
+        self.keeps_best = True
+        """Whether a better evaluation than all before keeps the policy; not where an earlier one is tried again."""
         if claim.note:
             self.note(claim.note)
 
@@ -228,7 +230,7 @@ class Run:
                 f"cut after {LONGEST} steps: give the environment a time limit"
             )
         rank = [metrics[name] for name in ("eval/success", "eval/score", "eval/return") if name in metrics]
-        if rank and (self._best is None or rank > self._best):
+        if rank and self.keeps_best and (self._best is None or rank > self._best):
             self._best = rank
             self.checkpoints.save_best(self._count(), {"rank": rank, "evaluation": metrics})
         return result, metrics

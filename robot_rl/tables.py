@@ -20,11 +20,14 @@ _OPEN = (
 _CLOSE = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
 
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML was built with it
+
+
 class TableError(ValueError):
     """A file holds no table; the message names it, what is wrong and what to do."""
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(_Loader):
     """Refuses a mapping that holds a key twice; PyYAML takes the last in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -52,7 +55,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
         if path.stat().st_size > _MOST:
             raise TableError(f"{path} has {path.stat().st_size:,} bytes, expected at most {_MOST:,} of text")
         text, depth = path.read_text(encoding="utf-8"), 0
-        for token in yaml.scan(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        for token in yaml.scan(text, Loader=_Loader):
             if isinstance(token, yaml.AliasToken):
                 raise TableError(f"{path} uses YAML aliases (*name); write the values out")
             depth += isinstance(token, _OPEN) - isinstance(token, _CLOSE)

@@ -67,7 +67,7 @@ def make(
         state: whether to observe "state".
         proprio: what of the state is observed: names of what the robot feels of itself, or "own" for all of that; goals
             and objects are hidden, and "tool" (4,) tells its tip [m] and turn [rad]. None observes the whole state.
-        randomize: domain randomisation and observation noise; a mapping holds the arguments of `Randomize`.
+        randomize: domain randomisation and observation noise.
         render_mode: "rgb_array" or None.
         render_size: (height, width) of `render()`.
         render_camera: camera of `render()`; None takes the world's first camera, or a free one.

@@ -376,6 +376,7 @@ class HilJob:
             if now < best["rank"][0]:
                 folder = kept.root / BEST
                 self.learner.policy.load_state_dict(checkpoint.load_state(folder / "policy.pt"))
+                self._run.keeps_best = False  # it is kept already, with its own step and learner
                 self._chosen = {
                     "policy": f"{folder} (step {best['step']}: {best['rank'][0]:.2f}, the newest {now:.2f})"
                 }

@@ -48,7 +48,8 @@ class Env(Options):
     id: str | None = None
     """Gymnasium id, for env=gym."""
     robot: str | None = None
-    """Card of the arm, for env=reach: a name (./<name>.yaml) or a path; robot-rl robot new writes one."""
+    """Card of the arm, for env=reach, with a gripper also env=pick: a name (./<name>.yaml) or a path; robot-rl robot
+    new writes one."""
 
 
 class Pictures(Options):

@@ -133,12 +133,14 @@ def test_hil_refuses_a_world_without_an_expert(robot_rl):
 
 
 def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_path, monkeypatch):
-    """Blocks in mid-run give 1.0 and then 0.0, and so does the newest policy: the first one comes back."""
+    """Blocks in mid-run give 0.5 and then 0.0, and so does the newest policy: the first one comes back, gives 1.0 in
+    the last trials, and stays what it was, with its own step."""
     blocks: list[tuple[int, torch.Tensor]] = []
 
     def fake_trials(env: Any, policy: Any, pilot: Any, *, episodes: int, seed: int, stopped: Any) -> Trials:
         blocks.append((seed, policy.state_dict()["actor"].clone()))
-        return Trials(successes=[len(blocks) == 1], steps=[5])
+        won = [True] if seed == 10_000 else [len(blocks) == 1, False]
+        return Trials(successes=won, steps=[5] * len(won))
 
     monkeypatch.setattr(hil_job, "trials", fake_trials)
     run = tmp_path / "run"
@@ -149,4 +151,7 @@ def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_pat
     assert torch.equal(weights[-1], weights[0])
     assert not torch.equal(weights[-2], weights[0])
     assert "best" in summary["policy"]
+    best, newest = checkpoint.read_meta(run / "checkpoints" / "best"), checkpoint.read_meta(checkpoint.find(run))
+    assert best["step"] < newest["step"]
+    assert best["rank"] == [0.5]
     assert torch.equal(checkpoint.load_state(run / "checkpoints" / "best" / "policy.pt")["actor"], weights[0])
