@@ -46,9 +46,9 @@ def make_replay(
     if env.parts.goals is None:
         raise ValueError(
             f"{name} replays steps under goals that were reached later, and this environment does not say what a step "
-            "earns under another goal; take a Gymnasium task with compute_reward (env=gym id=FetchReach-v4), env=reach, "
-            "or env=pick env.world.reward=sparse, with its whole state and without pictures, rewarder and engine; or "
-            "another policy, such as online/sac"
+            "earns under another goal; take a Gymnasium task with compute_reward (env=gym id=FetchReach-v4), "
+            "env=reach, or env=pick env.world.reward=sparse, with its whole state and without pictures, rewarder and "
+            "engine; or another policy, such as online/sac"
         )
     if n_step != 1 or need.window != 1:
         steps = f"n_step={n_step}" if n_step != 1 else f"windows of {need.window} steps"

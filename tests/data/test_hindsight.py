@@ -64,6 +64,10 @@ class Line:
         )  # fmt: skip
 
 
+def rows_of(mask: np.ndarray) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(mask).tolist())
+
+
 def drawn(batch: Transitions) -> dict[float, Counter[float]]:
     """Where a row stood -> how often it was given which goal."""
     found: dict[float, Counter[float]] = defaultdict(Counter)
@@ -144,7 +148,7 @@ def test_hindsight_follows_episodes_as_the_replay_itself_does(seed: int) -> None
     for _ in range(12):
         for _ in range(int(rng.integers(1, 25))):
             ended = rng.random(3) < 0.15
-            line.step(tuple(np.flatnonzero(ended & (rng.random(3) < 0.5))), terminated=tuple(np.flatnonzero(ended)))
+            line.step(rows_of(ended & (rng.random(3) < 0.5)), terminated=rows_of(ended))
         found, ends = drawn(line.replay.sample(3000)), {}
         for episode in line.replay.episodes():
             state = episode.obs["state"][:, 0]

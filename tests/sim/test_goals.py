@@ -101,12 +101,12 @@ def test_gym_goals_pay_and_end_as_the_task_does(batches: bool, ends: bool) -> No
 def test_gym_step_tells_the_goal_of_the_episode_that_ended() -> None:
     env = gym_env.make(1, 0, id="Walk-v0", kwargs={"ends": False})
     obs, _ = env.reset(seed=0)
-    asked = obs["state"][0, 1:]
+    asked, cut = obs["state"][0, 1:], np.zeros(1, bool)
     for t in range(8):
-        obs, _, _, truncated, info = env.step(np.full((1, 2), 0.5, np.float32))
+        obs, _, _, cut, info = env.step(np.full((1, 2), 0.5, np.float32))
         np.testing.assert_allclose(info["achieved_goal"][0], (t + 1) * 0.5)
         np.testing.assert_array_equal(info["desired_goal"][0], asked)
-    assert truncated.all()  # and the next episode has begun
+    assert cut.all()  # and the next episode has begun
     assert not np.array_equal(obs["state"][0, 1:], asked)
 
 
