@@ -71,7 +71,7 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ["demos=2", "n_step=3"],
         ["policy=online/rlpd", "policy.hidden=[16,16]", "policy.batch_size=16", "policy.utd=2"],
         ["policy=online/ppo", "policy.rollout_steps=40", "policy.minibatch=20", "policy.epochs=2"],
-        ["policy=online/her", "env.world.reward=sparse"],
+        ["policy=online/her", "env.world.reward=sparse", "demos=2"],
         ["env=gym", "id=InvertedPendulum-v5"],
         ["env.randomize={mass: [0.9, 1.1], latency: [0.0, 0.05]}"],
     ],
