@@ -20,6 +20,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+import yaml
 
 from benchmarks.online.matrix import commit
 from robot_rl import child
@@ -55,6 +56,7 @@ def run(
     who: tuple[str, ...] = ("ours", "sb3"),
     steps: int = 0,
     overrides: tuple[str, ...] = (),
+    label: str = "",
     runs: str = "runs/her",
 ) -> dict[str, Any]:
     """Train every cell that has no file yet, then show those of the task.
@@ -66,7 +68,8 @@ def run(
         seeds: of training.
         who: "ours", "sb3".
         steps: of each run; 0 takes those of `SETTINGS`.
-        overrides: further words of our command line; they are kept in the file.
+        overrides: further words of our command line, or keywords of the peer's class; they are kept in the file.
+        label: of the files, so that variants stand side by side; none for the settings as they are.
         runs: where our runs lie, for those that are to go on.
 
     Returns:
@@ -77,12 +80,15 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for side in who:
-            path = folder / f"{task}_{side}_{seed}.json"
+            path = folder / f"{task}_{side}{label and f'-{label}'}_{seed}.json"
             if not path.exists():
                 train = train_ours if side == "ours" else train_peer
-                cell = train(task, seed, settings, overrides, Path(runs)) | {"versions": named(), "commit": commit()}
+                cell = train(task, seed, settings, overrides, Path(runs) / (label or "plain")) | {
+                    "versions": named(),
+                    "commit": commit(),
+                }
                 path.write_text(json.dumps(cell) + "\n")
-    return {"rows": [row(json.loads(path.read_text())) for path in sorted(folder.glob(f"{task}_*.json"))]}
+    return {"rows": [row(path) for path in sorted(folder.glob(f"{task}_*.json"))]}
 
 
 def named() -> dict[str, str]:
@@ -90,11 +96,13 @@ def named() -> dict[str, str]:
     return {name: version(name) for name in ("robot_rl", "torch", "gymnasium", "mujoco", "stable_baselines3")}
 
 
-def row(cell: dict[str, Any]) -> dict[str, Any]:
+def row(path: Path) -> dict[str, Any]:
     """A cell as a line of the table."""
+    cell = json.loads(path.read_text())
     reached = [step for step, success in cell["curve"] if success >= 0.9]
     return {
-        **{name: cell[name] for name in ("task", "side", "seed", "steps", "success")},
+        "cell": path.stem,
+        **{name: cell[name] for name in ("seed", "steps", "success")},
         "steps_to_.9": reached[0] if reached else "",
         **{name: cell[name] for name in ("wall_s", "cpu_s")},
     }
@@ -142,6 +150,7 @@ def train_peer(
         "gradient_steps": max(round(settings["updates_per_step"] * settings["num_envs"]), 1),
         **{"gamma": GAMMA, "learning_rate": LR, "batch_size": BATCH, "policy_kwargs": {"net_arch": list(HIDDEN)}},
         "replay_buffer_kwargs": {"n_sampled_goal": HINDSIGHT, "goal_selection_strategy": "future"},
+        **{key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in overrides)},
     }
     model = sb3.SAC("MultiInputPolicy", env, replay_buffer_class=sb3.HerReplayBuffer, seed=seed, device="cpu", **given)
     judges = [make_task(task) for _ in range(JUDGES)]
