@@ -32,7 +32,7 @@ from robot_rl.track import read_metrics
 
 REACH = {"total_steps": 2000, "num_envs": 4, "updates_per_step": 1.0, "learning_starts": 400, "eval_every": 200}
 OBJECT = {
-    **{"total_steps": 600_000, "num_envs": 16, "updates_per_step": 0.1, "learning_starts": 3000, "eval_every": 20_000},
+    **{"total_steps": 300_000, "num_envs": 16, "updates_per_step": 0.1, "learning_starts": 3000, "eval_every": 20_000},
     **{"policy.tau": 0.05, "policy.target_entropy": "half", "policy.matmul": "bf16"},
 }
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -89,10 +89,9 @@ class HindsightReplay(ReplayBuffer):
             state[:rows] = goals.show(state[:rows], asked, goal)
         batch.reward.numpy()[:rows] = _rows_of(goals.reward(reached, goal), rows, "reward")
         if goals.ends is not None:
+            # A step that met the goal that was asked is the last one, so the goal that it is given now is its own.
             terminated = batch.terminated.numpy()[:rows]
-            before = _rows_of(goals.ends(reached, asked), rows, "end")  # ended because of the goal that was asked
-            over = _rows_of(goals.ends(reached, goal), rows, "end").astype(bool)
-            terminated[:] = over | (terminated & ~before.astype(bool))
+            terminated |= _rows_of(goals.ends(reached, goal), rows, "end").astype(bool)
             batch.truncated.numpy()[:rows] &= ~terminated
             batch.discount.numpy()[:rows] = np.where(terminated, 0.0, self.gamma)
         asked[:] = goal
