@@ -103,11 +103,11 @@ def test_hindsight_changes_its_share_of_a_batch_and_leaves_the_rest() -> None:
     assert int(own.sum()) == 100  # k = 4: one row in five
     # A row is paid 0 where it stands at the goal behind its step, and -1 elsewhere; nothing ends.
     here, goal = batch.obs["state"].T
-    torch.testing.assert_close(batch.reward, torch.where(here + 1 == goal, 0.0, -1.0))
+    np.testing.assert_allclose(batch.reward, torch.where(here + 1 == goal, 0.0, -1.0))
     assert bool((batch.reward[own] == -1.0).all())
     assert 0.2 < float((batch.reward[~own] == 0.0).float().mean()) < 0.4  # mean of 1/1 .. 1/10 is .293
     assert not batch.terminated.any()
-    torch.testing.assert_close(batch.discount, torch.full((500,), GAMMA))
+    np.testing.assert_allclose(batch.discount, torch.full((500,), GAMMA))
     sizes = [int((line.replay.sample(3).obs["state"][:, 1] != ASKED).sum()) for _ in range(400)]
     assert set(sizes) == {2, 3}  # 2.4 rows of 3 on average
     assert np.mean(sizes) == pytest.approx(2.4, abs=0.1)
@@ -121,8 +121,8 @@ def test_hindsight_ends_the_episode_where_the_environment_would() -> None:
     here, goal = batch.obs["state"].T
     # The end of row 2 had another reason than the goal that was asked, so it stays; that of the others is their goal.
     over = (here + 1 == goal) | (here == 2)
-    torch.testing.assert_close(batch.terminated, over)
-    torch.testing.assert_close(batch.discount, torch.where(over, 0.0, GAMMA))
+    np.testing.assert_allclose(batch.terminated, over)
+    np.testing.assert_allclose(batch.discount, torch.where(over, 0.0, GAMMA))
 
 
 def test_hindsight_in_a_full_ring_uses_no_step_that_was_overwritten() -> None:
