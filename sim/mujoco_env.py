@@ -1,6 +1,6 @@
 """The CPU engine: any world, N copies, stepped by MuJoCo's own thread pool behind Gymnasium's `VectorEnv`.
 
-Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Every step's info holds
+Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Every step's info holds the world's facts,
 "final_obs": the true successor of all N environments (a dict like the observation; where nothing ended it equals it),
 "success": (N,) bool, "executed": (N, A) float32 the action after clipping to [-1, 1], "intervened": (N,) bool, False.
 """
@@ -137,11 +137,10 @@ class MujocoVectorEnv(VectorEnv):
         self._render_size = (int(render_size[0]), int(render_size[1]))
         self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
         self.render_mode = render_mode
-        self._quality = camera_quality
+        self._quality, self._crash_dir = camera_quality, crash_dir
         self._film, self._supersample = Film(cameras, camera_every), supersample
         self._feeling = Feeling(world, proprio)
-        self._with_state = state
-        self._crash_dir = crash_dir
+        self._with_state, self._shows_goal = state, state and proprio is None and not cameras
 
         actions, components = len(world.action_names), len(world.obs_names)
         image = (*self._size, 3)
@@ -262,7 +261,7 @@ class MujocoVectorEnv(VectorEnv):
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
         done = terminated | truncated
-        tasks = {"task": np.array(view.task["goal"])} if self._offers.task_names else {}
+        facts = {key: np.array(value) for key, value in self._offers.say_facts(view).items()}
         obs = final
         if done.any():
             rows = np.flatnonzero(done)
@@ -275,7 +274,7 @@ class MujocoVectorEnv(VectorEnv):
             "success": success,
             "executed": action,
             "intervened": np.zeros(self.num_envs, bool),
-            **tasks,
+            **facts,
         }
         return dict(obs), reward, terminated, truncated, info
 
@@ -308,6 +307,7 @@ class MujocoVectorEnv(VectorEnv):
             tool=None if offers.tool is None else self._tool,
             place=None if offers.place is None else self._place,
             way_out=offers.way_out,
+            goals=offers.goals.terms if offers.goals and self._shows_goal else None,
             saves=True,
         )
 

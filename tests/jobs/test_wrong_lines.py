@@ -170,6 +170,13 @@ train env.world=pick -> a world is chosen with env=pick
 train policy=SAC -> did you mean online/sac
 train policy=sac -> did you mean online/sac
 train env=gym -> id=<Gymnasium id>
+train policy=online/her env=pendulum -> env=gym id=FetchReach-v4
+train policy=online/her env=pick -> env.world.reward=sparse
+train policy=online/her env=reach n_step=3 -> use n_step=1
+train policy=online/her env=reach workers=2 -> use workers=0
+train policy=online/her env=reach rewarder=program rewarder.code="norm(tip_to_goal)" -> without pictures, rewarder
+train policy=online/her policy.hindsight=0 -> expected a whole number of at least 1
+hil policy=online/her human=scripted -> use policy=human/imitation_sac
 train env=gym id=Pendulum -> similar: Pendulum-v1
 train env.camera_size=84 -> [height,width]
 train policy.value_range=[1,-1] -> the first is not below the second
