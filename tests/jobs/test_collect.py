@@ -16,11 +16,14 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data import formats
 from robot_rl.data.recorder import Recording
 from robot_rl.policies.offline.bc import Bc, BcOptions
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.sim.worlds.tabletop import BLOCKS, PLATES, Tabletop
 from robot_rl.types import Action, EnvParts, Episode, IOSpec, PolicyParts
 from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_work, episodes_of, keep_steps
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 
 def test_keep_steps_successful_expert_episodes_only() -> None:
@@ -135,7 +138,7 @@ def test_sampled_actions_are_stored_with_their_log_density() -> None:
 def test_pictures_beside_what_a_policy_reads_are_recorded_and_not_shown_to_it() -> None:
     blind = make(2, 0, world=Tabletop(seconds=0.5))
     learner = Bc(BcOptions(gaussian=True, hidden=(8,), normalize=False), blind.io)
-    filmed = make(2, 0, world=Tabletop(seconds=0.5), cameras=["front"], camera_size=(16, 16))
+    filmed = make(2, 0, world=Tabletop(seconds=0.5), options=EngineOptions(cameras=("front",), camera_size=(16, 16)))
     plain = keep_steps(blind, learner.policy, episodes=2, seed=0, deterministic=True)
     episodes = keep_steps(filmed, BesidePictures(learner.policy, filmed.io), episodes=2, seed=0, deterministic=True)
     for alone, beside in zip(plain, episodes):
@@ -205,7 +208,7 @@ def test_pauses_out_of_range_are_refused() -> None:
 
 
 def test_episodes_say_what_was_asked_and_mistakes_do_something_else() -> None:
-    env = make(4, 0, world=Tabletop(), num_threads=1)
+    env = make(4, 0, world=Tabletop(), options=ONE_THREAD)
     good = episodes_of(env, ExpertPolicy(env), episodes=8, seed=0)
     assert all(episode.meta["success"] for episode in good)
     for episode in good:
@@ -243,7 +246,7 @@ def test_collect_goes_on_where_it_was_stopped_and_keeps_the_same_episodes(tmp_pa
             if done == stop:
                 raise _Cut
 
-        env = make(2, 0, world=Reach(), num_threads=1)
+        env = make(2, 0, world=Reach(), options=ONE_THREAD)
         try:
             expert = ExpertPolicy(env, noise=0.3, seed=5)
             return keep_steps(env, expert, episodes=7, seed=3, only_success=True, on_episode=told, work=work)

@@ -5,6 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.mujoco_physics import Physics, check_version, mujoco
 
@@ -58,7 +59,7 @@ def balls(count, threads=1):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", WORLDS)
 def test_worlds_equal_a_loop_of_mj_step_bit_for_bit(name, threads):
-    env = make(5, 3, world=world(name), num_threads=threads)
+    env = make(5, 3, world=world(name), options=EngineOptions(num_threads=threads))
     env.reset()
     physics, model = env.physics, env.physics.model
     reference = loop(model, physics.state)
