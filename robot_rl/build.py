@@ -43,7 +43,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "port": {"world_task": "robot_rl.sim.robot_task:world_task"},
     "human": {
-        "browser": "robot_rl.human.devices.browser:make",
+        "browser": "robot_rl.human.devices.browser:BrowserTeleop",
         "gamepad": "robot_rl.human.devices.gamepad:make",
         "keyboard": "robot_rl.human.devices.keyboard:make",
         "scripted": "robot_rl.human.devices.scripted:ScriptedHuman",

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,7 @@ from robot_rl.human.new_steps import NewSteps
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.painter import Painter
 from robot_rl.human.recovery import Recovery, of_environment
+from robot_rl.human.session import Helpers, Records, batch_rows
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import trials
 from robot_rl.human.waiting import meanwhile
@@ -38,11 +39,11 @@ from robot_rl.parts import BEST, Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options
-from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share, Whole
+from robot_rl.types import IOSpec, Learner, Metrics, Needs
+from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
 
 
-class HilSettings(Options):
+class HilSettings(SessionOptions):
     """Numbers of a run."""
 
     total_steps: Count = 20_000
@@ -61,30 +62,18 @@ class HilSettings(Options):
     """Their share (and that of the person's steps) of every batch; 0 uses no demonstrations."""
     buffer_size: Count = 200_000
     """Steps kept in memory; the disk keeps all."""
-    task_reward: Literal["success", "env", "labels", "classifier"] = "success"
-    """What pays: success (1 and the end when the world says so), the world's reward, labels (keys) or a classifier."""
     learn_from: Literal["cmd", "exec"] = "cmd"
     """Which action counts: cmd (before safety) or exec (after it)."""
     dup_human: bool = True
     """Human steps also count as demonstrations."""
     store_human: Literal["all", "last", "none"] = "all"
     """Which of the person's steps are kept."""
-    promote_success: bool = False
-    """Unaided successes join the demonstrations."""
     reaction_ms: NotNegative = 200.0
     """How long the person takes to press a key for a label, ms."""
     stop_is_end: bool = False
     """Stops are true ends instead of cuts."""
     recover: bool = False
     """A robot that is stuck backs out by itself, where its world knows how; see `Recovery`."""
-    hold_s: Positive = 30.0
-    """A person may hold the robot so long before the episode is given up."""
-    learning_starts: Whole = 100
-    """Own steps before the first update."""
-    random_steps: Whole = 0
-    """Own steps with random proposals."""
-    updates_per_step: NotNegative = 1.0
-    """Learner updates per own step."""
     eval_every: Whole = 2000
     """Own steps between evaluation blocks; 0 = only at the end."""
     eval_episodes: Count = 20
@@ -121,11 +110,6 @@ class HilSettings(Options):
     def rules(self) -> EpisodeRules:
         """Rewards and ends."""
         return EpisodeRules(gamma=self.gamma, reaction_ms=self.reaction_ms, stop_is_end=self.stop_is_end)
-
-    def options(self) -> SessionOptions:
-        """Numbers of the loop."""
-        names = [item.name for item in fields(SessionOptions) if hasattr(self, item.name)]
-        return SessionOptions(**{name: getattr(self, name) for name in names})
 
 
 def make_memory(settings: HilSettings, io: IOSpec, need: Needs) -> tuple[HilMemory, Mix | NewSteps]:
@@ -260,19 +244,15 @@ class HilJob:
             self.env,
             self.learner,
             self.pilot,
-            log=self.log,
-            memory=self.memory,
-            sampler=self.sampler,
-            rules=settings.rules(),
-            options=settings.options(),
-            batch_size=self.learner.need.rows or 256,
+            Records(self.log, self.memory, self.sampler, settings.rules()),
+            options=settings,
             seed=settings.seed,
-            frame=picture,
-            judge=self.judge,
-            elicitor=self.elicitor,
-            adviser=self._make_adviser(),
-            recovery=self._make_recovery(),
+            helpers=replace(self._helpers(picture), adviser=self._make_adviser()),
         )
+
+    def _helpers(self, picture: Camera | None) -> Helpers:
+        """Who looks on, beside the adviser, which asks the learner."""
+        return Helpers(frame=picture, judge=self.judge, elicitor=self.elicitor, recovery=self._make_recovery())
 
     def _make_recovery(self) -> Recovery | None:
         if not self.settings.recover:
@@ -362,7 +342,7 @@ class HilJob:
         views = self.memory.views
         if self.loop.updates > 0 or not len(views["demo"]) or self._run.interrupt.asked:
             return
-        batches = views["demo"].batches(self.learner.need.rows or 256)
+        batches = views["demo"].batches(batch_rows(self.learner))
         metrics = meanwhile(self.loop, "learning the demonstrations", lambda: self.learner.pretrain(batches))
         self.tracker.log(metrics, self.loop.env_steps)
 

@@ -13,10 +13,11 @@ from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.seen import measure_seen
-from robot_rl.human.actor import Follower, HilActor, tensors_of
+from robot_rl.human.actor import Follower, HilActor, NoRows, OutboxMemory, tensors_of
 from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.learner import HilLearner
 from robot_rl.human.pieces import ActorBook, Inbox, Outbox, Place
+from robot_rl.human.session import Records
 from robot_rl.interrupt import Interrupt
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.parts import Parts
@@ -75,6 +76,7 @@ class HilActorJob(HilJob):
             self.env,
             self.learner,
             self.pilot,
+            Records(self.log, OutboxMemory(outbox), NoRows(), s.rules()),
             link=self.link,
             outbox=outbox,
             drive_untrained=link.drive_untrained,
@@ -82,14 +84,9 @@ class HilActorJob(HilJob):
             most_waiting=link.most_waiting,
             speed=link.speed,
             patience_s=link.patience_s,
-            log=self.log,
-            rules=s.rules(),
-            options=s.options(),
+            options=s,
             seed=s.seed,
-            frame=picture,
-            judge=self.judge,
-            elicitor=self.elicitor,
-            recovery=self._make_recovery(),
+            helpers=self._helpers(picture),
         )
 
     def run(self) -> dict[str, Any]:
@@ -213,12 +210,9 @@ class HilLearnerJob:
             inbox=inbox,
             memory=memory,
             sampler=sampler,
-            batch_size=learner.need.rows or 256,
             rules=s.rules(),
+            options=s,
             demos=s.demos,
-            learning_starts=s.learning_starts,
-            updates_per_step=s.updates_per_step,
-            promote_success=s.promote_success,
         )
         facts = {"seed": s.seed, "settings": s.model_dump(mode="json"), "role": "learner"}
         states = {"learner": learner, "loop": loop, "sampler": Shares(sampler)}

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.options import SessionOptions
 from tests.human.console_stage import Page, Session, Stage, chromium
 from tests.human.test_console import connect, receive, server
@@ -232,7 +232,7 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
     learner = LearnerLink(LinkSettings(endpoint=endpoint, password="right"), {}, {}) if there else None
 
     def make_pilot(env, person):
-        human = BrowserTeleop(env.io, port=0, token="t0ken", announce=False) if person else None
+        human = BrowserTeleop(BrowserOptions(port=0, token="t0ken"), env.io, announce=False) if person else None
         return simulated(env, human, takeover={"device_timeout_ms": PATIENT_MS})
 
     job = HilActorJob(

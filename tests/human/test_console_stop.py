@@ -9,7 +9,7 @@ import time
 import pytest
 
 from robot_rl.human.attended import AttendedTrials
-from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.pilot import simulated
 from robot_rl.human.waiting import meanwhile
 from robot_rl.verbs.hil_job import HilJob, HilSettings
@@ -44,7 +44,7 @@ class JobSession:
             return made[-1]
 
         def make_pilot(env, person):
-            human = BrowserTeleop(env.io, port=0, token="t0ken", announce=False) if person else None
+            human = BrowserTeleop(BrowserOptions(port=0, token="t0ken"), env.io, announce=False) if person else None
             return simulated(env, human, takeover={"device_timeout_ms": PATIENT_MS})
 
         make_pilot.pictures = True  # pyright: ignore[reportFunctionMemberAccess]
