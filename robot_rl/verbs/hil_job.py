@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,6 +41,7 @@ from robot_rl.schedule import Schedule
 from robot_rl.track import Many
 from robot_rl.types import IOSpec, Learner, Metrics, Needs
 from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
+from robot_rl.verbs.build import EnvMaker, MakeEnv
 
 
 class HilSettings(SessionOptions):
@@ -133,21 +134,44 @@ def make_memory(settings: HilSettings, io: IOSpec, need: Needs) -> tuple[HilMemo
     return memory, Mix(parts, seed=settings.seed)
 
 
+@dataclass(frozen=True)
+class HilMakers:
+    """What builds the parts of a run.
+
+    Attributes:
+        env: (num_envs, seed, render) -> vector environment.
+        learner: (io) -> learner.
+        pilot: (env, with person) -> pilot.
+        tracker: (folder, resume step or None) -> tracker.
+        pictures: the person's screen shows the environment.
+        judge: (io) -> success classifier on duty.
+        clones: (states, actions, control_hz=) of the first demonstrations -> what later ones are compared with; used
+            with `HilSettings.elicit`.
+    """
+
+    env: MakeEnv
+    learner: Callable[[Any], Any]
+    pilot: Callable[[Any, bool], Any]
+    tracker: Callable[[str, int | None], Many]
+    pictures: bool = False
+    judge: Callable[[IOSpec], Judge] | None = None
+    clones: Callable[..., Any] | None = None
+
+    @property
+    def plain(self) -> MakeEnv:
+        """Makes the environment with its own reward, for trials."""
+        return self.env.plain if isinstance(self.env, EnvMaker) and self.env.plain is not self.env.make else self.env
+
+
 class HilJob:
     """One run in one folder, one process: `log/` holds every step that was ever driven, `checkpoints/` the learner.
 
     Args:
         settings: numbers.
         folder: the run folder.
-        make_env: (num_envs, seed, render) -> vector environment.
-        make_learner: (io) -> learner.
-        make_pilot: (env, with person) -> pilot.
-        make_tracker: (folder, resume step or None) -> tracker.
+        makers: what builds the parts.
         config: the composed configuration as YAML.
         resume: continue in `folder`.
-        make_judge: (io) -> success classifier on duty.
-        fit_clones: (states, actions, control_hz=) of the first demonstrations -> what later ones are compared with;
-            used with `settings.elicit`.
 
     Raises:
         CheckpointError: nothing to resume from, or it does not fit.
@@ -160,31 +184,26 @@ class HilJob:
         self,
         settings: HilSettings,
         folder: Path,
+        makers: HilMakers,
         *,
-        make_env: Callable[..., Any],
-        make_learner: Callable[[Any], Any],
-        make_pilot: Callable[[Any, bool], Any],
-        make_tracker: Callable[[str, int | None], Many],
         config: str,
         resume: bool = False,
-        make_judge: Callable[[IOSpec], Judge] | None = None,
-        fit_clones: Callable[..., Any] | None = None,
     ) -> None:
-        self.settings = settings
-        if (settings.task_reward == "classifier") != (make_judge is not None):
+        self.settings, self._makers = settings, makers
+        if (settings.task_reward == "classifier") != (makers.judge is not None):
             raise ValueError(
                 "task_reward=classifier and judge=<folder of robot-rl classify> belong together; give both or neither"
             )
         if resume and not (checkpoint.complete(folder / "checkpoints") or (folder / "log").is_dir()):
             raise CheckpointError(f"{folder} holds neither checkpoints nor a log; expected a folder of robot-rl hil")
-        self._make_env, self._make_pilot = make_env, make_pilot
-        pictures = getattr(make_pilot, "pictures", False)
-        self.env = make_env(1, settings.seed, pictures)
+        pictures = makers.pictures
+        self.env = makers.env(1, settings.seed, pictures)
         self._painter: Painter | None = None
-        if pictures and self.env.parts.saves and not hasattr(make_env, "plain"):
-            self._painter = Painter(lambda: make_env(1, settings.seed, True))  # before anything draws here
-        self.judge = None if make_judge is None else make_judge(self.env.io)
+        if pictures and self.env.parts.saves and makers.env is makers.plain:
+            self._painter = Painter(lambda: makers.env(1, settings.seed, True))  # before anything draws here
+        self.judge = None if makers.judge is None else makers.judge(self.env.io)
         self.elicitor: Elicitor | None = None
+        fit_clones = makers.clones
         if settings.elicit and fit_clones is not None:
             hz = self.env.io.control_hz
             self.elicitor = Elicitor(
@@ -193,8 +212,8 @@ class HilJob:
                 control_hz=hz,
                 say=lambda line: tqdm.write(line, file=sys.stderr),
             )
-        self.learner: Learner[Any, Any] = make_learner(self.env.io)
-        self.pilot = make_pilot(self.env, True)
+        self.learner: Learner[Any, Any] = makers.learner(self.env.io)
+        self.pilot = makers.pilot(self.env, True)
         self.memory: HilMemory | None = None
         self.sampler: Mix | NewSteps | None = None
         self._trial_parts: Any = None
@@ -219,7 +238,7 @@ class HilJob:
             )
             if resume:
                 self._restore()
-            self._run.begin(make_tracker, checks={"report": report.missing})
+            self._run.begin(makers.tracker, checks={"report": report.missing})
         self.resume_step, self.tracker = self._run.step, self._run.tracker
 
     def _parts(self) -> Parts:
@@ -315,12 +334,11 @@ class HilJob:
         Where a person is there they start it and may stop it; see `AttendedTrials`. A robot exists once; in simulation
         the trials have an environment of their own.
         """
-        plain = getattr(self._make_env, "plain", self._make_env)
         attended, robot = self.pilot.realtime, not self.pilot.simulates
         if self._trial_parts is None:
             pictures = attended and self.loop.frame is not None
-            env = self.env if robot else plain(1, self.settings.seed + 10_000, pictures)
-            self._trial_parts = env, self.pilot if attended else self._make_pilot(env, False)
+            env = self.env if robot else self._makers.plain(1, self.settings.seed + 10_000, pictures)
+            self._trial_parts = env, self.pilot if attended else self._makers.pilot(env, False)
         env, pilot = self._trial_parts
         seed = 10_000 if self._ending or not self.settings.use_best else 20_000
         if not attended:

@@ -24,7 +24,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.track import Many
 from robot_rl.types import IOSpec, Metrics
-from robot_rl.verbs.hil_job import HilJob, HilSettings, Shares, make_memory
+from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, Shares, make_memory
 
 _AGREED = ("seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end")
 
@@ -45,18 +45,26 @@ class HilActorJob(HilJob):
     """Drives, records and sends; the folder holds the log and the policy that acted.
 
     Args:
+        settings, folder, makers, config, resume: see `HilJob`.
         link: settings of the link.
         policy: configuration of the policy, which the learner's has to equal.
-        parts: arguments of `HilJob`.
     """
 
     def __init__(
-        self, settings: HilSettings, folder: Path, *, link: LinkSettings, policy: Mapping[str, Any], **parts: Any
+        self,
+        settings: HilSettings,
+        folder: Path,
+        makers: HilMakers,
+        *,
+        link: LinkSettings,
+        policy: Mapping[str, Any],
+        config: str,
+        resume: bool = False,
     ) -> None:
         self._link_settings, self._policy = link, dict(policy)
         self.actor_id = link.actor_id
         self.link: Any = None
-        super().__init__(settings, folder, **parts)
+        super().__init__(settings, folder, makers, config=config, resume=resume)
 
     def _make_loop(self, picture: Camera | None) -> HilActor:
         s, link = self.settings, self._link_settings

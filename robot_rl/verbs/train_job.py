@@ -31,10 +31,11 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Learner, OwnLoop, Seen
+from robot_rl.types import Learner, Needs, OwnLoop, Seen
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
-from robot_rl.verbs.collect_episodes import ExpertPolicy, keep_steps
+from robot_rl.verbs.build import EnvMaker
+from robot_rl.verbs.collect_episodes import ExpertPolicy, KeepOptions, keep_steps
 from robot_rl.verbs.contract import check_learner
 from robot_rl.verbs.logs import ActionMeaning, LogSettings
 
@@ -174,7 +175,8 @@ class TrainJob:
         """
         s = self.settings = settings
         self.make_env, self._make_actor = make_env, make_actor or make_learner
-        self._plain = getattr(make_env, "plain", make_env)  # judged by the simulator, whatever paid in training
+        # judged by the simulator, whatever paid in training
+        self._plain = make_env.plain if isinstance(make_env, EnvMaker) else make_env
         self.cluster: Cluster | None = None
         if resume:
             checkpoint.find(folder)
@@ -378,7 +380,7 @@ class TrainJob:
             reward_bias=reward["bias"],
             action_clip=True,
         )
-        data, more = logs.sampler(store, settings, seed=s.seed + 1, window=self._window)
+        data, more = logs.sampler(store, settings, seed=s.seed + 1, need=Needs(window=self._window))
         self.notes = [f"the log beside the run: {line}" for line in (*notes, *more)]
         own = Rescaled(self.buffer, scale=reward["scale"], bias=reward["bias"])
         return Mix({"online": (own, 1.0 - s.log_share), "log": (data, s.log_share)}, seed=s.seed)
@@ -399,7 +401,7 @@ class TrainJob:
         s = self.settings
         env = self.make_env(min(s.demos, 16), s.seed + 77_777, False)
         expert = ExpertPolicy(env)
-        episodes = keep_steps(env, expert, episodes=s.demos, seed=s.seed + 77_777, only_success=True)
+        episodes = keep_steps(env, expert, KeepOptions(episodes=s.demos, only_success=True), seed=s.seed + 77_777)
         rows = sum(len(episode) for episode in episodes)
         options = {"n_step": s.n_step, "gamma": s.gamma, "window": self._window, "seed": s.seed + 1}
         buffer = ReplayBuffer(env.io, rows + 1, **options)  # type: ignore[arg-type]

@@ -223,7 +223,7 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
     pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
     from robot_rl.human.pilot import simulated
     from robot_rl.link import LearnerLink, LinkSettings
-    from robot_rl.verbs.hil_job import HilSettings
+    from robot_rl.verbs.hil_job import HilMakers, HilSettings
     from robot_rl.verbs.hil_link import HilActorJob
     from tests.human.test_console_stop import Tracker
     from tests.test_link import free_port
@@ -238,12 +238,9 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
     job = HilActorJob(
         HilSettings(total_steps=100, demos=0, demo_share=0.0),
         tmp_path / "run",
+        HilMakers(lambda *_: Stage(), lambda io: Fixed(io, 0.5), make_pilot, lambda *_: Tracker()),
         link=LinkSettings(endpoint=endpoint, password="wrong", patience_s=1.0),
         policy={},
-        make_env=lambda *_: Stage(),
-        make_learner=lambda io: Fixed(io, 0.5),
-        make_pilot=make_pilot,
-        make_tracker=lambda *_: Tracker(),
         config="",
     )
 

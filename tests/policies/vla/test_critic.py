@@ -355,8 +355,8 @@ def test_label_keeps_what_was_there_and_pays_at_the_frames_looked_at() -> None:
         intervened=np.zeros(5, bool), stamp=np.arange(6.0), meta={},
     )  # fmt: skip
     judge = untrained()
-    options: dict[str, Any] = {"instruction": "x", "camera": "front", "mode": "delta", "gamma": 0.9, "stride": 2}
-    out = job.label(episode, judge, progress_reward, **options)
+    options = job.LabelledOptions(mode="delta", gamma=0.9, stride=2)
+    out = job.label(episode, judge, progress_reward, options, instruction="x")
     path = judge.trajectory(frames, "x", stride=2)  # frames 0, 2, 4, 5
     columns = out.meta["columns"]
     np.testing.assert_allclose(out.reward, [0, path.deltas[0], 0, path.deltas[1], path.deltas[2]], atol=1e-6)
@@ -364,12 +364,12 @@ def test_label_keeps_what_was_there_and_pays_at_the_frames_looked_at() -> None:
     np.testing.assert_allclose(columns["critic_progress"], expected, atol=1e-6)
     np.testing.assert_array_equal(columns["env_reward"], reward)
     assert out.meta["instruction"] == "x"
-    twice = job.label(out, judge, progress_reward, **{**options, "mode": "potential"})
+    twice = job.label(out, judge, progress_reward, job.LabelledOptions(gamma=0.9, stride=2), instruction="x")
     np.testing.assert_array_equal(twice.meta["columns"]["env_reward"], reward)  # the first, not the critic's
     with pytest.raises(ValueError, match="never written over"):
-        job.label(out, judge, progress_reward, **options)
+        job.label(out, judge, progress_reward, options, instruction="x")
     with pytest.raises(ValueError, match=r"holds no 'image\.top'"):
-        job.label(episode, judge, progress_reward, **{**options, "camera": "top"})
+        job.label(episode, judge, progress_reward, job.LabelledOptions(camera="top"), instruction="x")
 
 
 def test_label_pays_for_a_goal_that_is_met_and_may_leave_the_pictures_out() -> None:
@@ -382,14 +382,15 @@ def test_label_pays_for_a_goal_that_is_met_and_may_leave_the_pictures_out() -> N
         reward=zeros[:, 0], terminated=False, truncated=True, intervened=np.zeros(5, bool), stamp=np.arange(6.0),
         meta={"io": io},
     )  # fmt: skip
-    options: dict[str, Any] = {"instruction": "x", "camera": "front", "mode": "potential", "gamma": 0.9, "stride": 2}
 
     def met(done: np.ndarray, values: np.ndarray) -> np.ndarray:
         assert len(done) == len(values) == 4  # frames 0, 2, 4, 5
         return np.array([False, False, True, False])
 
-    shaped = job.label(episode, judge, progress_reward, **options)
-    paid = job.label(episode, judge, progress_reward, met=met, done_reward=3.0, pictures=False, **options)
+    plain = job.LabelledOptions(gamma=0.9, stride=2)
+    shaped = job.label(episode, judge, progress_reward, plain, instruction="x")
+    more = job.LabelledOptions(gamma=0.9, stride=2, done_reward=3.0, pictures=False)
+    paid = job.label(episode, judge, progress_reward, more, instruction="x", met=met)
     np.testing.assert_allclose(paid.reward - shaped.reward, [0, 0, 0, 3, 0], atol=1e-6)
     assert list(paid.obs) == ["state"] == list(paid.meta["io"]["obs"])
     values = shaped.meta["columns"]["critic_progress"]
