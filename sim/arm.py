@@ -8,7 +8,7 @@ near the measured pose, which bounds the force of a push.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -178,9 +178,9 @@ class Arm:
 
     def adopt(self, view: View) -> None:
         """Take the joints in `view.qpos` as commanded and measured pose: an episode begins at a measured robot."""
-        cast("dict[str, Any]", view.task)["command"][...] = self.measured(view)
+        view.task["command"][...] = self.measured(view)
         self.update(view)
-        task = cast("dict[str, Any]", view.task)
+        task = view.task
         task["tip_velocity"][...] = 0.0
         if self._start_pose:
             task["start"][...] = view.xp.concat([task["tip"], task["yaw"][:, None]], axis=1)
@@ -229,7 +229,7 @@ class Arm:
 
     def update(self, view: View) -> None:
         """Recompute the tip's variables in `view.task` after a control step."""
-        xp, task = view.xp, cast("dict[str, Any]", view.task)
+        xp, task = view.xp, view.task
         count = view.qpos.shape[0]
         measured = xp.astype(self.measured(view), task["command"].dtype)
         # One pass over measured and commanded joints: the fixed cost of an array operation is what counts here.

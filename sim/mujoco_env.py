@@ -8,7 +8,7 @@ Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -370,7 +370,7 @@ class MujocoVectorEnv(VectorEnv):
                 "return the same ones every time"
             )
         for key, value in start.task.items():
-            cast(np.ndarray, view.task[key])[rows] = value
+            view.task[key][rows] = value
 
     def _assemble(
         self, rows: np.ndarray, base: Obs | None, *, fresh: bool = True, ended: np.ndarray | None = None

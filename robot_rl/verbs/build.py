@@ -132,7 +132,8 @@ def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, Any, Any]:
 def read_action_meaning(cfg: DictConfig) -> dict[str, Any]:
     """What the command line says of the actions of a log: `action`, `action_low` and `action_high`."""
     names = [name for name in ("action", "action_low", "action_high") if cfg.get(name) is not None]
-    return {name: OmegaConf.to_container(cfg, resolve=True)[name] for name in names}  # type: ignore[index]
+    given: Any = OmegaConf.to_container(cfg, resolve=True)
+    return {name: given[name] for name in names}
 
 
 _planned: list[Path] = []  # folders of runs that this process began; a refused one is taken away again

@@ -233,7 +233,7 @@ class OfflineJob:
         """What a checkpoint holds."""
         return Parts(
             {"learner": self.learner, "loop": self.loop, "sampler": self.source},
-            policy=self.learner.policy,  # type: ignore[arg-type]
+            policy=self.learner.policy,
             io=self.io,
             facts={
                 "seed": self.settings.seed,

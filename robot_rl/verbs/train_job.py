@@ -223,7 +223,7 @@ class TrainJob:
         return Parts(
             states,
             stores={} if self.buffer is None else {"buffer": self.buffer},
-            policy=self.learner.policy,  # type: ignore[arg-type]
+            policy=self.learner.policy,
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
             seen=self._seen,
@@ -404,7 +404,7 @@ class TrainJob:
         episodes = keep_steps(env, expert, KeepOptions(episodes=s.demos, only_success=True), seed=s.seed + 77_777)
         rows = sum(len(episode) for episode in episodes)
         options = {"n_step": s.n_step, "gamma": s.gamma, "window": self._window, "seed": s.seed + 1}
-        buffer = ReplayBuffer(env.io, rows + 1, **options)  # type: ignore[arg-type]
+        buffer = ReplayBuffer(env.io, rows + 1, **options)
         for episode in episodes:
             buffer.add_episode(episode)
         env.close()
