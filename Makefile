@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Some machines set it: each of 70 processes of the tests would then compile 2,000 modules of torch anew, 1.5 s each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test units test-robot test-all mujoco4 fmt lint types lock audit sbom wheel install-matrix bench doctor clean
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -272,8 +273,9 @@ def other_keys(config: str) -> list[str]:
     return [name for name in names if name.isidentifier()] + nodes
 
 
+@cache
 def file_of(config: str) -> DictConfig:
-    """The YAML of a verb, as it is written."""
+    """The YAML of a verb, as it is written: the same object each time, to be read only."""
     text = resources.files("robot_rl.configs").joinpath(f"{config}.yaml").read_text()
     return OmegaConf.create(text)  # type: ignore[return-value]
 

@@ -99,10 +99,10 @@ def test_a_person_answers_and_stops(log, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("labels", "stop"), [("ask", 12), pytest.param("ask", 33, marks=pytest.mark.slow), ("return", 33)]
+    ("labels", "stop"), [("ask", 5), pytest.param("ask", 15, marks=pytest.mark.slow), ("return", 33)]
 )
 def test_interrupted_run_asks_what_it_would_have_asked(log, tmp_path, labels: str, stop: int):
-    """Ctrl-C at a person's 13th or 34th answer (second round), or in the middle of the second fit."""
+    """Ctrl-C at a person's 6th or 16th answer (second round), or in the middle of the second fit."""
     count = 0
 
     def ask(prompt: str) -> str:
@@ -113,7 +113,7 @@ def test_interrupted_run_asks_what_it_would_have_asked(log, tmp_path, labels: st
         return str(1 + len(prompt) % 2)
 
     def rounds(folder: str, **options: Any) -> SegmentJob:
-        options |= {"labels": labels, "rule": "disagreement", "rounds": 2, "pairs": 40, "updates": 60, "ask": ask}
+        options |= {"labels": labels, "rule": "disagreement", "rounds": 2, "pairs": 24, "updates": 60, "ask": ask}
         return job(log, tmp_path / folder, error=0.2, candidates=3, **options)
 
     parts = rounds("parts")
