@@ -232,8 +232,7 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
         extras.allowed(str(values["id"]), "id=")
     if not _takes_options(maker):
         options = read(kind, maker, {**values, **made}, where, name)
-        fields = {key: getattr(options, key) for key in options.__class__.model_fields}
-        return partial(_call, maker, (), {**fields, **(options.model_extra or {})})
+        return partial(_call, maker, (), dict(options))
     parameters = inspect.signature(maker).parameters
     beside = {key: made.pop(key) for key in NESTED if key in made and key in parameters}
     options = read(kind, maker, {**values, **made}, where, name)

@@ -48,8 +48,8 @@ class Clip:
             raise ValueError(
                 f"a clip has {sorted(frames)} frames; expected the same number, at least 4, of each column"
             )
-        for name in ("qpos", "qvel", "action"):
-            if not np.isfinite(getattr(self, name)).all():
+        for name, value in (("qpos", self.qpos), ("qvel", self.qvel), ("action", self.action)):
+            if not np.isfinite(value).all():
                 raise ValueError(f"{name} of the clip is not finite everywhere; leave out the broken frames")
 
 

@@ -92,13 +92,10 @@ class HilSettings(SessionOptions):
     keep_checkpoints: Count = 3
     """How many stay."""
 
-    def schedule(self) -> Schedule:
-        """When the run does what; its loop calls after every episode.
-
-        Raises:
-            ValueError: a number is out of range.
-        """
+    def schedule(self, unit: str = "step") -> Schedule:
+        """When the run does what; its loop calls after every episode."""
         return Schedule(
+            unit=unit,
             total=self.total_steps,
             eval_every=self.eval_every,
             eval_episodes=self.eval_episodes,

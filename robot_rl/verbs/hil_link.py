@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from robot_rl.track import Many
 from robot_rl.types import IOSpec, Metrics
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, Shares, make_memory
 
-_AGREED = ("seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end")
+_AGREED = {"seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end"}
 
 
 def agreement(settings: HilSettings, policy: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def agreement(settings: HilSettings, policy: Mapping[str, Any]) -> dict[str, Any
         settings: of the run.
         policy: its configuration; "device" may differ.
     """
-    facts = {name: getattr(settings, name) for name in _AGREED}
+    facts = settings.model_dump(include=_AGREED)
     facts |= {f"policy.{name}": value for name, value in policy.items() if name != "device"}
     return json.loads(json.dumps(facts))
 
@@ -226,7 +226,7 @@ class HilLearnerJob:
         states = {"learner": learner, "loop": loop, "sampler": Shares(sampler)}
         run = Run(
             self._claim,
-            replace(s.schedule(), unit="row"),
+            s.schedule("row"),
             Parts(states, policy=learner.policy, io=io, facts=facts, seen=lambda: measure_seen(memory, io)),
             count=lambda: loop.rows,
             config=self._config,

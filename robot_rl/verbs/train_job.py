@@ -128,7 +128,7 @@ def refuse_idle(settings: TrainSettings, learner: Learner[Any, Any]) -> None:
     """
     need = learner.need
     feeds = need.then if settings.init is not None and need.then else need.feeds
-    set_ = [name for name, item in TrainSettings.model_fields.items() if getattr(settings, name) != item.default]
+    set_ = [name for name, value in settings if value != type(settings).model_fields[name].default]
     idle = [name for name in set_ if name in REPLAYED]
     if idle and feeds in ("rollout", "stale_rollout", "device_rollout", "environment"):
         raise ValueError(
