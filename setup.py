@@ -21,6 +21,7 @@ EXTRAS = {
     "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],
     "onnx": ["onnxruntime", "onnx", "onnxscript"],
     "track": ["wandb"],
+    "tune": ["optuna>=4"],
     "language": ["transformers>=5"],
     "gpu": ["mujoco-warp>=3.13", "warp-lang>=1.15"],
     "cluster": ["ray>=2.40"],

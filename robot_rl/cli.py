@@ -14,6 +14,7 @@ USAGE = """robot-rl <verb> [key=value ...]
 
   train         train a policy in simulation             robot-rl train env=pick policy=online/rlpd demos=20
   sweep         many runs at once on Ray                 robot-rl sweep train env=reach seed=0,1,2 policy=online/sac
+  tune          search for options with Optuna           robot-rl tune train env=reach 'policy.lr=interval(1e-4,1e-3)'
   hil           teach a robot, a person in the loop      robot-rl hil env=insert human=browser
   classify      learn what success looks like          robot-rl classify logs=[runs/hil/<run>]
   offline       train a policy from a log                robot-rl offline data=log.hdf5 policy=offline/iql
@@ -46,6 +47,7 @@ NAMES = (
     *(
         "train",
         "sweep",
+        "tune",
         "hil",
         "classify",
         "offline",

@@ -62,6 +62,7 @@ PACKAGES = {
     "transformers": Package("transformers", "language", "the language agent"),
     "mujoco_warp": Package("mujoco-warp", "gpu", "engine=warp: our worlds on a GPU"),
     "warp": Package("warp-lang", "gpu", "engine=warp: our worlds on a GPU"),
+    "optuna": Package("optuna", "tune", "robot-rl tune"),
     "ray": Package("ray", "cluster", "rollout workers and sweeps on several machines"),
     "rclpy": Package("ros-rclpy", "ros", "ROS 2 robots, unless a ROS is sourced"),
 }

@@ -57,11 +57,13 @@ class Layout:
         parts: leaves of the observation in the order in which the state is laid out.
         state_names: names of the state's columns.
         images: key -> (H, W, 3).
+        goal: numbers of a goal, of environments that say what was achieved and what is desired; 0 for others.
     """
 
     parts: tuple[Part, ...]
     state_names: tuple[str, ...]
     images: dict[str, tuple[int, int, int]]
+    goal: int = 0
 
 
 def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gymnasium.Env:
@@ -113,7 +115,7 @@ def layout(space: spaces.Space) -> Layout:
     def visit(leaf: spaces.Space, path: tuple[str, ...]) -> None:
         name = ".".join(path) or "observation"
         if isinstance(leaf, spaces.Dict):
-            goal = {"observation", "desired_goal", "achieved_goal"} <= leaf.spaces.keys()
+            goal = leaf.spaces.keys() >= _GOAL
             for key in ("observation", "desired_goal") if goal else leaf.spaces:
                 visit(leaf.spaces[key], (*path, key))
         elif isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) == 3:
@@ -135,7 +137,19 @@ def layout(space: spaces.Space) -> Layout:
             )
 
     visit(space, ())
-    return Layout(tuple(parts), tuple(names), images)
+    return Layout(tuple(parts), tuple(names), images, _goal_width(space))
+
+
+_GOAL = {"observation", "desired_goal", "achieved_goal"}
+
+
+def _goal_width(space: spaces.Space) -> int:
+    """G of a goal environment whose goals are vectors, else 0."""
+    if not isinstance(space, spaces.Dict) or not space.spaces.keys() >= _GOAL:
+        return 0
+    shapes = {space.spaces[key].shape for key in ("achieved_goal", "desired_goal")}
+    shape = shapes.pop()
+    return int(shape[0]) if not shapes and shape is not None and len(shape) == 1 else 0
 
 
 def _picture(shape: tuple[int, ...], name: str) -> tuple[str, tuple[int, int, int]]:
@@ -194,7 +208,8 @@ class Copies:
     ) -> None:
         self.envs = [*envs, *(make_one(id, kwargs, render_mode) for _ in range(count - len(envs)))]
         first = self.envs[0]
-        self.parts = layout(first.observation_space).parts
+        found = layout(first.observation_space)
+        self.parts, self._goal = found.parts, bool(found.goal)
         box = action_box(first.action_space, id)
         low, high = box.low.astype(np.float64), box.high.astype(np.float64)
         self._choose = isinstance(first.action_space, spaces.Discrete)
@@ -245,6 +260,8 @@ class Copies:
                 state[i] = obs
             else:
                 self._write(i, obs)
+            if self._goal:  # of this step: what a reset begins comes behind it
+                arrays["achieved_goal"][i], arrays["desired_goal"][i] = obs["achieved_goal"], obs["desired_goal"]
             if elapsed[i] == limit:
                 cut = True
             terminated[i] = end

@@ -1,7 +1,7 @@
 """Any Gymnasium environment behind the contract of our engines, in this process or in worker processes.
 
 Observations: a plain box becomes "state"; a Dict is flattened into "state" in the order of its space (goal
-environments: "observation", then "desired_goal"; "achieved_goal" is left out); uint8 boxes (H, W, 3), (H, W, 1) or
+environments: "observation", then "desired_goal"; both goals stand in `info`); uint8 boxes (H, W, 3), (H, W, 1) or
 (3, H, W) become "image.<key>" as (H, W, 3), without a leading "pixels." in the key; Discrete leaves become one-hot
 columns. Actions: the environment's finite box is mapped from [-1, 1] once, here; the n choices of a Discrete space lie
 evenly in [-1, 1] (`IOSpec.action_choices`); other action spaces are refused with the reason.
@@ -26,6 +26,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, gym_copies, interface
+from robot_rl.sim.gym_goals import gym_goals
 from robot_rl.sim.interface import checked
 from robot_rl.types import EnvParts, IOSpec, Obs, action_of, choice_of
 from robot_rl.types.data import all_finite
@@ -140,7 +141,8 @@ class GymVectorEnv(VectorEnv):
         if episode_steps is None:
             episode_steps = gymnasium.spec(id.rpartition(":")[2]).max_episode_steps
         options = {"id": id, "kwargs": kwargs, "episode_steps": episode_steps, "render_mode": render_mode}
-        shapes = _shapes(num_envs, actions, obs)
+        shapes = _shapes(num_envs, actions, obs, layout.goal)
+        self._goals, self._tells_goals = gym_goals(first, layout), bool(layout.goal)
         self._workers: list[_Worker] = []
         self._copies: gym_copies.Copies | None = None
         if workers:
@@ -219,6 +221,8 @@ class GymVectorEnv(VectorEnv):
             "executed": action,
             "intervened": np.zeros(self.num_envs, bool),
         }
+        if self._tells_goals:
+            info |= {key: arrays[key].copy() for key in ("achieved_goal", "desired_goal")}
         if arrays["knows_success"].any():  # most Gymnasium tasks have no notion of success: then none is reported
             info["success"] = arrays["success"].copy()
         return dict(obs), reward, terminated, truncated, info
@@ -232,8 +236,8 @@ class GymVectorEnv(VectorEnv):
 
     @property
     def parts(self) -> EnvParts:
-        """States are saved: exactly for MuJoCo tasks, else a resumed run begins new episodes."""
-        return EnvParts(saves=True)
+        """States are saved: exactly for MuJoCo tasks, else a resumed run begins new episodes; goals of goal tasks."""
+        return EnvParts(saves=True, goals=self._goals)
 
     def render(self) -> tuple[Any, ...] | None:
         """One frame per environment, or None without render_mode."""
@@ -400,13 +404,15 @@ def _column(mask: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 def _shapes(
-    num_envs: int, actions: int, obs: dict[str, tuple[tuple[int, ...], str]]
+    num_envs: int, actions: int, obs: dict[str, tuple[tuple[int, ...], str]], goal: int
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """Arrays shared with the copies: action, state, image.<key>, the same with "final.", and one column per result."""
     seen = {"state": ((0,), "float32")} | obs
     out: dict[str, tuple[tuple[int, ...], str]] = {"action": ((num_envs, actions), "float32")}
     for key, (shape, dtype) in seen.items():
         out[key] = out[f"final.{key}"] = ((num_envs, *shape), dtype)
+    if goal:
+        out |= dict.fromkeys(("achieved_goal", "desired_goal"), ((num_envs, goal), "float32"))
     out["reward"] = ((num_envs,), "float32")
     for key in ("terminated", "truncated", "success", "knows_success"):
         out[key] = ((num_envs,), "bool")

@@ -1,6 +1,6 @@
 """The CPU engine: any world, N copies, stepped by MuJoCo's own thread pool behind Gymnasium's `VectorEnv`.
 
-Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Every step's info holds
+Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Every step's info holds the world's facts,
 "final_obs": the true successor of all N environments (a dict like the observation; where nothing ended it equals it),
 "success": (N,) bool, "executed": (N, A) float32 the action after clipping to [-1, 1], "intervened": (N,) bool, False.
 """
@@ -87,6 +87,7 @@ class MujocoVectorEnv(VectorEnv):
         self.render_mode = render_mode
         self._film = Film(cameras, options.camera_every)
         self._feeling = Feeling(world, options.proprio)
+        self._shows_goal = options.state and options.proprio is None and not cameras
 
         actions, components = len(world.action_names), len(world.obs_names)
         image = (*options.camera_size, 3)
@@ -207,7 +208,7 @@ class MujocoVectorEnv(VectorEnv):
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
         done = terminated | truncated
-        tasks = {"task": np.array(view.task["goal"])} if self._offers.task_names else {}
+        facts = {key: np.array(value) for key, value in self._offers.say_facts(view).items()}
         obs = final
         if done.any():
             rows = np.flatnonzero(done)
@@ -220,7 +221,7 @@ class MujocoVectorEnv(VectorEnv):
             "success": success,
             "executed": action,
             "intervened": np.zeros(self.num_envs, bool),
-            **tasks,
+            **facts,
         }
         return dict(obs), reward, terminated, truncated, info
 
@@ -253,6 +254,7 @@ class MujocoVectorEnv(VectorEnv):
             tool=None if offers.tool is None else self._tool,
             place=None if offers.place is None else self._place,
             way_out=offers.way_out,
+            goals=offers.goals.terms if offers.goals and self._shows_goal else None,
             saves=True,
         )
 

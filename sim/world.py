@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-from robot_rl.types import Array
+from robot_rl.types import Array, Goals
 
 
 @dataclass
@@ -170,6 +170,21 @@ class World(Protocol):
 
 
 @dataclass(frozen=True)
+class WorldGoals:
+    """Goals of a world whose reward depends on them alone.
+
+    Attributes:
+        achieved: (view) -> (N, R) what has been reached.
+        desired: (view) -> (N, G) what is asked.
+        terms: what a step earns under another goal, and how the state shows it.
+    """
+
+    achieved: Callable[[View], Array]
+    desired: Callable[[View], Array]
+    terms: Goals
+
+
+@dataclass(frozen=True)
 class WorldParts:
     """What a world may have beyond `World`, each an attribute or method of that name; None or empty where it has none.
 
@@ -195,6 +210,7 @@ class WorldParts:
         policy_cameras: cameras that show a policy what it needs to do the task.
         goal_lift: metres above the tip at success that the place which pictures show lies, as the mouth of a hole does.
         proprio: components of "state" that the robot feels of itself; the others are of goals and objects.
+        goals: what a step would have earned under another goal, for hindsight.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -212,6 +228,14 @@ class WorldParts:
     policy_cameras: tuple[str, ...] = ()
     proprio: tuple[str, ...] = ()
     goal_lift: float = 0.0
+    goals: WorldGoals | None = None
+
+    def say_facts(self, view: View) -> dict[str, Array]:
+        """Views of what a step's info says: "task", "achieved_goal" and "desired_goal", where there are any."""
+        facts = {"task": view.task["goal"]} if self.task_names else {}
+        if self.goals is not None:
+            facts |= {"achieved_goal": self.goals.achieved(view), "desired_goal": self.goals.desired(view)}
+        return facts
 
 
 def parts_of(world: Any) -> WorldParts:

@@ -56,8 +56,8 @@ class Hiding(VectorWrapper):
 
     @property
     def parts(self) -> EnvParts:
-        """What the environment offers."""
-        return self.inner.parts
+        """What the environment offers, without its goals: what they pay is not what is paid here."""
+        return replace(self.inner.parts, goals=None)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the environment and of the wrapper; "exact" as the environment says it."""

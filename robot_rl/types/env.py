@@ -13,6 +13,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Goals:
+    """What an environment with goals says of them, so that a step can be replayed as if another goal had been asked.
+
+    Every step's info then holds "achieved_goal" (N, R), what its true successor has reached, and "desired_goal" (N, G),
+    what was asked. A goal that was reached is the first G of those R numbers; the others are facts that the reward
+    reads, such as whether an object is held. All functions are of rows, in NumPy.
+
+    Attributes:
+        width: G.
+        reached: R, at least G.
+        show: ("state" (B, S), asked (B, G), goal (B, G)) -> (B, S) the same state where `goal` is asked instead.
+        reward: (achieved (B, R), goal (B, G)) -> (B,) what the step that led there earns under that goal.
+        ends: the same -> (B,) bool, whether the episode terminates because of it; None: reaching a goal ends nothing.
+    """
+
+    width: int
+    reached: int
+    show: Callable[[Any, Any, Any], Any]
+    reward: Callable[[Any, Any], Any]
+    ends: Callable[[Any, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= self.reached:
+            raise ValueError(
+                f"a goal of {self.width} numbers cannot be taken from the first of {self.reached} that tell what was "
+                "reached; expected at least one, and no more than those"
+            )
+
+
+@dataclass(frozen=True)
 class EnvParts:
     """What an environment offers beyond stepping, fixed when it is made; None, False or empty where it does not.
 
@@ -29,6 +59,7 @@ class EnvParts:
         place: () -> (N, P) where the robots are [m].
         way_out: (A,) an action that leads out of where the robot is stuck, None in it is any number.
         saves: `state_dict()` and `load_state_dict(state)` are there.
+        goals: what steps would earn under other goals, where the observation is a "state" alone that shows the goal.
         dialogues: `begin(seeds)` and `say(rows, utterances)` are there: texts, of which the caller chooses the task.
         device: of the tensors that it hands over; None: NumPy arrays.
     """
@@ -42,6 +73,7 @@ class EnvParts:
     place: Callable[[], Any] | None = None
     way_out: tuple[float | None, ...] | None = None
     saves: bool = False
+    goals: Goals | None = None
     dialogues: bool = False
     device: torch.device | None = None
 

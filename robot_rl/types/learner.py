@@ -48,6 +48,7 @@ class Needs:
         expert: a log of demonstrations beside the log is needed.
         progress: name of a log's column with a task's progress, or None.
         goals: options of `data.goals.GoalDataset`, for a learner that wants extras["goal"].
+        hindsight: k goals of hindsight for each row that keeps its own, see `data.hindsight.HindsightReplay`; 0: none.
         goal_pictures: options of `data.goal_pictures.GoalPictures`, for one that reads goals as pictures.
         decision_interval: ticks for which a random action is held before the policy acts.
         rollout_steps: per environment and update, for the on-policy loops.
@@ -69,6 +70,7 @@ class Needs:
     expert: bool = False
     progress: Any = None
     goals: Mapping[str, Any] | None = None
+    hindsight: int = 0
     goal_pictures: Mapping[str, Any] | None = None
     decision_interval: int = 1
     rollout_steps: int = 1

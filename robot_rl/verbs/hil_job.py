@@ -111,7 +111,16 @@ class HilSettings(SessionOptions):
 
 
 def make_memory(settings: HilSettings, io: IOSpec, need: Needs) -> tuple[HilMemory, Mix | NewSteps]:
-    """An empty memory, and batches of it at the shares that the settings want, for a learner that needs this."""
+    """An empty memory, and batches of it at the shares that the settings want, for a learner that needs this.
+
+    Raises:
+        ValueError: it needs goals of hindsight.
+    """
+    if need.hindsight:
+        raise ValueError(
+            "this policy replays steps under goals that were reached later, which a session with a person does not "
+            "record; use policy=human/imitation_sac, or robot-rl train for this one"
+        )
     memory = HilMemory(
         io,
         settings.buffer_size,

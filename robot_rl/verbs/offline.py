@@ -181,6 +181,11 @@ class OfflineJob:
         self.learner: Learner[Any, Any] = make_learner(self.io)
         check_learner(self.learner)
         need = self.learner.need
+        if need.hindsight:
+            raise ValueError(
+                f"{type(self.learner).__name__} replays a run's own steps under goals that it reached, and a log does "
+                "not say what they earn there; use policy=offline/goal_bc, or robot-rl train"
+            )
         reader = self.learner.reader
         reading = settings.model_copy(update={"action_clip": settings.action_clip or bool(scaled)})
         self.sampler, self.findings = logs.sampler(store, reading, seed=settings.seed, need=need, reader=reader)

@@ -35,6 +35,7 @@ from robot_rl.verbs.reading import read_options
 from robot_rl.verbs.robot import put_card, robot
 from robot_rl.verbs.sweep import sweep
 from robot_rl.verbs.table import VERBS, Verb
+from robot_rl.verbs.tune import tune
 from robot_rl.words import Refused
 
 
@@ -171,6 +172,8 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         sys.exit(robot(rest))
     if verb == "sweep":
         sys.exit(sweep(rest))
+    if verb == "tune":
+        sys.exit(tune(rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
     config = VERBS[verb].config

@@ -38,6 +38,7 @@ from robot_rl.verbs.build import EnvMaker
 from robot_rl.verbs.collect_episodes import ExpertPolicy, KeepOptions, keep_steps
 from robot_rl.verbs.contract import check_learner
 from robot_rl.verbs.logs import ActionMeaning, LogSettings
+from robot_rl.verbs.replay import make_replay
 
 
 class TrainSettings(ActionMeaning):
@@ -286,19 +287,19 @@ class TrainJob:
         if isinstance(self.learner, OwnLoop):
             self.learner.attach(self.env)
             return self.learner
-        if self._window > 1 and s.n_step != 1:
+        if s.workers and need.hindsight:
             raise ValueError(
-                f"n_step is {s.n_step}, and this policy sums over chunks of {self._window} steps itself; use n_step=1"
+                f"workers={s.workers} sends episodes without the goals that they reached, and "
+                f"{type(self.learner).__name__} learns from those; use workers=0 with num_envs=… instead"
             )
-        self.buffer = ReplayBuffer(
-            self.env.io,
+        self.buffer = make_replay(
+            self.env,
+            self.learner,
             min(s.buffer_size, max(s.total_steps, 1) + s.num_envs),
             num_envs=1 if s.workers else s.num_envs,
             n_step=s.n_step,
             gamma=s.gamma,
-            window=self._window,
             seed=s.seed,
-            extras=dict(need.columns),
         )
         sampler: Any = self.buffer
         if s.demos:

@@ -8,8 +8,8 @@ import array_api_compat
 
 from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span
 from robot_rl.sim.arm_cameras import Aim
-from robot_rl.sim.world import Draw, Reset, View
-from robot_rl.types import Array
+from robot_rl.sim.world import Draw, Reset, View, WorldGoals
+from robot_rl.types import Array, Goals
 from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
 
@@ -88,6 +88,9 @@ class Pick:
         self.action_low, self.action_high = arm.action_low, arm.action_high
         vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
         self.obs_names, self.proprio = (*arm.state_names, *vectors), arm.state_names
+        ends = self._met if terminate_on_success else None
+        terms = Goals(3, 4, self._show, self._pay, ends)  # the dense reward depends on more than the goal
+        self.goals = None if self._dense else WorldGoals(self._reached, self._asked, terms)
 
     def mjcf(self) -> str:
         """The arm, the cube, and a ball where the goal is."""
@@ -176,3 +179,24 @@ class Pick:
         if self._hand is not None:  # the share of its range at which a hand meets the cube is not known
             return near & (cube[:, 2] > _HALF + 0.005) & (opening < 0.95 * STROKE)
         return near & (cube[:, 2] > _HALF + 0.005) & (opening < 2 * _HALF + 0.012)
+
+    def _reached(self, view: View) -> Array:
+        """(N, 4) where the cube is, and whether it is held."""
+        cube = view.qpos[:, self._cube : self._cube + 3]
+        return view.xp.concat([cube, view.xp.astype(self._held(view), cube.dtype)[:, None]], axis=1)
+
+    def _asked(self, view: View) -> Array:
+        return view.task["goal"]
+
+    def _met(self, reached: Array, goal: Array) -> Array:
+        """(N,) cube at the goal and held; a goal at which a cube lies (none that is asked) is met without."""
+        lies = goal[:, 2] < _HALF + 0.005
+        return (norm(goal - reached[:, :3]) < self.radius) & ((reached[:, 3] > 0.5) | lies)
+
+    def _pay(self, reached: Array, goal: Array) -> Array:
+        xp = array_api_compat.array_namespace(reached)
+        return xp.astype(self._met(reached, goal), xp.float32)
+
+    def _show(self, state: Array, asked: Array, goal: Array) -> Array:
+        xp = array_api_compat.array_namespace(state)
+        return xp.concat([state[:, :-3], state[:, -3:] + (goal - asked) / _GOAL], axis=1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import array_api_compat
+
 from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span
 from robot_rl.sim.arm_cameras import Aim
-from robot_rl.sim.world import Draw, Reset, View
-from robot_rl.types import Array
+from robot_rl.sim.world import Draw, Reset, View, WorldGoals
+from robot_rl.types import Array, Goals
 from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
 
@@ -72,6 +74,8 @@ class Reach:
         self.action_low, self.action_high = arm.action_low, arm.action_high
         self.proprio = arm.state_names
         self.obs_names = (*arm.state_names, "tip_to_goal_x", "tip_to_goal_y", "tip_to_goal_z")
+        ends = self._near if terminate_on_success else None
+        self.goals = WorldGoals(self._tip, self._asked, Goals(3, 3, self._show, self._pay, ends))
 
     def mjcf(self) -> str:
         """The arm, and a ball where the goal is."""
@@ -111,12 +115,7 @@ class Reach:
 
     def reward(self, view: View) -> Array:
         """Dense: half for the way (20 cm wide), half for precision (3 cm wide)."""
-        xp = view.xp
-        if not self._dense:
-            return xp.astype(self.success(view), xp.float32)
-        distance = norm(view.task["goal"] - view.task["tip"])
-        value = 1.0 - 0.5 * xp.tanh(distance / 0.2) - 0.5 * xp.tanh(distance / 0.03)
-        return xp.astype(value - 1.0 if self._terminate else value, xp.float32)
+        return self._pay(view.task["tip"], view.task["goal"])
 
     def terminated(self, view: View) -> Array:
         """Success, when asked to end there."""
@@ -125,8 +124,29 @@ class Reach:
 
     def success(self, view: View) -> Array:
         """Tip within 2 cm of the goal."""
-        return norm(view.task["goal"] - view.task["tip"]) < self.radius
+        return self._near(view.task["tip"], view.task["goal"])
 
     def expert(self, state: Array) -> Array:
         """Straight to the goal."""
         return self._arm.act(state, state[:, -3:] * _DISTANCE)
+
+    def _tip(self, view: View) -> Array:
+        return view.task["tip"]
+
+    def _asked(self, view: View) -> Array:
+        return view.task["goal"]
+
+    def _near(self, tip: Array, goal: Array) -> Array:
+        return norm(goal - tip) < self.radius
+
+    def _pay(self, tip: Array, goal: Array) -> Array:
+        xp = array_api_compat.array_namespace(tip)
+        if not self._dense:
+            return xp.astype(self._near(tip, goal), xp.float32)
+        distance = norm(goal - tip)
+        value = 1.0 - 0.5 * xp.tanh(distance / 0.2) - 0.5 * xp.tanh(distance / 0.03)
+        return xp.astype(value - 1.0 if self._terminate else value, xp.float32)
+
+    def _show(self, state: Array, asked: Array, goal: Array) -> Array:
+        xp = array_api_compat.array_namespace(state)
+        return xp.concat([state[:, :-3], state[:, -3:] + (goal - asked) / _DISTANCE], axis=1)

@@ -123,6 +123,7 @@ THIRD = {
     "numba": ("robot_rl/advantage/backends/", "policies/online/"),
     "triton": ("robot_rl/advantage/backends/",),
     "ray": ("robot_rl/loops/cluster.py", "robot_rl/verbs/sweep.py"),
+    "optuna": ("robot_rl/verbs/tune.py",),
     "gymnasium": ("robot_rl/envs.py", "sim/", "real/", "robot_rl/loops/", "policies/online/sb3.py"),
 }
 

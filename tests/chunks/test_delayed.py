@@ -235,7 +235,7 @@ def test_bad_latency_is_refused(kind: str, options: dict[str, Any], message: str
 
 
 def test_bad_options_of_the_player_are_refused() -> None:
-    with pytest.raises(ValueError, match="compensation is .hope., expected one of queue, naive, wait or rtc"):
+    with pytest.raises(ValueError, match=r"compensation is .hope., expected one of queue, naive, wait or rtc"):
         player("hope", LatencyModel())
     with pytest.raises(ValueError, match="one number for each action"):
         Execution(Horizons(2, 2, 2), 3, idle=np.zeros(2))

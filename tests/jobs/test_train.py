@@ -46,12 +46,14 @@ def states(run: Path) -> dict[str, Any]:
     out: dict[str, Any] = {path.name: checkpoint.load_state(path) for path in folder.glob("*.pt")}
     if (folder / "buffer").exists():
         settings = checkpoint.read_meta(folder)["settings"]
+        extras = json.loads((folder / "buffer/meta.json").read_text())["extras"]
         buffer = ReplayBuffer(
             checkpoint.read_io(folder),
             settings["total_steps"] + settings["num_envs"],
             num_envs=settings["num_envs"],
             n_step=settings["n_step"],
             gamma=settings["gamma"],
+            extras={name: tuple(shape) for name, shape in extras.items()},
         )
         buffer.load(folder / "buffer")
         out["buffer"] = buffer.state_dict()
@@ -69,10 +71,11 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ["demos=2", "n_step=3"],
         ["policy=online/rlpd", "policy.hidden=[16,16]", "policy.batch_size=16", "policy.utd=2"],
         ["policy=online/ppo", "policy.rollout_steps=40", "policy.minibatch=20", "policy.epochs=2"],
+        ["policy=online/her", "env.world.reward=sparse", "demos=2"],
         ["env=gym", "id=InvertedPendulum-v5"],
         ["env.randomize={mass: [0.9, 1.1], latency: [0.0, 0.05]}"],
     ],
-    ids=["sac", "demos_nstep", "rlpd", "ppo", "gym", "randomised"],
+    ids=["sac", "demos_nstep", "rlpd", "ppo", "her", "gym", "randomised"],
 )
 def test_train_interrupted_and_resumed_equals_uninterrupted(make_job, tmp_path: Path, overrides: list[str]) -> None:
     whole = make_job(tmp_path / "whole", *overrides)

@@ -135,6 +135,14 @@ bench sacc -> did you mean sac?
 sweep trian seed=0,1 -> train or offline
 sweep train seed=0,1 --cpu=2 -> did you mean cpus
 sweep train seed=0,1 --retries=-1 -> expected a whole number of at least 0
+tune env=reach policy.lr=interval(1e-4,1e-3) -> a search is of train or offline
+tune train env=reach -> nothing is searched
+tune train env=reach policy.lr=interval(1e-4,1e-3) --trial=3 -> did you mean trials
+tune train env=reach policy.lr=interval(1e-3,1e-4) -> the first end is not below the second
+tune train env=reach policy.lr=tag(log,interval(0,1e-4)) -> its ends have to be above 0
+tune train resume=x policy.lr=interval(1e-4,1e-3) -> resume belongs to a single run
+tune train env=reach policy.lr=interval(1e-4 -> cannot be read
+tune train env=reach seed=1 policy.lr=1e-4,1e-3 --seeds=2 -> leave seed= out
 doctor isaac world=quadrupet -> did you mean quadruped?
 doctor isaac num_envs=0 -> expected a whole number of at least 1
 doctor ros desk_arm listen=0 -> expected a number above 0
@@ -162,6 +170,13 @@ train env.world=pick -> a world is chosen with env=pick
 train policy=SAC -> did you mean online/sac
 train policy=sac -> did you mean online/sac
 train env=gym -> id=<Gymnasium id>
+train policy=online/her env=pendulum -> env=gym id=FetchReach-v4
+train policy=online/her env=pick -> env.world.reward=sparse
+train policy=online/her env=reach n_step=3 -> use n_step=1
+train policy=online/her env=reach workers=2 -> use workers=0
+train policy=online/her env=reach rewarder=program rewarder.code="norm(tip_to_goal)" -> without pictures, rewarder
+train policy=online/her policy.hindsight=0 -> expected a whole number of at least 1
+hil policy=online/her human=scripted -> use policy=human/imitation_sac
 train env=gym id=Pendulum -> similar: Pendulum-v1
 train env.camera_size=84 -> [height,width]
 train policy.value_range=[1,-1] -> the first is not below the second

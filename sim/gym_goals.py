@@ -1,0 +1,77 @@
+"""The goals of a Gymnasium task (`gymnasium_robotics.core.GoalEnv`): its own reward and end, for any achieved goal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import gymnasium
+import numpy as np
+
+from robot_rl.sim.gym_copies import Layout
+from robot_rl.types import Goals
+
+
+@runtime_checkable
+class Paying(Protocol):
+    """A task that says what any achieved goal earns under any other."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any, /) -> Any:
+        """The reward of a step that led to `achieved_goal`."""
+        ...
+
+
+@runtime_checkable
+class Ending(Protocol):
+    """A task that says whether reaching a goal ends the episode."""
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any, /) -> Any:
+        """Whether a step that led to `achieved_goal` is the last one."""
+        ...
+
+
+Rows = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def gym_goals(env: gymnasium.Env, layout: Layout) -> Goals | None:
+    """What a task says of goals, or None where it has none or also shows pictures, in which the goal may be drawn.
+
+    The task's `compute_reward(achieved, desired, info)` and, where there is one, `compute_terminated` are asked with an
+    empty `info`, so neither may read it.
+
+    Args:
+        env: before its first reset: a task that draws another goal when one is reached may do so when it is asked.
+        layout: of its observation.
+    """
+    shown = next((part for part in layout.parts if part.path == ("desired_goal",)), None)
+    task: Any = env.unwrapped
+    if not layout.goal or layout.images or shown is None or not isinstance(task, Paying):
+        return None
+    columns, width = slice(shown.start, shown.start + shown.size), layout.goal
+    same, ends = np.zeros(width), None
+    if isinstance(task, Ending) and bool(task.compute_terminated(same, same, {})):
+        ends = over_rows(task.compute_terminated, width)
+
+    def show(state: np.ndarray, asked: np.ndarray, goal: np.ndarray) -> np.ndarray:
+        other = state.copy()
+        other[:, columns] = goal
+        return other
+
+    return Goals(width, width, show, over_rows(task.compute_reward, width), ends)
+
+
+def over_rows(function: Callable[..., Any], width: int) -> Rows:
+    """(achieved (B, G), goal (B, G)) -> (B,) of a task's function, called row by row where it takes no batches."""
+
+    def by_row(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
+        return np.array([float(function(a, g, {})) for a, g in zip(achieved, goal)], np.float32)
+
+    def at_once(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
+        return np.asarray(function(achieved, goal, {}), np.float32)
+
+    achieved, goal = np.zeros((3, width)), np.stack([np.zeros(width), np.full(width, 0.5), np.full(width, 1e3)])
+    try:
+        found = at_once(achieved, goal)
+    except (TypeError, ValueError):  # such as `bool()` of an array
+        return by_row
+    return at_once if found.shape == (3,) and np.array_equal(found, by_row(achieved, goal)) else by_row
