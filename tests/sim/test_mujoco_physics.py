@@ -8,6 +8,7 @@ import pytest
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.mujoco_physics import Physics, check_version, mujoco
+from robot_rl.sim.worlds.imitate import Imitate, ImitateOptions
 
 FULL = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 WORLDS = ("reach", "pick", "insert", "transfer", "quadruped", "halfcheetah", "imitate", "double_pendulum")
@@ -20,10 +21,10 @@ objtype="site" objname="s"/></sensor></mujoco>"""
 
 
 def world(name):
-    return getattr(
-        importlib.import_module(f"robot_rl.sim.worlds.{name}"),
-        name.title().replace("_", "").replace("Halfcheetah", "HalfCheetah"),
-    )()
+    if name == "imitate":
+        return Imitate(ImitateOptions())
+    module = importlib.import_module(f"robot_rl.sim.worlds.{name}")
+    return getattr(module, name.title().replace("_", "").replace("Halfcheetah", "HalfCheetah"))()
 
 
 def loop(model, states):
