@@ -23,6 +23,7 @@ from robot_rl.checkpoint import write_json
 from robot_rl.curves import plot
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import OnPolicy
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.version import VERSION
 
@@ -137,7 +138,9 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
         The job with its curve: per rollout the ticks, the mean return of the episodes that ended in it, CPU seconds.
     """
     task = WORLDS[job["world"]]
-    env = _at(ENV)(task.num_envs, job["seed"], world=_at(task.world)(**task.options), num_threads=1)
+    env = _at(ENV)(
+        task.num_envs, job["seed"], world=_at(task.world)(**task.options), options=EngineOptions(num_threads=1)
+    )
     options = {"chunk": job["chunk"], "estimator": job["method"], **task.learner, **OPTIONS.get(job["method"], {})}
     options["obs_spread"] = None  # as the results in docs/ppo_chunk.md were made
     learner = build.make("policy", {"name": "online/ppo_chunk", **options}, env.io, seed=job["seed"], device="cpu")

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.harness import compare, ratio
 from robot_rl.loops.cluster import Cluster, RolloutWorker
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.types import IOSpec
 
 COPIES, FRAGMENT = 4, 32
@@ -23,7 +24,7 @@ def make_env(num_envs: int, seed: int, render: bool) -> Any:
     """The quadruped on the CPU engine."""
     engine = importlib.import_module("robot_rl.sim.mujoco_env")
     world = importlib.import_module("robot_rl.sim.worlds.quadruped").Quadruped()
-    return engine.make(num_envs, seed, world=world, num_threads=1)
+    return engine.make(num_envs, seed, world=world, options=EngineOptions(num_threads=1))
 
 
 def make_learner(io: IOSpec) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.extras import require
-from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.devices.teleop import Frame
 from robot_rl.types import IOSpec
 
@@ -47,7 +47,7 @@ def run(
 
 
 def _measure(rate: float, seconds: float, size: tuple[int, int]) -> dict[str, Any]:
-    teleop = BrowserTeleop(IO, port=0, announce=False, frame_every=1)
+    teleop = BrowserTeleop(BrowserOptions(port=0), IO, announce=False)
     client = _Client(teleop.server.url)
     thread = threading.Thread(target=client.run, daemon=True)
     thread.start()

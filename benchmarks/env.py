@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import compare
+from robot_rl.sim.engine_options import EngineOptions
 
 ENGINE = "robot_rl.sim.mujoco_env.make"
 WORLD = "robot_rl.sim.worlds.halfcheetah.HalfCheetah"
@@ -119,7 +120,7 @@ class _Ours:
 
     def __init__(self, count: int, threads: int, engine: str, world: str) -> None:
         task = load(world)()
-        self.env = load(engine)(count, 0, "cpu", world=task, num_threads=threads)
+        self.env = load(engine)(count, 0, "cpu", world=task, options=EngineOptions(num_threads=threads))
         self.env.reset()
         self._episode = task.episode_steps
         self._spread()

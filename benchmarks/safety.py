@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.real.core.limiter import JointLimits
+
 TOLERANCE = 1e-9
 
 
@@ -65,15 +67,8 @@ def _case(
         lower = rng.uniform(-3.0, 0.0, count)
         upper = lower + 10.0 ** rng.uniform(-2.0, 0.8, count)
         speed, power = 10.0 ** rng.uniform(-1.5, 1.0, count), 10.0 ** rng.uniform(-1.0, 2.0, count)
-        limits = kind(
-            lower,
-            upper,
-            speed,
-            power,
-            period=shortest,
-            min_period=shortest,
-            jerk=10.0 ** rng.uniform(0.0, 3.0, count) if jerk else None,
-        )
+        bounds = JointLimits(lower, upper, speed, power, jerk=10.0 ** rng.uniform(0.0, 3.0, count) if jerk else None)
+        limits = kind(bounds, period=shortest, min_period=shortest)
         _start(limits, rng, lower, upper, speed, power)
         for k in range(steps):
             period = shortest * float(rng.uniform(1.0, 4.0)) if vary else shortest

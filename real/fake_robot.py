@@ -10,9 +10,33 @@ import numpy as np
 from robot_rl.real.core.clock import Clock, SteadyClock
 from robot_rl.real.core.spec import EFFORT, POSITION, RobotSpec
 from robot_rl.real.robot import Command, RobotState, StaleState
+from robot_rl.types.options import NotNegative, Options, Positive, Share
 
 FRICTION = 0.5
 """Of joints under effort commands [1/s]."""
+
+
+class FakeOptions(Options):
+    """How a robot without hardware follows, and what it costs to talk to it."""
+
+    lag: NotNegative = 0.02
+    """Time constant of the position servo [s]."""
+    latency: NotNegative = 0.0
+    """Mean delay of states and of commands, each [s]."""
+    jitter: NotNegative = 0.0
+    """Standard deviation of either delay [s]; delays are never negative."""
+    loss: Share = 0.0
+    """Probability that a state or a command is lost."""
+    noise: NotNegative = 0.0
+    """Standard deviation of measured positions [rad]; velocities get ten times as much."""
+    state_timeout: Positive = 0.1
+    """Age at which `read` gives up [s]."""
+    physics_dt: Positive = 0.002
+    """Integration step [s]."""
+
+
+IDEAL = FakeOptions()
+"""Without delays, losses and noise."""
 
 
 class FakeRobot:
@@ -24,47 +48,28 @@ class FakeRobot:
 
     Args:
         spec: of the robot.
+        options: how it follows, and what it costs to talk to it.
         clock: source of time; default the machine's steady clock.
         start: (J,) first position; default the spec's home, else the middle of the ranges.
-        lag: time constant of the position servo [s].
-        latency: mean delay of states and of commands, each [s].
-        jitter: standard deviation of either delay [s]; delays are never negative.
-        loss: probability that a state or a command is lost.
-        noise: standard deviation of measured positions [rad]; velocities get ten times as much.
-        state_timeout: age at which `read` gives up [s].
-        physics_dt: integration step [s].
         seed: of all randomness.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: a start of another shape.
     """
 
     def __init__(
         self,
         spec: RobotSpec,
+        options: FakeOptions = IDEAL,
         *,
         clock: Clock | None = None,
         start: np.ndarray | None = None,
-        lag: float = 0.02,
-        latency: float = 0.0,
-        jitter: float = 0.0,
-        loss: float = 0.0,
-        noise: float = 0.0,
-        state_timeout: float = 0.1,
-        physics_dt: float = 0.002,
         seed: int = 0,
     ) -> None:
-        for name, value in (("latency", latency), ("jitter", jitter), ("loss", loss), ("noise", noise), ("lag", lag)):
-            if not value >= 0.0:
-                raise ValueError(f"{name} is {value}, expected >= 0")
-        if loss > 1.0 or not physics_dt > 0.0:
-            raise ValueError(f"loss is {loss}, expected in [0, 1]; physics_dt is {physics_dt}, expected > 0")
-        self.spec = spec
+        self.spec, self.o = spec, options
         self.blocked = np.zeros(len(spec.joints), bool)  # joints that do not move whatever is commanded
         self.frozen = False  # no new states from now on
         self._clock: Clock = clock or SteadyClock()
-        self._lag, self._latency, self._jitter, self._loss, self._noise = lag, latency, jitter, loss, noise
-        self._timeout, self._dt = state_timeout, physics_dt
         self._rng = np.random.default_rng(seed)
         self._lower, self._upper = spec.hard_bounds()
         ranged = np.isfinite(self._lower)
@@ -96,8 +101,8 @@ class FakeRobot:
                 if state.stamp > self._newest.stamp:
                     self._newest = state
             age = now - self._newest.stamp
-            if age > self._timeout:
-                raise StaleState(f"the newest state is {age:.3f} s old, timeout {self._timeout:.3f} s")
+            if age > self.o.state_timeout:
+                raise StaleState(f"the newest state is {age:.3f} s old, timeout {self.o.state_timeout:.3f} s")
             return self._newest
 
     def write(self, command: Command) -> Command:
@@ -112,7 +117,7 @@ class FakeRobot:
         with self._lock:
             now = self._clock.now()
             self._run(now)
-            if self._rng.random() >= self._loss:
+            if self._rng.random() >= self.o.loss:
                 self._on_the_way.append((now + self._delay(), value))
                 self._on_the_way.sort(key=lambda item: item[0])
         return command
@@ -131,31 +136,31 @@ class FakeRobot:
             self.position = self.position + offset
 
     def _delay(self) -> float:
-        return max(0.0, self._latency + self._jitter * float(self._rng.standard_normal()))
+        return max(0.0, self.o.latency + self.o.jitter * float(self._rng.standard_normal()))
 
     def _run(self, now: float) -> None:
         """Integrate up to `now`; every physics step gives one measurement."""
-        steps = int((now - self._time) / self._dt + 1e-9)
+        steps = int((now - self._time) / self.o.physics_dt + 1e-9)
         if steps > 5000:  # nobody looked for long: the joints stand where they stand
-            self._time, steps = now - 5000 * self._dt, 5000
+            self._time, steps = now - 5000 * self.o.physics_dt, 5000
         for _ in range(steps):
-            self._time += self._dt
+            self._time += self.o.physics_dt
             while self._on_the_way and self._on_the_way[0][0] <= self._time + 1e-12:
                 self._goal = self._on_the_way.pop(0)[1]
             if self.spec.mode == EFFORT:
-                speed = self.velocity + (self._goal / self._mass - FRICTION * self.velocity) * self._dt
+                speed = self.velocity + (self._goal / self._mass - FRICTION * self.velocity) * self.o.physics_dt
             elif self.spec.mode != POSITION:
                 speed = self._goal
             else:
-                speed = (self._goal - self.position) / max(self._lag, self._dt)
+                speed = (self._goal - self.position) / max(self.o.lag, self.o.physics_dt)
             speed = np.where(self.blocked, 0.0, np.clip(speed, -self._fast, self._fast))
-            place = np.clip(self.position + speed * self._dt, self._lower, self._upper)
+            place = np.clip(self.position + speed * self.o.physics_dt, self._lower, self._upper)
             free = ~self.blocked & (self.position >= self._lower) & (self.position <= self._upper)
-            self.velocity = np.where(free, (place - self.position) / self._dt, speed)
-            self.position = np.where(free, place, self.position + speed * self._dt)
-            if not self.frozen and self._rng.random() >= self._loss:
+            self.velocity = np.where(free, (place - self.position) / self.o.physics_dt, speed)
+            self.position = np.where(free, place, self.position + speed * self.o.physics_dt)
+            if not self.frozen and self._rng.random() >= self.o.loss:
                 self._history.append((self._time + self._delay(), self._measure(self._time)))
 
     def _measure(self, time: float) -> RobotState:
-        noise = self._noise * self._rng.standard_normal((2, len(self.position)))
+        noise = self.o.noise * self._rng.standard_normal((2, len(self.position)))
         return RobotState(time, self.position + noise[0], self.velocity + 10.0 * noise[1])

@@ -10,7 +10,7 @@ import numpy as np
 from robot_rl.legs import Trunk
 from robot_rl.real.core.clock import ManualClock
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.fake_robot import FakeRobot
+from robot_rl.real.fake_robot import FakeOptions, FakeRobot
 from robot_rl.real.robot import Command
 
 
@@ -159,7 +159,9 @@ class KinematicPlant:
     def reset(self, seed: int) -> None:
         """Back home, at rest."""
         self._clock = ManualClock()
-        self._robot = FakeRobot(self._spec, clock=self._clock, lag=self._lag, physics_dt=self._dt, state_timeout=1e9)
+        self._robot = FakeRobot(
+            self._spec, FakeOptions(lag=self._lag, physics_dt=self._dt, state_timeout=1e9), clock=self._clock
+        )
 
     def renew_task(self) -> None:
         """There is none."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from robot_rl.data.units import in_units, meaning_of
-from robot_rl.real.core.spec import POSITION, RobotSpec
+from robot_rl.real.core.spec import POSITION, Mode, RobotSpec
 from robot_rl.real.legged_port import LeggedPort
 from robot_rl.real.port import Port, SpecPort, ported
-from robot_rl.types import Loaded, Policy, Seen
+from robot_rl.types import Loaded, Options, Policy, Seen
+from robot_rl.types.options import Count, Positive, Whole
 
 
 class Unfit(ValueError):
@@ -33,6 +34,23 @@ class Setpoints:
     decided: bool
 
 
+class RunnerOptions(Options):
+    """How a policy is asked, and how its targets become commands."""
+
+    rate: Positive
+    """Ticks per second; a whole multiple of the policy's rate."""
+    mode: Mode = "position"
+    """Of the RobotSpec."""
+    deterministic: bool = True
+    """The policy's mean instead of a sample."""
+    interpolate: bool = True
+    """Go straight to the next target; false commands it at once."""
+    chunk_steps: Count = 1
+    """Points per chunk, 1 = steps."""
+    blend_steps: Whole = 5
+    """Decisions over which a swapped policy takes over."""
+
+
 class PolicyRunner:
     """Asks a policy at its own rate and answers at the rate of the loop.
 
@@ -43,13 +61,8 @@ class PolicyRunner:
     Args:
         policy: to ask.
         port: of the robot.
+        options: rates and ways.
         identity: for recordings.
-        rate: ticks per second; a whole multiple of the policy's rate.
-        mode: of the RobotSpec: `position`, `velocity`, `effort` or `twist`.
-        deterministic: the policy's mean instead of a sample.
-        interpolate: go straight to the next target; False commands it at once.
-        chunk_steps: points per chunk, 1 = steps.
-        blend_steps: decisions over which a swapped policy takes over.
         seen: what its training saw; a first observation far from it is told before the robot moves.
         say: is told so.
 
@@ -61,27 +74,23 @@ class PolicyRunner:
         self,
         policy: Policy,
         port: Port,
+        options: RunnerOptions,
         *,
         identity: str,
-        rate: float,
-        mode: str = "position",
-        deterministic: bool = True,
-        interpolate: bool = True,
-        chunk_steps: int = 1,
-        blend_steps: int = 5,
         seen: Seen | None = None,
         say: Callable[[str], object] = print,
     ) -> None:
+        o, rate, mode = options, options.rate, options.mode
         ratio = rate / port.io.control_hz
         if abs(ratio - round(ratio)) > 1e-6 or ratio < 1.0 - 1e-6:
             raise Unfit(f"rate is {rate:g} Hz, expected a whole multiple of the policy's {port.io.control_hz:g} Hz")
         self.policy, self.port, self.identity = policy, port, identity
         self.every = round(ratio)
         self._period = 1.0 / port.io.control_hz
-        self._deterministic, self._blend_steps = deterministic, blend_steps
-        self._interpolate = interpolate and mode == POSITION
+        self._deterministic, self._blend_steps = o.deterministic, o.blend_steps
+        self._interpolate = o.interpolate and mode == POSITION
         self._direct = mode != POSITION
-        self._chunk = chunk_steps
+        self._chunk = o.chunk_steps
         self._count = 0
         self._from = self._to = np.zeros(0)
         self._started = False

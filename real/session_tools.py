@@ -76,6 +76,6 @@ def _convert(source: str, out: str, options: dict[str, str]) -> str:
         StepRules(**rules),
         topics=options,
         namespace=namespace,
-        tasks=tasks,  # type: ignore[arg-type]
+        tasks=tasks,
     )
     return f"{rows} steps written to {out}"

@@ -43,7 +43,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "port": {"world_task": "robot_rl.sim.robot_task:world_task"},
     "human": {
-        "browser": "robot_rl.human.devices.browser:make",
+        "browser": "robot_rl.human.devices.browser:BrowserTeleop",
         "gamepad": "robot_rl.human.devices.gamepad:make",
         "keyboard": "robot_rl.human.devices.keyboard:make",
         "scripted": "robot_rl.human.devices.scripted:ScriptedHuman",
@@ -212,27 +212,36 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
     if ":" in name:
         extras.check_hash(name, node.get("sha256"))
     maker = find(kind, name)
-    inner = {key: values.pop(key) for key in NESTED if kind == "engine" and isinstance(values.get(key), Mapping)}
+    if kind == "engine" and "inner" in values:  # what it does not take itself is of the one that it shows
+        own = inspect.signature(maker).parameters
+        rest = {key: values.pop(key) for key in list(values) if key not in own}
+        values["inner"] = prepare("engine", {**rest, "engine": values["inner"]}, where=where)
+    made = {}
     for key in NESTED if kind == "engine" else ():
-        if isinstance(values.get(key), str):
+        if isinstance(values.get(key), Mapping):
+            made[key] = make(NESTED[key], values.pop(key), where=f"{where}.{key}")
+        elif isinstance(values.get(key), str):
             raise Refused(
                 f"{where}.{key} is '{values[key]}', and holds options; a world is chosen with {where}={values[key]}"
             )
-    for key, child in inner.items():
-        values[key] = make(NESTED[key], child, where=f"{where}.{key}")
     if kind == "policy" and isinstance(values.get("method"), Mapping):
         values["method"] = prepare("policy", values["method"], where=f"{where}.method")
     if kind == "policy" and isinstance(values.get("encoder"), Mapping):
         values["encoder"] = prepare("encoder", values["encoder"])
-    if kind == "engine" and "inner" in values:
-        values["inner"] = find("engine", str(values["inner"]))
     if kind == "engine" and ":" in str(values.get("id") or ""):
         extras.allowed(str(values["id"]), "id=")
-    options = read(kind, maker, values, where, name)
-    if _takes_options(maker):
-        return partial(_call, maker, (options,), {})
-    fields = {key: getattr(options, key) for key in options.__class__.model_fields}
-    return partial(_call, maker, (), {**fields, **(options.model_extra or {})})
+    if not _takes_options(maker):
+        options = read(kind, maker, {**values, **made}, where, name)
+        return partial(_call, maker, (), dict(options))
+    parameters = inspect.signature(maker).parameters
+    beside = {key: made.pop(key) for key in NESTED if key in made and key in parameters}
+    options = read(kind, maker, {**values, **made}, where, name)
+    for key in NESTED:
+        if key in parameters and parameters[key].default is inspect.Parameter.empty and key not in beside:
+            raise Refused(f"this has to be given: {where}.{key}=<its options>")
+    if parameters["options"].kind is inspect.Parameter.KEYWORD_ONLY:
+        return partial(_call, maker, (), {"options": options, **beside})
+    return partial(_call, maker, (options,), beside)
 
 
 def look(kind: str, node: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -105,7 +105,7 @@ def claim_folder(folder: Path, *, resume: bool) -> Claim:
     return claim_existing(folder) if resume else claim_new(folder)
 
 
-def _for_all_ranks(folder: Path, take) -> Claim:  # type: ignore[no-untyped-def]
+def _for_all_ranks(folder: Path, take: Callable[[Path], Claim]) -> Claim:
     own = take(folder) if parallel.rank() == 0 else None
     place = parallel.agree(folder if own is None else own.folder)
     return own or Claim(place, None, fresh=False, note="")

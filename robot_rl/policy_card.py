@@ -130,7 +130,7 @@ def of_description(table: Mapping[str, Any], joints: tuple[str, ...], sha256: st
                 Term(term="last_action"),
                 Term(term="gait_phase", period=GAIT),
             ),
-            largest_command=tuple(table["max_cmd"]) if "max_cmd" in table else None,  # type: ignore[arg-type]
+            largest_command=tuple(table["max_cmd"]) if "max_cmd" in table else None,
         )
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise Refused(f"{source}: {error}") from error

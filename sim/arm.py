@@ -8,7 +8,7 @@ near the measured pose, which bounds the force of a push.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -17,7 +17,8 @@ from robot_rl.sim.arm_cameras import Aim, place_cameras
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.world import View
-from robot_rl.types import Array
+from robot_rl.types import Array, Options
+from robot_rl.types.options import Number, Positive
 
 MODEL = Path(__file__).parent / "assets" / "arm" / "arm.xml"
 TIMESTEP = 0.005
@@ -49,6 +50,29 @@ def scene(objects: str = "", *, hand: str = "", aim: Aim | None = None) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
+class ArmOptions(Options):
+    """Where a world's arm moves, and how fast."""
+
+    low: tuple[Number, Number, Number]
+    """Lower corner of the box that the commanded tip stays in ("ee"), m."""
+    high: tuple[Number, Number, Number]
+    """Its upper corner, m."""
+    gripper: bool = False
+    """Whether the last action opens and closes the fingers; otherwise they stay as they started."""
+    yaw: bool = False
+    """Whether "ee" also turns the tool about the vertical."""
+    speed: Positive = 0.4
+    """m/s along each axis at action 1."""
+    turn_speed: Positive = 1.5
+    """rad/s of the yaw at action 1."""
+    joint_speed: Positive = 1.5
+    """rad/s at action 1."""
+    leash: Positive = 0.06
+    """m that the commanded tip may be ahead of the measured one ("ee")."""
+    site: str = "tip"
+    """What counts as the tip; its z axis is the direction of the tool."""
+
+
 class Arm:
     """Six joints and two fingers, commanded by joint moves or by moves of the tool tip.
 
@@ -57,18 +81,10 @@ class Arm:
     control step, "tip_lag" (N, 3) in m, command minus measured, and "yaw" (N,) in rad.
 
     Args:
+        options: where and how fast it moves.
         action: "ee" for moves of the tool tip, which keeps pointing down, or "joint" for moves of the six joints.
         control_hz: decisions per second; 1 / (control_hz * 5 ms) must be whole.
-        low: lower corner of the box that the commanded tip stays in ("ee"), m.
-        high: its upper corner, m.
-        gripper: whether the last action opens and closes the fingers; otherwise they stay as they started.
-        yaw: whether "ee" also turns the tool about the vertical.
-        speed: m/s along each axis at action 1.
-        turn_speed: rad/s of the yaw at action 1.
-        joint_speed: rad/s at action 1.
-        leash: m that the commanded tip may be ahead of the measured one ("ee").
-        model: MJCF in which to find `site`, when the hand holds something; None is the bare arm.
-        site: what counts as the tip; its z axis is the direction of the tool.
+        model: MJCF in which to find the site, when the hand holds something; None is the bare arm.
         start_pose: the state also tells where the tip was at the start, for policies that think in that frame ("ee").
 
     Raises:
@@ -85,25 +101,18 @@ class Arm:
 
     def __init__(
         self,
+        options: ArmOptions,
         *,
         action: str,
         control_hz: float,
-        low: tuple[float, float, float],
-        high: tuple[float, float, float],
-        gripper: bool,
-        yaw: bool = False,
-        speed: float = 0.4,
-        turn_speed: float = 1.5,
-        joint_speed: float = 1.5,
-        leash: float = 0.06,
         model: str | None = None,
-        site: str = "tip",
         start_pose: bool = False,
     ) -> None:
         check_command(action, control_hz, start_pose)
-        self.chain = Chain(model or scene(), site)
-        self.low, self.high, self.leash = low, high, leash
-        self._describe(action, control_hz, gripper, yaw, start_pose, (speed, turn_speed), (joint_speed,) * 6)
+        o = options
+        self.chain = Chain(model or scene(), o.site)
+        self.low, self.high, self.leash = o.low, o.high, o.leash
+        self._describe(action, control_hz, o.gripper, o.yaw, start_pose, (o.speed, o.turn_speed), (o.joint_speed,) * 6)
 
     def _describe(
         self,
@@ -169,9 +178,9 @@ class Arm:
 
     def adopt(self, view: View) -> None:
         """Take the joints in `view.qpos` as commanded and measured pose: an episode begins at a measured robot."""
-        cast("dict[str, Any]", view.task)["command"][...] = self.measured(view)
+        view.task["command"][...] = self.measured(view)
         self.update(view)
-        task = cast("dict[str, Any]", view.task)
+        task = view.task
         task["tip_velocity"][...] = 0.0
         if self._start_pose:
             task["start"][...] = view.xp.concat([task["tip"], task["yaw"][:, None]], axis=1)
@@ -220,7 +229,7 @@ class Arm:
 
     def update(self, view: View) -> None:
         """Recompute the tip's variables in `view.task` after a control step."""
-        xp, task = view.xp, cast("dict[str, Any]", view.task)
+        xp, task = view.xp, view.task
         count = view.qpos.shape[0]
         measured = xp.astype(self.measured(view), task["command"].dtype)
         # One pass over measured and commanded joints: the fixed cost of an array operation is what counts here.

@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from robot_rl.sim.gym_env import GymVectorEnv
 from robot_rl.sim.headless import prefer_headless
-from robot_rl.types import EnvParts, Obs
+from robot_rl.types import EnvParts, Obs, Options
 from robot_rl.types.options import Count, Whole
 
 ID = "robot_rl/GymHilPickCube-v0"
@@ -177,18 +177,33 @@ def oracle(state: np.ndarray) -> np.ndarray:
     return np.clip(np.column_stack([move, fingers]), -1.0, 1.0).astype(np.float32)
 
 
+class GymHilOptions(Options):
+    """Of the cube task."""
+
+    random_block: bool = True
+    """See `PickCube`."""
+    relative: bool = True
+    """See `PickCube`."""
+    pictures: bool = False
+    """See `PickCube`."""
+    workers: Whole = 0
+    """Processes that share the copies."""
+    episode_steps: Count = 100
+    """Time limit."""
+    crash_dir: str | None = None
+    """Folder for the saved state of a diverged simulation."""
+
+
+DEFAULTS = GymHilOptions()
+
+
 def make(
     num_envs: int,
     seed: int,
     device: str = "cpu",
     *,
-    random_block: bool = True,
-    relative: bool = True,
-    pictures: bool = False,
-    workers: Whole = 0,
-    episode_steps: Count = 100,
+    options: GymHilOptions = DEFAULTS,
     render_mode: str | None = None,
-    crash_dir: str | None = None,
 ) -> GymHilEnv:
     """Make N copies of the task.
 
@@ -196,24 +211,20 @@ def make(
         num_envs: N.
         seed: environment i depends on the seed and i alone.
         device: where the learner runs; this engine hands over NumPy arrays whatever it is.
-        random_block: see `PickCube`.
-        relative: see `PickCube`.
-        pictures: see `PickCube`.
-        workers: processes that share the copies.
-        episode_steps: time limit.
+        options: of the task.
         render_mode: "rgb_array" for `render()`.
-        crash_dir: folder for the saved state of a diverged simulation.
     """
+    o = options
     env = GymHilEnv(
         num_envs,
         seed,
         id=f"{__name__}:{ID}",
-        kwargs={"random_block": random_block, "relative": relative, "pictures": pictures},
-        workers=workers,
-        episode_steps=episode_steps,
+        kwargs={"random_block": o.random_block, "relative": o.relative, "pictures": o.pictures},
+        workers=o.workers,
+        episode_steps=o.episode_steps,
         control_hz=None,
         render_mode=render_mode,
-        crash_dir=crash_dir,
+        crash_dir=o.crash_dir,
     )
     width = env.io.obs["state"][0][0]
     env.io = replace(

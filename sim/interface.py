@@ -8,6 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from robot_rl.sim.engine_options import EngineOptions
+from robot_rl.sim.world import World
 from robot_rl.types import IOSpec
 from robot_rl.types.data import all_finite
 
@@ -45,32 +47,21 @@ def checked(actions: Any, num_envs: int, io: IOSpec) -> np.ndarray:
 
 
 def check_options(
-    num_envs: int,
-    world: Any,
-    cameras: Sequence[str],
-    camera_size: Sequence[int],
-    quality: str,
-    state: bool,
-    render_mode: str | None,
-    render_camera: str | None,
+    options: EngineOptions, cameras: Sequence[str], num_envs: int, world: World, render_mode: str | None
 ) -> None:
-    """Refuse what a world does not have or a picture cannot be.
+    """Refuse what a world does not have.
 
     Raises:
         ValueError: says what is wrong, and what there is.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}, expected at least 1")
-    for name in (*cameras, *([render_camera] if render_camera else [])):
+    for name in (*cameras, *([options.render_camera] if options.render_camera else [])):
         if name not in world.cameras:
             raise ValueError(f"world '{world.name}' has no camera '{name}'; it has {list(world.cameras)}")
     if world.episode_steps < 1:
         raise ValueError(f"{world.name}.episode_steps is {world.episode_steps}, expected at least 1 control step")
-    if len(camera_size) != 2 or min(camera_size) < 1:
-        raise ValueError(f"camera_size is {list(camera_size)}, expected [height, width] in pixels")
-    if quality not in ("full", "fast"):
-        raise ValueError(f"camera_quality is '{quality}', expected full or fast")
-    if not state and not cameras:
+    if not options.state and not cameras:
         raise ValueError("nothing to observe: state is false and cameras is empty; set one of them")
     if render_mode not in (None, "rgb_array"):
         raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")

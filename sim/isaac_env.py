@@ -24,13 +24,16 @@ from torch import Tensor
 
 from robot_rl.extras import require
 from robot_rl.sim import isaac_model, isaac_worker
+from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.scene import check_scene
 from robot_rl.sim.tensor_env import TensorVectorEnv, refuse, torch_device
 from robot_rl.sim.world import World
-from robot_rl.types.options import Count, Whole
 
 VARIABLE = "ISAACGYM_PYTHON"
+
+
+DEFAULTS = TensorOptions()
 
 
 def make(
@@ -39,18 +42,8 @@ def make(
     device: str = "cpu",
     *,
     world: World,
-    num_threads: Count | None = None,
-    cameras: Sequence[str] = (),
-    camera_size: Sequence[Count] = (84, 84),
-    camera_quality: str = "full",
-    camera_every: Count = 1,
-    state: bool = True,
-    randomize: Randomize | None = None,
+    options: TensorOptions = DEFAULTS,
     render_mode: str | None = None,
-    render_size: Sequence[Count] = (480, 640),
-    render_camera: str | None = None,
-    crash_dir: str | None = None,
-    check_every: Whole = 100,
 ) -> TensorVectorEnv:
     """Make N copies of a world on Isaac Gym; arguments as for the CPU engine.
 
@@ -59,58 +52,30 @@ def make(
         seed: of resets, randomisation and noise; the draws are those of the CPU engine.
         device: "cuda", "cuda:1" ... or "cpu": where PhysX runs and where tensors are handed over.
         world: the task.
-        num_threads: of the CPU engine; here it must stay None.
-        cameras: of the CPU engine; here it must stay empty.
-        camera_size: of the CPU engine.
-        camera_quality: of the CPU engine.
-        camera_every: of the CPU engine.
-        state: must be True.
-        randomize: latency and noise; factors that change the model are refused.
-        render_mode: "rgb_array" (drawn by MuJoCo from the joint state) or None.
-        render_size: (height, width) of `render()`.
-        render_camera: camera of `render()`.
-        crash_dir: of the CPU engine.
-        check_every: steps between looks at the error flags on a GPU.
+        options: latency and noise (factors that change the model are refused), what `render()` draws from the joint
+            state with MuJoCo; without threads and pictures.
+        render_mode: "rgb_array" or None.
 
     Raises:
         ImportError: no interpreter with Isaac Gym; says how to get one.
         ValueError: an option or a part of the model that this engine does not have.
     """
-    options = randomize or Randomize()
-    if options.needs_models:
+    randomize = options.randomize or Randomize()
+    if randomize.needs_models:
         raise ValueError("randomize changes the model, which the Isaac Gym engine cannot; use engine=mujoco or warp")
     where = torch_device(device)
-    refuse(
-        "Isaac Gym",
-        num_envs,
-        world,
-        num_threads=num_threads,
-        cameras=cameras,
-        state=state,
-        render_mode=render_mode,
-        render_camera=render_camera,
-        check_every=check_every,
-    )
+    refuse("Isaac Gym", num_envs, world, options, render_mode)
     mujoco = require("mujoco")
     physics = IsaacPhysics(
         mujoco.MjModel.from_xml_string(world.mjcf()),
         num_envs,
         world.control_hz,
         device=where,
-        latency=options.latency is not None,
+        latency=randomize.latency is not None,
     )
     check_scene(world, physics.model)
     return TensorVectorEnv(
-        num_envs,
-        seed,
-        world=world,
-        physics=physics,
-        device=where,
-        randomize=options,
-        render_mode=render_mode,
-        render_size=render_size,
-        render_camera=render_camera,
-        check_every=check_every,
+        num_envs, seed, world=world, physics=physics, device=where, options=options, render_mode=render_mode
     )
 
 

@@ -11,7 +11,7 @@ Two forms are read, neither of which can hold code:
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,16 @@ class Clip:
     action: np.ndarray
     control_hz: float
     loop: bool = False
-    stride: np.ndarray = None  # type: ignore[assignment]  # set below
+    stride: np.ndarray = field(default_factory=lambda: np.zeros(2))
 
     def __post_init__(self) -> None:
-        if self.stride is None:
-            object.__setattr__(self, "stride", np.zeros(2))
         frames = {len(self.qpos), len(self.qvel), len(self.action)}
         if len(frames) != 1 or len(self.qpos) < 4:
             raise ValueError(
                 f"a clip has {sorted(frames)} frames; expected the same number, at least 4, of each column"
             )
-        for name in ("qpos", "qvel", "action"):
-            if not np.isfinite(getattr(self, name)).all():
+        for name, value in (("qpos", self.qpos), ("qvel", self.qvel), ("action", self.action)):
+            if not np.isfinite(value).all():
                 raise ValueError(f"{name} of the clip is not finite everywhere; leave out the broken frames")
 
 
@@ -96,7 +94,9 @@ def read(path: str, model: Any, *, actions: int, episode: int = 0) -> Clip:
         )
     if stride is not None and stride.shape != (2,):
         raise ValueError(f"stride of {path} has shape {stride.shape}, expected (2,): metres in x and y per cycle")
-    return Clip(qpos, qvel, action, hz, stride is not None, stride)  # type: ignore[arg-type]
+    if stride is None:
+        return Clip(qpos, qvel, action, hz)
+    return Clip(qpos, qvel, action, hz, True, stride)
 
 
 def save(clip: Clip, path: str) -> None:

@@ -8,7 +8,7 @@ Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.eyes import Feeling, Painters, calibrate, chosen_cameras, tool_pose
 from robot_rl.sim.film import Film
 from robot_rl.sim.interface import check_options, checked
@@ -27,7 +28,8 @@ from robot_rl.sim.view_rows import flags, select
 from robot_rl.sim.world import Reset, View, World, parts_of
 from robot_rl.types import EnvParts, IOSpec, Obs
 from robot_rl.types.data import all_finite
-from robot_rl.types.options import Count, Pixels
+
+DEFAULTS = EngineOptions()
 
 
 def make(
@@ -36,19 +38,8 @@ def make(
     device: str = "cpu",
     *,
     world: World,
-    num_threads: Count | None = None,
-    cameras: Sequence[str] | str = (),
-    camera_size: Pixels = (84, 84),
-    camera_quality: str = "full",
-    camera_every: Count = 1,
-    supersample: Count = 1,
-    state: bool = True,
-    proprio: Sequence[str] | str | None = None,
-    randomize: Randomize | None = None,
+    options: EngineOptions = DEFAULTS,
     render_mode: str | None = None,
-    render_size: Pixels = (480, 640),
-    render_camera: str | None = None,
-    crash_dir: str | None = None,
 ) -> MujocoVectorEnv:
     """Make N copies of a world.
 
@@ -57,43 +48,13 @@ def make(
         seed: of resets, randomisation and noise; environment i depends on the seed and i alone.
         device: where the learner runs; the CPU engine hands over NumPy arrays whatever it is.
         world: the task.
-        num_threads: threads of MuJoCo's pool; None takes the processors available to this process.
-        cameras: names of the world's cameras to observe as "image.<name>"; "own" for those that it takes for policies.
-        camera_size: (height, width) of these images in pixels.
-        camera_quality: "full" or "fast" (no shadows, reflections and multisampling) of these images.
-        camera_every: control steps between two pictures of an episode; in between the last one is repeated, as by a
-            camera that is slower than the controller (and as cheap).
-        supersample: each pixel of these images is the mean of so many times so many drawn ones.
-        state: whether to observe "state".
-        proprio: what of the state is observed: names of what the robot feels of itself, or "own" for all of that; goals
-            and objects are hidden, and "tool" (4,) tells its tip [m] and turn [rad]. None observes the whole state.
-        randomize: domain randomisation and observation noise.
+        options: threads, pictures, randomisation.
         render_mode: "rgb_array" or None.
-        render_size: (height, width) of `render()`.
-        render_camera: camera of `render()`; None takes the world's first camera, or a free one.
-        crash_dir: folder for the saved state of a diverged simulation; None is the system's temporary folder.
 
     Raises:
         ValueError: an option that the world does not have; says which there are.
     """
-    return MujocoVectorEnv(
-        num_envs,
-        seed,
-        world=world,
-        num_threads=num_threads,
-        cameras=cameras,
-        camera_size=camera_size,
-        camera_quality=camera_quality,
-        camera_every=camera_every,
-        supersample=supersample,
-        state=state,
-        proprio=proprio,
-        randomize=randomize,
-        render_mode=render_mode,
-        render_size=render_size,
-        render_camera=render_camera,
-        crash_dir=crash_dir,
-    )
+    return MujocoVectorEnv(num_envs, seed, world=world, options=options, render_mode=render_mode)
 
 
 class MujocoVectorEnv(VectorEnv):
@@ -111,41 +72,27 @@ class MujocoVectorEnv(VectorEnv):
         seed: int,
         *,
         world: World,
-        num_threads: int | None,
-        cameras: Sequence[str] | str,
-        camera_size: Sequence[int],
-        camera_quality: str,
-        camera_every: int,
-        supersample: int,
-        state: bool,
-        proprio: Sequence[str] | str | None,
-        randomize: Randomize | None,
-        render_mode: str | None,
-        render_size: Sequence[int],
-        render_camera: str | None,
-        crash_dir: str | None,
+        options: EngineOptions = DEFAULTS,
+        render_mode: str | None = None,
     ) -> None:
-        cameras = chosen_cameras(world, cameras)
-        check_options(num_envs, world, cameras, camera_size, camera_quality, state, render_mode, render_camera)
-        self.num_envs, self.world = num_envs, world
+        cameras = chosen_cameras(world, options.cameras)
+        check_options(options, cameras, num_envs, world, render_mode)
+        self.num_envs, self.world, self.o = num_envs, world, options
         self._mjcf = world.mjcf()
-        options = randomize or Randomize()
-        self.physics = Physics(self._mjcf, num_envs, world.control_hz, num_threads=num_threads)
+        self.physics = Physics(self._mjcf, num_envs, world.control_hz, num_threads=options.num_threads)
         check_scene(world, self.physics.model)
-        self._names = tuple(cameras)
-        self._size = (int(camera_size[0]), int(camera_size[1]))
-        self._render_size = (int(render_size[0]), int(render_size[1]))
-        self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
+        self._names = cameras
+        first = world.cameras[0] if world.cameras else None
+        self._render_camera = options.render_camera or first
         self.render_mode = render_mode
-        self._quality, self._crash_dir = camera_quality, crash_dir
-        self._film, self._supersample = Film(cameras, camera_every), supersample
-        self._feeling = Feeling(world, proprio)
-        self._with_state, self._shows_goal = state, state and proprio is None and not cameras
+        self._film = Film(cameras, options.camera_every)
+        self._feeling = Feeling(world, options.proprio)
+        self._shows_goal = options.state and options.proprio is None and not cameras
 
         actions, components = len(world.action_names), len(world.obs_names)
-        image = (*self._size, 3)
+        image = (*options.camera_size, 3)
         feels, tool = self._feeling.names, self._feeling.tool
-        obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((len(feels),), "float32")} if state else {}
+        obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((len(feels),), "float32")} if options.state else {}
         obs |= {"tool": ((4,), "float32")} if tool else {}
         obs |= {f"image.{name}": (image, "uint8") for name in cameras}
         self._offers = parts_of(world)
@@ -160,9 +107,9 @@ class MujocoVectorEnv(VectorEnv):
             action_high=tuple(world.action_high),
             action_units=tuple(world.action_units),
             control_hz=float(world.control_hz),
-            obs_names=feels if state else (),
+            obs_names=feels if options.state else (),
             obs_units={"tool": ("m", "m", "m", "rad")} if tool else {},
-            calibration=calibrate(world, self.physics.model, cameras, self._size) if cameras else {},
+            calibration=calibrate(world, self.physics.model, cameras, options.camera_size) if cameras else {},
         )
         self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -177,7 +124,7 @@ class MujocoVectorEnv(VectorEnv):
         self._rows = np.arange(num_envs)
         physics = self.physics
         self._random = Randomizer(
-            options,
+            options.randomize or Randomize(),
             num_envs,
             seed,
             sizes=physics.sizes(),
@@ -331,7 +278,7 @@ class MujocoVectorEnv(VectorEnv):
         """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
         if self.render_mode is None:
             return None
-        frames = self._pictures(self._rows, (self._render_camera,), self._render_size)[self._render_camera]
+        frames = self._pictures(self._rows, (self._render_camera,), self.o.render_size)[self._render_camera]
         return tuple(frames)
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -425,7 +372,7 @@ class MujocoVectorEnv(VectorEnv):
                 "return the same ones every time"
             )
         for key, value in start.task.items():
-            cast(np.ndarray, view.task[key])[rows] = value
+            view.task[key][rows] = value
 
     def _assemble(
         self, rows: np.ndarray, base: Obs | None, *, fresh: bool = True, ended: np.ndarray | None = None
@@ -447,7 +394,7 @@ class MujocoVectorEnv(VectorEnv):
                 worst = int(np.flatnonzero(~np.isfinite(state).all(axis=1))[0])
                 self._crash(int(rows[worst]), "state", state[worst])
             self._state_obs[rows] = self._random.noisy(state, rows)
-        obs: Obs = {"state": self._feeling.of(self._state_obs)} if self._with_state else {}
+        obs: Obs = {"state": self._feeling.of(self._state_obs)} if self.o.state else {}
         if self._feeling.tool:
             obs["tool"] = tool_pose(self.world, self._view)
         if self._letters:
@@ -456,10 +403,11 @@ class MujocoVectorEnv(VectorEnv):
             words[rows] = self._offers.instruct(self._view if whole else select(self._view, rows))
             obs["instruction"] = words
         if self._names:
+            o = self.o
             obs |= self._film.take(
                 rows,
                 self._step,
-                lambda due: self._pictures(due, self._names, self._size, self._quality, self._supersample),
+                lambda due: self._pictures(due, self._names, o.camera_size, o.camera_quality, o.supersample),
                 anew=not fresh,
                 ended=ended,
             )
@@ -474,7 +422,7 @@ class MujocoVectorEnv(VectorEnv):
     def _crash(self, index: int, key: str, values: Any) -> None:
         physics = self.physics
         path = crash.save(
-            self._crash_dir,
+            self.o.crash_dir,
             index,
             model=physics.model_bytes(index),
             mjcf=np.array(self._mjcf),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.sim.draw_torch import TorchStreams
-from robot_rl.sim.randomize import SCALED, Randomize
+from robot_rl.sim.randomize import Randomize
 
 
 class TorchRandomizer:
@@ -45,11 +45,7 @@ class TorchRandomizer:
         self._sizes, self._substeps, self._timestep = sizes, substeps, timestep
         self._streams = tuple(TorchStreams(num_envs, seed, purpose, device=device) for purpose in (1, 2))
         self._noise = torch.as_tensor(options.noise, dtype=torch.float32, device=device)
-        self.factors = {
-            key: torch.ones((num_envs, sizes[key]), device=device)
-            for key in SCALED
-            if getattr(options, key) is not None
-        }
+        self.factors = {key: torch.ones((num_envs, sizes[key]), device=device) for key in options.scaled}
         self._drawn = torch.zeros(num_envs, dtype=torch.bool, device=device)
         depth = 1 + -(-options.longest_latency(timestep) // substeps)
         self._history = torch.zeros((num_envs, depth, controls), device=device)  # newest first
@@ -75,8 +71,8 @@ class TorchRandomizer:
             return mask, {}
         self._drawn |= mask
         draw = self._streams[0].draw(mask)
-        for key, target in self.factors.items():
-            low, high = getattr(options, key)
+        for key, (low, high) in options.scaled.items():
+            target = self.factors[key]
             target.copy_(torch.where(mask[:, None], draw.uniform(self._sizes[key], low=low, high=high), target))
         if options.latency is not None:
             seconds = draw.uniform(low=options.latency[0], high=options.latency[1])

@@ -17,10 +17,13 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from robot_rl.sim import crash, interface
+from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.world import World
 from robot_rl.types import EnvParts, IOSpec, Obs
+
+DEFAULTS = TensorOptions()
 
 
 class TensorVectorEnv(VectorEnv):
@@ -32,11 +35,8 @@ class TensorVectorEnv(VectorEnv):
         world: the task.
         physics: the engine.
         device: of all tensors.
-        randomize: domain randomisation and observation noise.
+        options: randomisation, what `render()` draws, how often the error flags are looked at.
         render_mode: "rgb_array" or None.
-        render_size: (height, width) of `render()`.
-        render_camera: camera of `render()`; None takes the world's first camera, or a free one.
-        check_every: steps between looks at the error flags on a GPU; on the CPU every step is looked at.
 
     Attributes:
         io: names, shapes and units of what goes in and out.
@@ -51,18 +51,17 @@ class TensorVectorEnv(VectorEnv):
         world: World,
         physics: TensorPhysics,
         device: torch.device,
-        randomize: Randomize | None = None,
+        options: TensorOptions = DEFAULTS,
         render_mode: str | None = None,
-        render_size: Sequence[int] = (480, 640),
-        render_camera: str | None = None,
-        check_every: int = 100,
     ) -> None:
         self.num_envs, self.world, self.physics, self.device = num_envs, world, physics, device
         self._host = device.type == "cpu"
-        self._check_every = 1 if self._host else check_every
-        self.episodes = Episodes(world, physics, num_envs, seed, options=randomize or Randomize(), device=device)
-        self._render_size = (int(render_size[0]), int(render_size[1]))
-        self._render_camera = render_camera if render_camera or not world.cameras else world.cameras[0]
+        self._check_every = 1 if self._host else options.check_every
+        self.episodes = Episodes(
+            world, physics, num_envs, seed, options=options.randomize or Randomize(), device=device
+        )
+        self._render_size = options.render_size
+        self._render_camera = options.render_camera or (world.cameras[0] if world.cameras else None)
         self.render_mode = render_mode
         self._renderer: Any = None
         self.io = IOSpec(
@@ -281,34 +280,24 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
-def refuse(
-    engine: str,
-    num_envs: int,
-    world: World,
-    *,
-    num_threads: int | None,
-    cameras: Sequence[str],
-    state: bool,
-    render_mode: str | None,
-    render_camera: str | None,
-    check_every: int,
-) -> None:
-    """Refuse options that are out of range, or that only the CPU engine has.
+def refuse(engine: str, num_envs: int, world: World, options: TensorOptions, render_mode: str | None) -> None:
+    """Refuse what the world does not have, or only the CPU engine has.
 
     Raises:
         ValueError: says which, and what to do.
     """
-    if num_envs < 1 or check_every < 1:
-        raise ValueError(f"num_envs is {num_envs} and check_every {check_every}, expected at least 1")
-    if num_threads is not None:
-        raise ValueError(f"num_threads is {num_threads}; the {engine} engine has no thread pool, leave it null")
-    if cameras or not state:
+    if num_envs < 1:
+        raise ValueError(f"num_envs is {num_envs}, expected at least 1")
+    if options.num_threads is not None:
+        raise ValueError(f"num_threads is {options.num_threads}; the {engine} engine has no thread pool, leave it null")
+    if options.cameras or not options.state or options.proprio is not None:
         raise ValueError(
-            f"cameras is {list(cameras)} and state {state}: the {engine} engine observes the state only, since "
-            "pictures would be drawn on the host; use the CPU engine (engine=mujoco) for pixels"
+            f"cameras is {options.cameras}, state {options.state} and proprio {options.proprio}: the {engine} engine "
+            "observes the whole state only, since pictures would be drawn on the host; use the CPU engine "
+            "(engine=mujoco) for pixels"
         )
-    if render_camera and render_camera not in world.cameras:
-        raise ValueError(f"world '{world.name}' has no camera '{render_camera}'; it has {list(world.cameras)}")
+    if options.render_camera and options.render_camera not in world.cameras:
+        raise ValueError(f"world '{world.name}' has no camera '{options.render_camera}'; it has {list(world.cameras)}")
     if render_mode not in (None, "rgb_array"):
         raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")
 

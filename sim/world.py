@@ -41,7 +41,7 @@ class View:
     action: Array
     previous_action: Array
     step: Array
-    task: dict[str, Array] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
 
 
 class Draw(Protocol):

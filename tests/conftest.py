@@ -28,14 +28,15 @@ hypothesis.settings.load_profile("any machine")
 torch.set_num_threads(1)  # fastest for small networks, and waiting threads stall busy machines
 
 
+os.environ.pop("PYTHONSAFEPATH", None)  # of whoever started pytest
+
+
 @pytest.fixture(autouse=True)
 def start_of_children() -> Iterator[None]:
-    """The command line, run in this process, sets how its children start: the next test's are its own."""
-    before = os.environ.get("PYTHONSAFEPATH")
+    """The command line, run in this process, sets how its children start: not those of this test or the next one."""
+    os.environ.pop("PYTHONSAFEPATH", None)  # a fixture of the module may have run it
     yield
     os.environ.pop("PYTHONSAFEPATH", None)
-    if before is not None:
-        os.environ["PYTHONSAFEPATH"] = before
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import log_density
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.net import mean_rows
+from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.types import IOSpec, Metrics, Needs, Transitions
-from robot_rl.types.options import Count, NotNegative, Positive, Share, Whole
+from robot_rl.types.options import Count, NotNegative, Positive, Whole
 
 
 @dataclass
@@ -35,19 +36,15 @@ class _Rows:
     human: Transitions | None
 
 
-class HilPpoOptions(CloningOptions):
+class HilPpoOptions(CloningOptions, SurrogateOptions):
     """Of PPO with a person."""
 
-    gae_lambda: Share = 0.95
-    """Weight of longer returns in the advantage."""
     rollout_steps: Count = 250
     """Own steps between updates; read by the loop."""
     batch_size: Count = 32
     """Rows of one gradient, and of the person's rows beside them."""
     epochs: Count = 10
     """Passes over a rollout."""
-    clip: Positive = 0.2
-    """The probability ratio is clipped to [1 - clip, 1 + clip]."""
     entropy_coef: NotNegative = 0.0
     """Weight of the entropy of the Gaussian before squashing."""
     max_grad_norm: Positive = 0.5

@@ -264,7 +264,7 @@ class LogLearner(NetLearner[L_co]):
 
     def mean_policy(self, actor: Net, **options: Any) -> MeanPolicy:
         """What acts by the tanh of an actor's output; `options` as of `MeanPolicy`."""
-        return MeanPolicy(self.io, actor.shape, actor.params, seed=self.seed + 1, normalizer=self.norm, **options)
+        return MeanPolicy(self.io, actor, seed=self.seed + 1, normalizer=self.norm, **options)
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments and bounds; called once, before the first update."""

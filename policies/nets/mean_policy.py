@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.mlp import MlpShape
+from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.types import Action, IOSpec, Obs, PolicyParts
 
@@ -28,8 +27,7 @@ class MeanPolicy:
     def __init__(
         self,
         io: IOSpec,
-        shape: MlpShape,
-        params: FlatParams,
+        actor: Net,
         *,
         seed: int = 0,
         normalizer: FixedNorm | None = None,
@@ -42,8 +40,7 @@ class MeanPolicy:
 
         Args:
             io: what the policy sees and does.
-            shape: one member per seed, outputs A, without LayerNorm.
-            params: holds `shape.shapes()`; shared, never replaced.
+            actor: one member per seed, outputs A, without LayerNorm; its parameters are shared, never replaced.
             seed: of the noise.
             normalizer: of "state", shared; None for raw observations.
             squash: tanh on the mean.
@@ -51,6 +48,7 @@ class MeanPolicy:
             log_std_range: its limits.
             noise: standard deviation of the exploration noise of a policy without `log_std`.
         """
+        shape, params = actor.shape, actor.params
         self.io, self.seeds, self.active = io, shape.members, 0
         self._shape, self._params, self._normalizer = shape, params, normalizer
         self._squash, self._log_std, self._range, self._noise = squash, log_std, log_std_range, noise

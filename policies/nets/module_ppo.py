@@ -15,8 +15,9 @@ from robot_rl.advantage.rows import RolloutRows
 from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
+from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 _LOG_TAU = math.log(2 * math.pi)
 
@@ -33,7 +34,7 @@ def gaussian_sample(mean: Tensor, std: Tensor, generator: torch.Generator, deter
     return mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
 
 
-class ModulePpoOptions(StateOptions):
+class ModulePpoOptions(StateOptions, SurrogateOptions):
     """What these methods may be told."""
 
     rollout_steps: Count = 40
@@ -42,10 +43,6 @@ class ModulePpoOptions(StateOptions):
     """Passes over a rollout."""
     minibatch: Count = 320
     """Rows of one gradient."""
-    clip: Positive = 0.2
-    """Width of the ratio's clip."""
-    gae_lambda: Share = 0.95
-    """Of the advantages."""
     entropy_weight: NotNegative = 0.0
     """Of an entropy bonus."""
     value_weight: NotNegative = 0.5

@@ -138,7 +138,7 @@ class Oer(NearLog[OerOptions]):
         self.student = self.net("student", self.size + o.tasks, self.actions)
         # The student's moments are those of the first task's log: another task must not move what it has learnt.
         self.first_norm = RunningNorm(self.size, device=device)
-        inner = MeanPolicy(self.io, self.student.shape, self.student.params, seed=self.seed + 1, noise=o.explore)
+        inner = MeanPolicy(self.io, self.student, seed=self.seed + 1, noise=o.explore)
         self.policy = TaskPolicy(inner, self.io, self.first_norm, 0, o.tasks)
         self._pool = torch.zeros(o.pool, self.size + self.actions, device=device)
         self._begin = torch.zeros(o.starts, self.size, device=device)

@@ -27,8 +27,9 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Options, Rollout
-from robot_rl.types.options import Count, NotNegative, Number, Positive, Share
+from robot_rl.policies.nets.surrogate import SurrogateOptions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Rollout
+from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
@@ -38,19 +39,15 @@ _COLUMNS = ("obs", "action", "logp", "value", "target", "advantage", "mask")
 _METRICS = ("loss", "value_loss", "kl", "clip_fraction", "lr", "action_std")
 
 
-class FastPpoOptions(Options):
+class FastPpoOptions(SurrogateOptions):
     """Of PPO on a device; numbers of Rudin et al. 2021."""
 
-    gae_lambda: Share = 0.95
-    """Weight of longer returns in the advantage."""
     rollout_steps: Count = 24
     """Steps T of every environment between updates."""
     minibatches: Count = 4
     """Gradients per pass over a rollout."""
     epochs: Count = 5
     """Passes over a rollout."""
-    clip: Positive = 0.2
-    """The probability ratio is clipped to [1 - clip, 1 + clip]."""
     value_clip: NotNegative | None = 0.2
     """A value may move this far from its old estimate in one update; null for no limit."""
     entropy_coef: NotNegative = 0.01

@@ -27,15 +27,16 @@ from robot_rl.policies.nets.actor_critic import (
     gaussian_logp,
     torch_outputs,
 )
+from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
-from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Options, Rollout
-from robot_rl.types.options import Count, NotNegative, Number, Positive, Share
+from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 REWARD_LIMIT = 10.0
 
 
-class PpoOptions(Options):
+class PpoOptions(SurrogateOptions):
     """Of PPO; numbers from stable-baselines3, except what observations and rewards are divided by."""
 
     rollout_steps: Count = 2048
@@ -44,10 +45,6 @@ class PpoOptions(Options):
     """Rows of one gradient."""
     epochs: Count = 10
     """Passes over a rollout."""
-    gae_lambda: Share = 0.95
-    """Weight of longer returns in the advantage."""
-    clip: Positive = 0.2
-    """The probability ratio is clipped to [1 - clip, 1 + clip]."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """c: the loss of a row with a negative advantage is at most c |A|; null for no bound."""
     value_clip: NotNegative | None = None

@@ -7,25 +7,46 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, TextIO, runtime_checkable
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import nn
 
 from robot_rl.policies.nets.expression import Expression, observables
 from robot_rl.policies.nets.picture_labels import VisionModel, read_label
 from robot_rl.policies.reward.annotator_worker import LabelWorker
 from robot_rl.policies.vla.text_models import open_model, user_object
-from robot_rl.types import IOSpec
-from robot_rl.types.options import Count, NotNegative, Part, Positive, Whole
+from robot_rl.types import IOSpec, Options
+from robot_rl.types.options import Count, NotNegative, Part, Positive
 
-MODES = ("retrieval", "classification", "ranking")
 _ONE = 'The goal is: "{goal}".\nThe robot reports: {first}\nDoes this help? Answer with one integer alone: 1 yes, 0 no.'
 _TWO = (
     'The goal is: "{goal}".\nA robot reported, in two situations:\n0: {first}\n1: {second}\nWhich is nearer to the '
     "goal? Answer with one integer alone: 0, 1, or -1 if it is not clear."
 )
+
+
+class Messages(Protocol):
+    """What the robot reports of a situation."""
+
+    def bind(self, io: IOSpec) -> None:
+        """Find what messages are made of."""
+        ...
+
+    def __call__(self, seen: Mapping[str, Any]) -> list[str]:
+        """N messages."""
+        ...
+
+
+@runtime_checkable
+class LearnableMessages(Messages, Protocol):
+    """Messages that a network can read, for the modes that learn."""
+
+    def features(self, message: str) -> np.ndarray:
+        """(k,) numbers."""
+        ...
 
 
 class ObservableCells:
@@ -101,6 +122,33 @@ class ProgramAnnotator:
         return "-1" if values[0] == values[1] else str(int(values[1] > values[0]))
 
 
+class LabelOptions(Options):
+    """How labels of messages become a reward."""
+
+    mode: Literal["retrieval", "classification", "ranking"] = "retrieval"
+    """What pays: the label of the message, a network learnt from labels, or one learnt from pairs."""
+    goal: str = ""
+    """In words, for the labeller."""
+    scale: Positive = 0.4
+    """Factor of the label."""
+    beta: NotNegative = 3.0
+    """How fast a message that comes again in an episode pays less."""
+    keep: NotNegative = 1.0
+    """Factor of the environment's reward."""
+    queue: Count = 256
+    """Messages that wait at most; the oldest is dropped and may come again."""
+    inline: bool = False
+    """Label at once, without a thread."""
+    fit_every: Count = 32
+    """New labels between two fits of the network."""
+    quantile: Part = 0.5
+    """Of "ranking": what is below it pays nothing."""
+    save: str | None = None
+    """File for the table; a number is appended where it is there already."""
+    replay: str | None = None
+    """A saved table, in place of a labeller."""
+
+
 class AsyncLabelReward:
     """keep * the environment's reward + scale * label(message) / count^beta; for `rewarder=annotator`.
 
@@ -114,21 +162,13 @@ class AsyncLabelReward:
     repeated exactly.
 
     Args:
-        key_fn: seen -> N messages, with `bind(io)`, and `features(message)` for the modes that learn.
+        options: how labels become a reward.
+        messages: what is reported; `LearnableMessages` for the modes that learn.
         labeler: with `answer(pictures, text)`; None with `replay`.
-        mode: one of `MODES`.
-        goal: in words.
-        scale, beta, keep: as above.
-        queue: messages that wait at most; the oldest is dropped and may come again.
-        inline: label at once, without a thread.
-        fit_every: new labels between two fits of the network.
-        quantile: of "ranking".
-        save: file for the table; a number is appended where it is there already.
-        replay: a saved table.
         seed: of the network and of the pairs.
 
     Raises:
-        ValueError: an option outside these values, or nobody who labels.
+        ValueError: messages without features in a mode that learns, or nobody who labels.
         FileNotFoundError: no such table.
 
     Source: Zheng et al., Online Intrinsic Rewards for Decision Making Agents from LLM Feedback (ONI): the three modes,
@@ -138,24 +178,20 @@ class AsyncLabelReward:
     cameras: tuple[str, ...] = ()
 
     def __init__(
-        self, key_fn: Any, labeler: VisionModel | None, *, mode: str = "retrieval", goal: str = "", scale: float = 0.4,
-        beta: float = 3.0, keep: NotNegative = 1.0, queue: int = 256, inline: bool = False, fit_every: int = 32,
-        quantile: float = 0.5, save: str | None = None, replay: str | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
-        if mode not in MODES:
-            raise ValueError(f"mode is '{mode}', expected one of {', '.join(MODES)}")
-        if (labeler is None) == (replay is None):
+        self, options: LabelOptions, messages: Messages, labeler: VisionModel | None, *, seed: int = 0
+    ) -> None:
+        if (labeler is None) == (options.replay is None):
             raise ValueError("expected either a model that labels or replay=<table>")
-        if mode != "retrieval" and not hasattr(key_fn, "features"):
-            raise ValueError(f"mode={mode} learns from features(message), which the messages do not have")
-        if fit_every < 1 or not 0 <= quantile < 1 or beta < 0:
-            raise ValueError(f"fit_every, quantile, beta are {fit_every}, {quantile}, {beta}: >= 1, in [0, 1), >= 0")
-        self._keys, self._model, self._mode, self._goal = key_fn, labeler, mode, goal
-        self._scale, self._beta, self._keep, self._every, self._quantile = scale, beta, keep, fit_every, quantile
+        self._features: Callable[[str], np.ndarray] | None = None
+        if options.mode != "retrieval":
+            if not isinstance(messages, LearnableMessages):
+                raise ValueError(f"mode={options.mode} learns from features(message), which the messages do not have")
+            self._features = messages.features
+        self.o, self._messages, self._model = options, messages, labeler
         self._rng, self._seed = np.random.default_rng(seed), seed
-        self._worker = None if labeler is None else LabelWorker(self._answer, most=queue, inline=inline)
-        self._replay = None if replay is None else read_table(Path(replay))
-        self._save, self._file = None if save is None else Path(save), None
+        self._worker = None if labeler is None else LabelWorker(self._answer, most=options.queue, inline=options.inline)
+        self._replay = None if options.replay is None else read_table(Path(options.replay))
+        self._file: TextIO | None = None
         self.rows: list[dict[str, Any]] = []
         """The table: step, version, key, other (of "ranking", else None), label."""
         self.steps, self.unreadable = 0, 0
@@ -167,7 +203,7 @@ class AsyncLabelReward:
 
     def bind(self, io: IOSpec) -> None:
         """Find what messages are made of."""
-        self._keys.bind(io)
+        self._messages.bind(io)
 
     def start(self, rows: np.ndarray, seen: Mapping[str, Any]) -> None:
         """Episodes of `rows` (N,) bool begin: their messages are counted from 0."""
@@ -183,21 +219,21 @@ class AsyncLabelReward:
             RuntimeError: the labeller failed five times on end.
         """
         self.steps += 1
-        messages = self._keys(seen)
+        messages = self._messages(seen)
         for message in messages:
             self._meet(message)
         self._take()
         for count, message in zip(self._counts, messages):
             count[message] += 1
         often = np.array([count[message] for count, message in zip(self._counts, messages)], np.float64)
-        return self._keep * seen["env_reward"] + self._scale * self._value(messages) / often**self._beta
+        return self.o.keep * seen["env_reward"] + self.o.scale * self._value(messages) / often**self.o.beta
 
     def _meet(self, message: str) -> None:
         if message in self._met:
             return
         if self._worker is not None:
             other = None
-            if self._mode == "ranking":
+            if self.o.mode == "ranking":
                 if self._met:
                     known = list(self._met)
                     other = known[int(self._rng.integers(len(known)))]
@@ -212,8 +248,8 @@ class AsyncLabelReward:
     def _answer(self, question: tuple[str, str | None]) -> int | None:
         assert self._model is not None
         message, other = question
-        ask = _ONE.format(goal=self._goal, first=message) if other is None else ""
-        ask = ask or _TWO.format(goal=self._goal, first=message, second=other)
+        ask = _ONE.format(goal=self.o.goal, first=message) if other is None else ""
+        ask = ask or _TWO.format(goal=self.o.goal, first=message, second=other)
         return read_label(self._model.answer([], ask))
 
     def _take(self) -> None:
@@ -236,11 +272,11 @@ class AsyncLabelReward:
                 self._labels[row["key"]] = float(row["label"] == 1)
             self._met.setdefault(row["key"], None)
             self._write(row)
-        if self._mode != "retrieval" and len(self.rows) - self._fitted >= self._every:
+        if self.o.mode != "retrieval" and len(self.rows) - self._fitted >= self.o.fit_every:
             self._fit(len(self.rows))
 
     def _value(self, messages: Sequence[str]) -> np.ndarray:
-        if self._mode == "retrieval":
+        if self.o.mode == "retrieval":
             return np.array([self._labels.get(message, 0.0) for message in messages])
         if self._net is None:
             return np.zeros(len(messages))
@@ -248,11 +284,13 @@ class AsyncLabelReward:
 
     def _fit(self, count: int) -> None:
         """A network from the first `count` rows; the same rows give the same network."""
+        features = self._features
+        assert features is not None  # the modes that learn have them
         self._fitted = count
         rows = [row for row in self.rows[:count] if row["other"] is None or row["label"] != -1]
         if not rows:
             return
-        one = torch.from_numpy(np.stack([self._keys.features(row["key"]) for row in rows])).float()
+        one = torch.from_numpy(np.stack([features(row["key"]) for row in rows])).float()
         label = torch.tensor([float(row["label"] == 1) for row in rows])
         mean, std = one.mean(0), one.std(0, correction=0).clamp_min(1e-3)
         ranked = rows[0]["other"] is not None
@@ -261,9 +299,7 @@ class AsyncLabelReward:
             net = nn.Sequential(nn.Linear(one.shape[1], 32), nn.Tanh(), nn.Linear(32, 1))
         other = None
         if ranked:
-            other = (
-                torch.from_numpy(np.stack([self._keys.features(row["other"]) for row in rows])).float() - mean
-            ) / std
+            other = (torch.from_numpy(np.stack([features(row["other"]) for row in rows])).float() - mean) / std
         step = torch.optim.Adam(net.parameters(), 1e-2, weight_decay=1e-4)
         for _ in range(200):
             logit = net((one - mean) / std)[:, 0]
@@ -276,7 +312,7 @@ class AsyncLabelReward:
 
         @torch.no_grad()
         def raw(messages: Sequence[str]) -> np.ndarray:
-            x = torch.from_numpy(np.stack([self._keys.features(message) for message in messages])).float()
+            x = torch.from_numpy(np.stack([features(message) for message in messages])).float()
             return net((x - mean) / std)[:, 0].double().numpy()
 
         if not ranked:
@@ -284,7 +320,7 @@ class AsyncLabelReward:
             return
         known = raw(sorted({row[key] for row in rows for key in ("key", "other")}))
         middle, wide = float(known.mean()), max(float(known.std()), 1e-6)
-        floor = float(np.quantile((known - middle) / wide, self._quantile))
+        floor = float(np.quantile((known - middle) / wide, self.o.quantile))
 
         def ranks(messages: Sequence[str]) -> np.ndarray:
             value = (raw(messages) - middle) / wide
@@ -293,12 +329,13 @@ class AsyncLabelReward:
         self._net = ranks
 
     def _write(self, row: dict[str, Any]) -> None:
-        if self._save is None:
+        if self.o.save is None:
             return
         if self._file is None:
-            path, number = self._save, 2
+            first, number = Path(self.o.save), 2
+            path = first
             while path.exists():
-                path, number = self._save.with_name(f"{self._save.stem}-{number}{self._save.suffix}"), number + 1
+                path, number = first.with_name(f"{first.stem}-{number}{first.suffix}"), number + 1
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115  (open as long as the run)
             for earlier in self.rows[:-1]:  # of a run that was continued: a table is whole
@@ -318,7 +355,7 @@ class AsyncLabelReward:
         """Exact continuation, but for what the labeller is working on: that is asked again."""
         done = {row["key"] for row in self.rows}
         first = next(iter(self._met), None)  # of "ranking": never asked about by itself
-        kept = [m for m in self._met if m in done or (self._mode == "ranking" and m == first) or self._worker is None]
+        kept = [m for m in self._met if m in done or (self.o.mode == "ranking" and m == first) or self._worker is None]
         return {
             "rows": json.dumps(self.rows), "met": json.dumps(kept), "steps": self.steps,
             "fitted": self._fitted, "unreadable": self.unreadable, "rng": json.dumps(self._rng.bit_generator.state),
@@ -336,48 +373,42 @@ class AsyncLabelReward:
             self._fit(int(state["fitted"]))
 
 
-def annotator(
-    *,
-    model: str | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    names: Sequence[str] = (),
-    size: Positive = 0.5,
-    messages: str | None = None,
-    mode: str = "retrieval",
-    goal: str = "",
-    scale: Positive = 0.4,
-    beta: NotNegative = 3.0,
-    keep: NotNegative = 1.0,
-    queue: Whole = 256,
-    inline: bool = False,
-    fit_every: Count = 32,
-    quantile: Part = 0.5,
-    save: str | None = None,
-    replay: str | None = None,
-    seed: int = 0,
-) -> AsyncLabelReward:
+class AnnotatorOptions(LabelOptions):
+    """Of `rewarder=annotator`."""
+
+    model: str | None = None
+    """Who labels: "program:<expression>" (`ProgramAnnotator`), or whatever `open_model` opens; null with `replay`."""
+    model_options: Mapping[str, Any] = Field(default_factory=dict)
+    """Of the model."""
+    names: tuple[str, ...] = ()
+    """Observables that a message is made of; see `ObservableCells`."""
+    size: Positive = 0.5
+    """Width of a cell, in units of the state."""
+    messages: str | None = None
+    """"python:<module>:<object>" in place of cells."""
+
+
+def annotator(options: AnnotatorOptions, *, seed: int = 0) -> AsyncLabelReward:
     """`AsyncLabelReward` from plain values, for `rewarder=annotator`.
 
     Args:
-        model: "program:<expression>" (`ProgramAnnotator`), or whatever `open_model` opens; None with `replay`.
-        model_options: of the model.
-        names, size: of `ObservableCells`.
-        messages: "python:<module>:<object>" in place of `ObservableCells`.
-        mode, goal, scale, beta, keep, queue, inline, fit_every, quantile, save, replay, seed: see `AsyncLabelReward`.
+        options: who labels what, and how it pays.
+        seed: of the network and of the pairs.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: nobody who labels, or no messages.
     """
-    keys = ObservableCells(names, size) if messages is None else user_object(messages)
-    labeler: Any = None
-    if replay is None and model is not None:
-        options = dict(model_options or {})
-        script = model.startswith("program:")
-        labeler = ProgramAnnotator(model[len("program:") :], size) if script else open_model(model, options)
-    return AsyncLabelReward(
-        keys, labeler, mode=mode, goal=goal, scale=scale, beta=beta, keep=keep, queue=queue, inline=inline,
-        fit_every=fit_every, quantile=quantile, save=save, replay=replay, seed=seed,
-    )  # fmt: skip
+    o, own = options, options.messages
+    keys = ObservableCells(o.names, o.size) if own is None else user_object(own)
+    labeler: VisionModel | None = None
+    if o.replay is None and o.model is not None:
+        script = o.model.startswith("program:")
+        labeler = (
+            ProgramAnnotator(o.model.removeprefix("program:"), o.size)
+            if script
+            else open_model(o.model, o.model_options)
+        )
+    return AsyncLabelReward(options, keys, labeler, seed=seed)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:

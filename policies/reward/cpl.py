@@ -84,7 +84,7 @@ class Cpl:
         self.norm = FixedNorm(size, device=device) if options.normalize else None
         sizes = NetShape(size, io.action_dim, options.hidden)
         self.actor = Net("actor", sizes, lr=options.lr, generator=self._generator, kernel=options.kernel)
-        self.policy = MeanPolicy(io, self.actor.shape, self.actor.params, seed=seed + 1, normalizer=self.norm)
+        self.policy = MeanPolicy(io, self.actor, seed=seed + 1, normalizer=self.norm)
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the data's moments."""

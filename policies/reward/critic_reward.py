@@ -7,11 +7,12 @@ the reward of VLAC (arXiv 2509.15937).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from robot_rl.policies.nets.progress import U_MIN
+from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Number, Share
 
 MODES = ("potential", "delta", "dlogw", "absolute")
@@ -95,6 +96,33 @@ def done_events(
     return found
 
 
+class CriticRewardOptions(Options):
+    """How what a critic says becomes a reward."""
+
+    camera: str = "front"
+    """Which pictures it is shown; for whoever feeds it."""
+    instruction: str | None = None
+    """The sentence for all rows; null takes what the world asks of each; for whoever feeds it."""
+    every: Count = 2
+    """Control steps between looks; the critic knows the gaps that it was trained with."""
+    mode: Literal["potential", "delta", "dlogw", "absolute"] = "potential"
+    """What progress pays; see `CriticReward`."""
+    kappa: NotNegative = 1.0
+    """Factor of the progress reward."""
+    done_reward: Number = 1.0
+    """For a goal that is met."""
+    on_done: Literal["end", "pay"] = "end"
+    """Whether a goal that is met ends the episode, or pays at every control step while it is met."""
+    threshold: Share = 0.9
+    """P(done) that counts as met; see `done_events`."""
+    held: Count = 3
+    """Answers on end for which it has to."""
+    value: Share = 0.8
+    """Progress that is needed besides."""
+    anchor: Share = 0.2
+    """How far each look pulls u towards the absolute value: against drift; 0 adds up pairs alone."""
+
+
 class CriticReward:
     """The reward of N running episodes from what a critic says, one control step at a time.
 
@@ -109,52 +137,17 @@ class CriticReward:
     control step while it is met with "pay".
 
     Args:
+        options: how what the critic says becomes a reward.
         judge: a `ProgressCritic`: two pictures and a sentence per row. One with `members` and `join` (`CriticEnsemble`)
             keeps a u of each member, and what they come to is the level that pays. In a configuration: a run of critic
             train, or a list of runs.
-        camera: which pictures it is shown; for whoever feeds it.
-        instruction: the sentence for all rows; None takes what the world asks of each; for whoever feeds it.
         gamma: per control step.
-        every: control steps between looks; the critic knows the gaps that it was trained with.
-        mode: one of `MODES`.
-        kappa: factor of the progress reward.
-        done_reward: for a goal that is met.
-        on_done: "end" or "pay".
-        threshold, held, value: of `done_events`.
-        anchor: how far each look pulls u towards the absolute value: against drift; 0 adds up pairs alone.
-
-    Raises:
-        ValueError: an option outside these values.
     """
 
-    def __init__(
-        self,
-        judge: Any,
-        *,
-        camera: str = "front",
-        instruction: str | None = None,
-        gamma: float = 0.99,
-        every: Count = 2,
-        mode: str = "potential",
-        kappa: NotNegative = 1.0,
-        done_reward: Number = 1.0,
-        on_done: str = "end",
-        threshold: Share = 0.9,
-        held: Count = 3,
-        value: Share = 0.8,
-        anchor: Share = 0.2,
-    ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode is '{mode}', expected one of {', '.join(MODES)}")
-        if on_done not in ("end", "pay"):
-            raise ValueError(f"on_done is '{on_done}', expected 'end' or 'pay'")
-        if every < 1 or held < 1 or not 0 <= anchor <= 1:
-            raise ValueError(f"every, held, anchor are {every}, {held}, {anchor}; expected >= 1, >= 1, and 0 to 1")
-        self.camera, self.instruction = camera, instruction
-        self.judge, self.gamma, self.every, self.mode, self.kappa = judge, gamma, int(every), mode, kappa
-        self.done_reward, self.on_done, self.anchor = done_reward, on_done, anchor
+    def __init__(self, options: CriticRewardOptions, judge: Any, *, gamma: float = 0.99) -> None:
+        self.o, self.judge, self.gamma = options, judge, gamma
+        self.camera, self.instruction = options.camera, options.instruction
         self._members: tuple[Any, ...] = tuple(getattr(judge, "members", (judge,)))
-        self._limits = (float(threshold), int(held), float(value))
         self._sentences: list[str] = []
         self._pictures = np.zeros((0, 0, 0, 3), np.uint8)
 
@@ -186,7 +179,7 @@ class CriticReward:
             self._sentences[i] = sentences[i]
         self._pictures[which] = pictures[which]
         self._u[:, which], self._age[which], self._run[which], self._met[which] = 0.0, 0, 0, False
-        if self.anchor:
+        if self.o.anchor:
             self._from[:, which] = np.stack([_log_progress(said.value) for said in self._ask(which, pictures)])
 
     def step(
@@ -206,20 +199,20 @@ class CriticReward:
         before = self.progress
         self._age += 1
         self._share[:] = 0.0
-        due = np.flatnonzero((self._age % self.every == 0) | ended)
+        due = np.flatnonzero((self._age % self.o.every == 0) | ended)
         if len(due):
             self._look(due, pictures)
-        over = terminated | (self._met if self.on_done == "end" else False)
+        over = terminated | (self._met if self.o.on_done == "end" else False)
         after = self.progress
-        if self.mode == "potential":
+        if self.o.mode == "potential":
             reward = self.gamma * np.where(over, 0.0, after) - before
-        elif self.mode == "absolute":
+        elif self.o.mode == "absolute":
             reward = np.zeros(len(after))
             reward[due] = after[due]
         else:
             step = np.clip(self._share, -1.0, 1.0)
-            reward = step if self.mode == "dlogw" else np.sign(self._share) * -np.expm1(-np.abs(self._share))
-        return self.kappa * reward + self.done_reward * self._met, self._met.copy(), over
+            reward = step if self.o.mode == "dlogw" else np.sign(self._share) * -np.expm1(-np.abs(self._share))
+        return self.o.kappa * reward + self.o.done_reward * self._met, self._met.copy(), over
 
     def _ask(self, rows: np.ndarray, pictures: np.ndarray) -> list[Any]:
         """Every member's answer."""
@@ -239,13 +232,12 @@ class CriticReward:
         u = before + step
         self._share[rows] = step[0] if len(said) == 1 else self.judge.join(u) - self.judge.join(before)
         absolute = np.stack([_log_progress(one.value) for one in said]) - self._from[:, rows]
-        u = np.where(valid & np.isfinite(absolute), u + self.anchor * (np.nan_to_num(absolute) - u), u)
+        u = np.where(valid & np.isfinite(absolute), u + self.o.anchor * (np.nan_to_num(absolute) - u), u)
         self._u[:, rows] = np.maximum(u, U_MIN)
         done = np.stack([np.asarray(one.done, np.float64) for one in said])
         done = done[0] if len(said) == 1 else self.judge.join(done, chance=True)
-        threshold, held, value = self._limits
-        self._run[rows] = np.where(valid & (done > threshold), self._run[rows] + 1, 0)
-        self._met[rows] = (self._run[rows] >= held) & (self.progress[rows] > value)
+        self._run[rows] = np.where(valid & (done > self.o.threshold), self._run[rows] + 1, 0)
+        self._met[rows] = (self._run[rows] >= self.o.held) & (self.progress[rows] > self.o.value)
         seen = rows[valid]
         self._pictures[seen] = pictures[seen]  # after a covered lens the next pair begins at the last answer
 

@@ -138,9 +138,8 @@ class SacJ(Learner[SacJOptions, Transitions]):
 def _take(rows: Transitions, keep: torch.Tensor) -> Transitions:
     """The rows of an index or mask."""
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(rows):
-        value = getattr(rows, field.name)
-        values[field.name] = {k: v[keep] for k, v in value.items()} if isinstance(value, dict) else value[keep]
+    for name, value in vars(rows).items():
+        values[name] = {k: v[keep] for k, v in value.items()} if isinstance(value, dict) else value[keep]
     return Transitions(**values)
 
 
@@ -148,7 +147,7 @@ def _join(parts: list[Transitions], size: int) -> Transitions:
     """The first `size` rows of several batches, repeated where there are fewer."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(Transitions):
-        own = [getattr(part, field.name) for part in parts]
+        own = [vars(part)[field.name] for part in parts]
         if isinstance(own[0], dict):
             values[field.name] = {key: torch.cat([x[key] for x in own]) for key in own[0]}
         else:

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.critic_scores import Platt, fit_platt
-from robot_rl.policies.nets.reference import BOTH, FRAMES, SHOWN, TOLD, RefClip
-from robot_rl.policies.vla.context_clips import ContextBatch, ContextSampler
+from robot_rl.policies.nets.reference import BOTH, SHOWN, TOLD, RefClip
+from robot_rl.policies.vla.context_clips import ContextBatch, ContextSampler, ShowOptions
 from robot_rl.policies.vla.context_net import TEXT, ContextNet
-from robot_rl.policies.vla.critic import Clips, CriticLearner, CriticNet, ReadFrames, TinyCritic, checked_goal
-from robot_rl.types import Array, Metrics
-from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
+from robot_rl.policies.vla.critic import Clips, CriticTrainer, CriticTraining, ReadFrames, TinyCritic
+from robot_rl.policies.vla.interface import checked_goal
+from robot_rl.types import Array
+from robot_rl.types.options import NotNegative
 
 
 class ContextCritic(TinyCritic):
@@ -77,7 +78,8 @@ class ContextCritic(TinyCritic):
         """See `TinyCritic.moments`; the logits of done are calibrated already, by how each goal is given."""
         read = super().moments(images, goal)
         platts = [self.platts[how] for how in self._how(self._checked(goal, len(read.done)))]
-        slope, bias = (torch.tensor([getattr(platt, key) for platt in platts]) for key in ("slope", "bias"))
+        slope = torch.tensor([platt.slope for platt in platts])
+        bias = torch.tensor([platt.bias for platt in platts])
         return replace(read, done=(read.done * slope + bias).to(read.done.dtype))
 
     def _how(self, texts: list[str]) -> list[int]:
@@ -97,72 +99,37 @@ class ContextCritic(TinyCritic):
         return self.net.goal(told, self._shown.to(told.device).expand(len(texts), -1), how)
 
 
-class ContextLearner(CriticLearner):
-    """`CriticLearner` of a `ContextNet`: the same losses under goals that are told, shown or both.
+class ContextCriticOptions(CriticTraining, ShowOptions):
+    """What a critic that can be shown its goal is trained with."""
+
+    align_weight: NotNegative = 0.5
+    """w_align."""
+
+
+class ContextLearner(CriticTrainer[ContextCriticOptions, ContextNet, ContextBatch]):
+    """A critic whose goals are told, shown or both: the losses of `CriticTrainer`, and one that aligns codes.
 
     L_align = |code of a reference - mean code of its goal's sentences in the batch|^2 over the spread of these means,
-    with no gradient to the sentences, is added with weight w_align.
-
-    Args:
-        size: (height, width) of the pictures.
-        seed, device, steps, lr, weight_decay, items, frames, goals, other_goals, width: of `CriticLearner`.
-        readout, anchor, done_weight, scalar_weight: of `CriticLearner`.
-        references, frames_shown, picture, shares: of `ContextSampler`.
-        align_weight: w_align.
+    with no gradient to the sentences, is added with weight w_align. Its metric "align_loss" is 1 for codes that do not
+    know the goal.
     """
 
-    net: ContextNet
-
-    def __init__(
-        self,
-        size: Sequence[Count] = (48, 48),
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        steps: Count = 2500,
-        lr: Rate = 2e-3,
-        weight_decay: NotNegative = 1e-4,
-        items: Count = 12,
-        frames: Count = 4,
-        goals: Count = 6,
-        other_goals: Share = 0.5,
-        width: Count = 128,
-        readout: str = "pairwise",
-        anchor: Share = 0.2,
-        done_weight: NotNegative = 0.5,
-        scalar_weight: NotNegative = 1.0,
-        references: Whole = 2,
-        frames_shown: Count = FRAMES,
-        picture: NotNegative = 0.25,
-        shares: Sequence[NotNegative] = (0.25, 0.45, 0.2, 0.1),
-        align_weight: NotNegative = 0.5,
-    ) -> None:
-        super().__init__(
-            size, seed=seed, device=device, steps=steps, lr=lr, weight_decay=weight_decay, items=items, frames=frames,
-            goals=goals, other_goals=other_goals, width=width, readout=readout, anchor=anchor,
-            done_weight=done_weight, scalar_weight=scalar_weight,
-        )  # fmt: skip
-        self.context: dict[str, Any] = {
-            "references": references, "frames_shown": frames_shown, "picture": picture, "shares": tuple(shares),
-        }  # fmt: skip
-        self.align_weight = align_weight
+    def __init__(self, options: ContextCriticOptions, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(options, seed=seed, device=device)
         self.platts = (Platt(),) * 3
 
-    def _network(self, size: tuple[int, int], width: int, conditioning: str) -> CriticNet:
-        return ContextNet(size, width=width)
+    def network(self) -> ContextNet:
+        """See `CriticTrainer`."""
+        return ContextNet(self.o.size, width=self.o.width)
 
     def sampler(self, clips: Clips) -> ContextSampler:
-        """Batches of these clips by this learner's recipe."""
-        longest = int(np.diff(clips.start).max()) - 1
-        self.gap_s = (clips.stride_s, round(clips.stride_s * longest, 3))
-        return ContextSampler(clips, **self.recipe, **self.context, words=self.net.tokens.size, seed=self.seed)
+        """See `CriticTrainer`."""
+        self.gap_s = clips.gap_s
+        return ContextSampler(clips, self.o, words=self.net.tokens.size, seed=self.seed)
 
-    def update(self, batch: ContextBatch) -> Metrics:  # type: ignore[override]
-        """One step on one batch; see `CriticLearner.update`. "align_loss" is 1 for codes that do not know the goal."""
-        return super().update(batch)
-
-    def _goals(self, batch: ContextBatch) -> tuple[Tensor, dict[str, tuple[float, Tensor]]]:  # type: ignore[override]
-        told, _ = super()._goals(batch)
+    def goals(self, batch: ContextBatch) -> tuple[Tensor, dict[str, tuple[float, Tensor]]]:
+        """See `CriticTrainer`."""
+        told = self.net.sentence(batch.ids.to(self.device), batch.length.to(self.device))
         device = told.device
         shown = self.net.shown(batch.shown.to(device), batch.progress.to(device), batch.there.to(device))
         codes = self.net.goal(told, shown[batch.which.to(device)], batch.how.to(device))
@@ -173,17 +140,17 @@ class ContextLearner(CriticLearner):
         row = (shows[:, None] == names[None]).to(told.dtype)
         known = row.sum(dim=1) > 0
         if len(names) < 2 or not known.any():
-            return codes, {"align_loss": (self.align_weight, shown.sum() * 0.0)}
+            return codes, {"align_loss": (self.o.align_weight, shown.sum() * 0.0)}
         error = (shown - row @ means)[known].square().mean()
-        return codes, {"align_loss": (self.align_weight, error / (means.var(dim=0, correction=0).mean() + 1e-4))}
+        return codes, {"align_loss": (self.o.align_weight, error / (means.var(dim=0, correction=0).mean() + 1e-4))}
 
     def calibrate(self, clips: Clips) -> Platt:
         """Fit done where the goal is told, shown and both, each on every frame under the clip's goal and two others.
 
         References come from the same held-out clips. What there is no reference for keeps the calibration of sentences.
         """
-        critic = ContextCritic(self.net, readout=self.readout)
-        length = self.context["frames_shown"]
+        critic = ContextCritic(self.net, readout=self.o.readout)
+        length = self.o.frames_shown
         pool = clips.showing(length)
         logits, labels = ([[], [], []] for _ in range(2))
         for row in range(len(clips)):
@@ -212,12 +179,12 @@ class ContextLearner(CriticLearner):
         """The report of `context_report.evaluate` on the present weights."""
         from robot_rl.policies.vla.context_report import evaluate  # it imports this file
 
-        return evaluate(self.critic(), clips, frames=self.context["frames_shown"], **options)
+        return evaluate(self.critic(), clips, frames=self.o.frames_shown, **options)
 
     def critic(self, readout: str | None = None) -> ContextCritic:
         """The critic with the present weights (shared, not copied), shown nothing yet."""
         return ContextCritic(
-            self.net, platts=self.platts, readout=readout or self.readout, gap_s=self.gap_s, anchor=self.anchor
+            self.net, platts=self.platts, readout=readout or self.o.readout, gap_s=self.gap_s, anchor=self.o.anchor
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from robot_rl.policies.nets.reference import BOTH, FRAMES, MOST, SHOWN, TOLD, RefClip, announced, reference_indices
-from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, FrameBatch, _plain, _unplain
+from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, DrawOptions, FrameBatch, _plain, _unplain
+from robot_rl.types.options import NotNegative, Share
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,25 @@ class ContextBatch(FrameBatch):
     goal: Tensor
 
 
+def _four(shares: tuple[float, ...]) -> tuple[float, ...]:
+    if len(shares) != 4 or sum(shares) <= 0:
+        raise ValueError("expected four numbers of at least 0, not all of them 0: told, shown, alike, differently")
+    return shares
+
+
+class ShowOptions(DrawOptions):
+    """What a batch holds of the clips, and how its goals are given."""
+
+    references: Annotated[int, Field(ge=2)] = 2
+    """Clips that are drawn to show each goal of a batch; a clip is never its own reference."""
+    frames_shown: Annotated[int, Field(ge=1, le=MOST)] = FRAMES
+    """R, frames of a reference; 1 is a picture of the goal."""
+    picture: Share = 0.25
+    """Share of references that are a picture of the goal, R = 1."""
+    shares: Annotated[tuple[NotNegative, ...], AfterValidator(_four)] = (0.25, 0.45, 0.2, 0.1)
+    """Of goals that are told, shown, told and shown alike, told and shown differently."""
+
+
 class ContextSampler(ClipSampler):
     """`ClipSampler` that gives each goal by a sentence, by a reference, or by both.
 
@@ -42,44 +63,24 @@ class ContextSampler(ClipSampler):
     the reference shows another goal than the sentence names, both are asked: the remaining work is the larger, and done
     is both.
 
+    The remaining work of every goal is known, failures too; labels by time do not know it.
+
     Args:
         clips: to draw from, references too.
-        references: drawn for each goal of a batch.
-        frames_shown: R.
-        picture: share of references that are a picture of the goal, R = 1.
-        shares: of goals that are told, shown, told and shown alike, told and shown differently.
+        options: what a batch holds, and how its goals are given.
+        words: of the tokenizer.
         seed: of all draws.
-        options: of `ClipSampler`.
 
     Raises:
-        ValueError: labels by time; shares that are not four numbers >= 0; no goal with two clips that show it.
+        ValueError: no goal with two clips that show it.
     """
 
-    def __init__(
-        self,
-        clips: Clips,
-        *,
-        references: int = 2,
-        frames_shown: int = FRAMES,
-        picture: float = 0.25,
-        shares: tuple[float, ...] = (0.25, 0.45, 0.2, 0.1),
-        seed: int = 0,
-        **options: Any,
-    ) -> None:
-        super().__init__(clips, seed=seed, **options)
-        if self.labels != "work" or options.get("successes_only"):
-            raise ValueError(
-                "a goal that is shown needs labels of remaining work, failures too: labels=work, successes_only=false"
-            )
-        self._shares = np.array(shares, float)
-        if self._shares.shape != (4,) or self._shares.min() < 0 or self._shares.sum() <= 0:
-            raise ValueError(f"shares are {list(shares)}, expected four numbers >= 0: told, shown, alike, differently")
-        self._shares /= self._shares.sum()
-        if references < 2:
-            raise ValueError(f"references is {references}, expected at least 2: a clip is never its own reference")
-        self._count, self._length, self._picture = references, frames_shown, picture
-        reference_indices(MOST, frames_shown)  # refuses an impossible number
-        self._pool = [rows if len(rows) > 1 else rows[:0] for rows in clips.showing(frames_shown)]
+    def __init__(self, clips: Clips, options: ShowOptions, *, words: int = 509, seed: int = 0) -> None:
+        super().__init__(clips, options, words=words, seed=seed)
+        shares = np.array(options.shares)
+        self._shares = shares / shares.sum()
+        self._count, self._length, self._picture = options.references, options.frames_shown, options.picture
+        self._pool = [rows if len(rows) > 1 else rows[:0] for rows in clips.showing(self._length)]
         if not any(len(rows) for rows in self._pool):
             raise ValueError(
                 "no goal is met in two clips or more, so nothing can be shown; make more clips (robot-rl critic clips "
@@ -105,7 +106,7 @@ class ContextSampler(ClipSampler):
             shown[i, here], progress[i, here], there[i, here] = ref.frames, ref.progress, 1
         which, how, goal = np.array(self._slots).T
         return ContextBatch(
-            **{field.name: getattr(batch, field.name) for field in fields(batch)},
+            **vars(batch),
             shown=torch.as_tensor(shown),
             progress=torch.as_tensor(progress),
             there=torch.as_tensor(there) > 0,

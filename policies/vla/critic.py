@@ -11,9 +11,10 @@ Farebrother et al., Stop Regressing, 2024. Remaining work as label, goal on feat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from robot_rl.policies.nets.critic_scores import Platt, fit_platt
 from robot_rl.policies.nets.progress import CLIP, add_up, log_delta, share_of_log
 from robot_rl.policies.nets.reference import RefClip
 from robot_rl.policies.nets.value_heads import hl_gauss_head
-from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, FrameBatch
+from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, DrawOptions, FrameBatch
 from robot_rl.policies.vla.critic_net import BINS, CriticNet
 from robot_rl.policies.vla.critic_report import evaluate
 from robot_rl.policies.vla.interface import (
@@ -36,7 +37,7 @@ from robot_rl.policies.vla.interface import (
     shows_something,
 )
 from robot_rl.types import Array, Metrics
-from robot_rl.types.options import Count, NotNegative, Rate, Share
+from robot_rl.types.options import Count, NotNegative, Pixels, Rate, Share
 
 _EDGE = 1.0 + 1.0 / (BINS - 1)  # centres at -1, -.95, ..., 1
 READOUTS = ("pairwise", "siamese")
@@ -193,7 +194,46 @@ def _rows(moments: ReadFrames, rows: Any) -> ReadFrames:
     return ReadFrames(moments.reading[rows], moments.s[rows], moments.done[rows], moments.images[rows])
 
 
-class CriticLearner:
+class CriticTraining(DrawOptions):
+    """What every critic is trained with."""
+
+    size: Pixels = (48, 48)
+    """(height, width) of the pictures."""
+    steps: Count = 2500
+    """Batches of the whole training."""
+    lr: Rate = 2e-3
+    """Peak of the cycle of the step size."""
+    weight_decay: NotNegative = 1e-4
+    """Of AdamW."""
+    width: Count = 128
+    """Of the reading."""
+    readout: Literal["pairwise", "siamese"] = "pairwise"
+    """Of the finished critic; see `TinyCritic`."""
+    anchor: Share = 0.2
+    """Of the finished critic; see `TinyCritic`."""
+    done_weight: NotNegative = 0.5
+    """w_done."""
+    scalar_weight: NotNegative = 1.0
+    """w_scalar."""
+
+
+class TinyCriticOptions(CriticTraining):
+    """What a critic of sentences is trained with."""
+
+    labels: Literal["work", "vlac"] = "work"
+    """Remaining work of the simulator, or time, as published; see `ClipSampler`."""
+    successes_only: bool = False
+    """Leave failures out."""
+    conditioning: Literal["maps", "pooled"] = "maps"
+    """Where the sentence meets the picture; see `CriticNet`."""
+
+
+OptionsT = TypeVar("OptionsT", bound=CriticTraining)
+NetT = TypeVar("NetT", bound=CriticNet)
+BatchT = TypeVar("BatchT", bound=FrameBatch)
+
+
+class CriticTrainer(ABC, Generic[OptionsT, NetT, BatchT]):
     """Trains a `CriticNet` on labelled clips.
 
     L = L_pair + w_done L_done + w_scalar (Huber of s + Huber of its differences). L_pair is the cross-entropy of the
@@ -201,75 +241,44 @@ class CriticLearner:
     alike. AdamW, one cycle of the learning rate.
 
     Args:
-        size: (height, width) of the pictures.
+        options: of the training.
         seed: of weights and draws.
         device: for the network.
-        steps: batches of the whole training.
-        lr: peak of the cycle.
-        weight_decay: of AdamW.
-        items: clips in a batch.
-        frames: of each; all ordered pairs of them count.
-        goals: under which each clip of a batch is read.
-        labels: "work" or "vlac"; see `ClipSampler`.
-        successes_only: leave failures out.
-        other_goals: share of clips whose first goal is not theirs.
-        conditioning: "maps" or "pooled"; see `CriticNet`.
-        width: of the reading.
-        readout: of the finished critic, "pairwise" or "siamese".
-        anchor: of the finished critic; see `TinyCritic`.
-        done_weight: w_done.
-        scalar_weight: w_scalar.
     """
 
-    def __init__(
-        self,
-        size: Sequence[Count] = (48, 48),
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        steps: Count = 2500,
-        lr: Rate = 2e-3,
-        weight_decay: NotNegative = 1e-4,
-        items: Count = 12,
-        frames: Count = 4,
-        goals: Count = 6,
-        labels: str = "work",
-        successes_only: bool = False,
-        other_goals: Share = 0.5,
-        conditioning: str = "maps",
-        width: Count = 128,
-        readout: str = "pairwise",
-        anchor: Share = 0.2,
-        done_weight: NotNegative = 0.5,
-        scalar_weight: NotNegative = 1.0,
-    ) -> None:
+    def __init__(self, options: OptionsT, *, seed: int = 0, device: str = "cpu") -> None:
+        self.o, self.seed, self.device, self.steps, self.done_steps = options, seed, device, options.steps, 0
         torch.manual_seed(seed)
-        self.net = self._network((int(size[0]), int(size[1])), width, conditioning).to(device)
-        self.seed, self.device, self.steps, self.done_steps = seed, device, steps, 0
-        self.readout, self.anchor = readout, anchor
-        self.recipe: dict[str, Any] = {
-            "labels": labels, "successes_only": successes_only, "other_goals": other_goals, "items": items,
-            "frames": frames, "goals": goals,
-        }  # fmt: skip
-        self._weights = (done_weight, scalar_weight)
+        self.net = self.network().to(device)
         self._head = hl_gauss_head(-_EDGE, _EDGE, BINS, sigma_ratio=1.5, device=device)
-        self._optimizer = torch.optim.AdamW(self.net.parameters(), lr=lr, weight_decay=weight_decay)
+        self._optimizer = torch.optim.AdamW(self.net.parameters(), lr=options.lr, weight_decay=options.weight_decay)
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, max_lr=lr, total_steps=max(steps, 2), pct_start=0.15, div_factor=10.0
+            self._optimizer, max_lr=options.lr, total_steps=max(options.steps, 2), pct_start=0.15, div_factor=10.0
         )
         self.platt = Platt()
         self.gap_s = (0.2, 5.0)
 
-    def _network(self, size: tuple[int, int], width: int, conditioning: str) -> CriticNet:
-        return CriticNet(size, width=width, conditioning=conditioning)
+    @abstractmethod
+    def network(self) -> NetT:
+        """What is trained, with its first weights."""
 
-    def sampler(self, clips: Clips) -> ClipSampler:
-        """Batches of these clips by this learner's recipe."""
-        longest = int(np.diff(clips.start).max()) - 1
-        self.gap_s = (clips.stride_s, round(clips.stride_s * longest, 3))
-        return ClipSampler(clips, **self.recipe, words=self.net.tokens.size, seed=self.seed)
+    @abstractmethod
+    def sampler(self, clips: Clips) -> Iterator[BatchT]:
+        """Batches of these clips by the options; the critic remembers the gaps between their frames."""
 
-    def update(self, batch: FrameBatch) -> Metrics:
+    @abstractmethod
+    def goals(self, batch: BatchT) -> tuple[Tensor, dict[str, tuple[float, Tensor]]]:
+        """Codes (I G, 64) of a batch's goals, and losses of their own: name -> (weight, value)."""
+
+    @abstractmethod
+    def calibrate(self, clips: Clips) -> Platt:
+        """Fit slope and bias of done on clips that no update saw."""
+
+    @abstractmethod
+    def critic(self, readout: str | None = None) -> TinyCritic:
+        """The critic with the present weights (shared, not copied)."""
+
+    def update(self, batch: BatchT) -> Metrics:
         """One step on one batch.
 
         Returns:
@@ -278,7 +287,7 @@ class CriticLearner:
         net, device = self.net, self.device
         clips, count = batch.images.shape[:2]
         items = len(batch.ids)  # a clip under one goal each
-        codes, aside = self._goals(batch)
+        codes, aside = self.goals(batch)
         sentence = codes.view(clips, items // clips, -1)
         reading = net.under(batch.images.flatten(0, 1).to(device), sentence.repeat_interleave(count, dim=0))
         reading = reading.view(clips, count, items // clips, -1).transpose(1, 2).reshape(items * count, -1)
@@ -301,7 +310,7 @@ class CriticLearner:
         each = F.binary_cross_entropy_with_logits(done, label, reduction="none")
         finished = _balanced(each, label > 0.5, seen)
 
-        loss = pair + self._weights[0] * finished + self._weights[1] * scalar
+        loss = pair + self.o.done_weight * finished + self.o.scalar_weight * scalar
         for weight, value in aside.values():
             loss = loss + weight * value
         self._optimizer.zero_grad(set_to_none=True)
@@ -324,13 +333,51 @@ class CriticLearner:
             **{name: float(value.detach()) for name, (_, value) in aside.items()},
         }
 
-    def _goals(self, batch: FrameBatch) -> tuple[Tensor, dict[str, tuple[float, Tensor]]]:
-        """Codes (I G, 64) of a batch's goals, and losses of their own: name -> (weight, value)."""
-        return self.net.sentence(batch.ids.to(self.device), batch.length.to(self.device)), {}
-
     def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Clips:
         """Arrays and facts of a generator as this learner's data; see `Clips.of`."""
         return Clips.of(arrays, facts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values; exact continuation."""
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": {k: v for k, v in self._schedule.state_dict().items() if not callable(v)},
+            "steps": self.done_steps,
+            "platt": [self.platt.slope, self.platt.bias],
+            "gap_s": list(self.gap_s),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly."""
+        self.net.load_state_dict(state["net"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.done_steps = int(state["steps"])
+        self.platt = Platt(*state["platt"])
+        self.gap_s = (float(state["gap_s"][0]), float(state["gap_s"][1]))
+
+
+class CriticLearner(CriticTrainer[TinyCriticOptions, CriticNet, FrameBatch]):
+    """A critic of sentences; see `CriticTrainer`."""
+
+    def __init__(self, options: TinyCriticOptions, *, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__(options, seed=seed, device=device)
+
+    def network(self) -> CriticNet:
+        """See `CriticTrainer`."""
+        return CriticNet(self.o.size, width=self.o.width, conditioning=self.o.conditioning)
+
+    def sampler(self, clips: Clips) -> ClipSampler:
+        """See `CriticTrainer`."""
+        self.gap_s, o = clips.gap_s, self.o
+        return ClipSampler(
+            clips, o, labels=o.labels, successes_only=o.successes_only, words=self.net.tokens.size, seed=self.seed
+        )
+
+    def goals(self, batch: FrameBatch) -> tuple[Tensor, dict[str, tuple[float, Tensor]]]:
+        """See `CriticTrainer`; a sentence has no loss of its own."""
+        return self.net.sentence(batch.ids.to(self.device), batch.length.to(self.device)), {}
 
     def calibrate(self, clips: Clips) -> Platt:
         """Fit slope and bias of done on clips that no update saw.
@@ -340,7 +387,7 @@ class CriticLearner:
         """
         critic = self.critic()
         logit, label = [], []
-        by_time = self.recipe["labels"] == "vlac"
+        by_time = self.o.labels == "vlac"
         if by_time:
             clips = clips.part(np.flatnonzero(clips.succeeded()))
         owner = np.repeat(np.arange(len(clips)), np.diff(clips.start))
@@ -364,28 +411,8 @@ class CriticLearner:
     def critic(self, readout: str | None = None) -> TinyCritic:
         """The critic with the present weights (shared, not copied)."""
         return TinyCritic(
-            self.net, readout=readout or self.readout, platt=self.platt, gap_s=self.gap_s, anchor=self.anchor
+            self.net, readout=readout or self.o.readout, platt=self.platt, gap_s=self.gap_s, anchor=self.o.anchor
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; exact continuation."""
-        return {
-            "net": self.net.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": {k: v for k, v in self._schedule.state_dict().items() if not callable(v)},
-            "steps": self.done_steps,
-            "platt": [self.platt.slope, self.platt.bias],
-            "gap_s": list(self.gap_s),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly."""
-        self.net.load_state_dict(state["net"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
-        self.done_steps = int(state["steps"])
-        self.platt = Platt(*state["platt"])
-        self.gap_s = (float(state["gap_s"][0]), float(state["gap_s"][1]))
 
 
 def _balanced(loss: Tensor, positive: Tensor, mask: Tensor) -> Tensor:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from robot_rl.policies.nets.progress import CLIP, work_share
 from robot_rl.policies.nets.reference import FRAMES, RefClip
 from robot_rl.policies.nets.vla_words import HashedWords
+from robot_rl.types import Options
+from robot_rl.types.options import Count, Share
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class Clips:
 
     def __len__(self) -> int:
         return len(self.goal)
+
+    @property
+    def gap_s(self) -> tuple[float, float]:
+        """Seconds between two frames of a clip, shortest and longest."""
+        return self.stride_s, round(self.stride_s * (int(np.diff(self.start).max()) - 1), 3)
 
     def succeeded(self) -> np.ndarray:
         """(C,) bool: clips of a kind that meets its goal."""
@@ -140,6 +148,19 @@ class FrameBatch:
     done_mask: Tensor
 
 
+class DrawOptions(Options):
+    """What a batch holds of the clips."""
+
+    items: Count = 12
+    """I, clips in a batch."""
+    frames: Count = 4
+    """K, frames of each; all ordered pairs of them count."""
+    goals: Count = 6
+    """G, under which each clip of a batch is read; more than there are means all."""
+    other_goals: Share = 0.5
+    """Share of clips whose first goal is not theirs; the further ones are drawn from the rest."""
+
+
 class ClipSampler:
     """Endless batches by one recipe.
 
@@ -148,13 +169,10 @@ class ClipSampler:
 
     Args:
         clips: to draw from.
+        options: what a batch holds.
         labels: "work" (remaining work of the simulator, any goal) or "vlac" (by time, as published: (j - i) / (T - i),
             cut at -1 backwards; 0 under a goal that is not the clip's; done 0 before .8 T, 1 after .95 T).
         successes_only: draw only from clips that meet their goal.
-        other_goals: share of items whose first goal is not the clip's.
-        goals: G; the further ones are drawn from the rest. More than there are means all.
-        items: I.
-        frames: K.
         words: of the tokenizer.
         seed: of all draws.
 
@@ -165,13 +183,10 @@ class ClipSampler:
     def __init__(
         self,
         clips: Clips,
+        options: DrawOptions,
         *,
         labels: str = "work",
         successes_only: bool = False,
-        other_goals: float = 0.5,
-        goals: int = 1,
-        items: int = 24,
-        frames: int = 4,
         words: int = 509,
         seed: int = 0,
     ) -> None:
@@ -179,8 +194,9 @@ class ClipSampler:
             raise ValueError(f"labels is '{labels}', expected 'work' or 'vlac'")
         if labels == "vlac" and not successes_only:
             raise ValueError("labels=vlac count time as progress, which only holds in successes: set successes_only")
-        self.clips, self.labels, self.other_goals = clips, labels, other_goals
-        self.items, self.frames, self.goals = items, frames, min(goals, len(clips.phrasings))
+        self.clips, self.labels, self.other_goals = clips, labels, options.other_goals
+        self.items, self.frames = options.items, options.frames
+        self.goals = min(options.goals, len(clips.phrasings))
         # Words of every goal's sentences say nothing about which goal it is.
         said = [{word for text in texts for word in text.split()} for texts in clips.phrasings]
         self._common = set.intersection(*said)
@@ -203,7 +219,7 @@ class ClipSampler:
         self._tokens = HashedWords(words)
         self.reference_work = float(np.median(clips.work[clips.start[:-1], clips.goal]))
 
-    def __iter__(self) -> Iterator[FrameBatch]:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> FrameBatch:

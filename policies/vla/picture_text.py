@@ -198,7 +198,7 @@ class TinyEncoder(nn.Module):
 
     def save(self, path: Path) -> None:
         """Write the weights."""
-        sizes = {"width": self.read[-1].out_features, "words": self._words}  # type: ignore[union-attr]
+        sizes = {"width": self.read[-1].out_features, "words": self._words}
         torch.save({**sizes, "weights": self.state_dict()}, path)
 
     @classmethod

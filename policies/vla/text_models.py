@@ -14,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ def user_object(path: str, options: dict[str, Any] | None = None) -> Any:
     return made(**(options or {})) if isinstance(made, type) or type(made).__name__ == "function" else made
 
 
-def open_model(name: str, options: dict[str, Any] | None = None) -> VisionModel:
+def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionModel:
     """A model by name.
 
     Args:

@@ -14,8 +14,31 @@ from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, FIELDS, POSITION, RobotSpec
 from robot_rl.real.core.watchdogs import Burst
 from robot_rl.real.robot import Command
+from robot_rl.types.options import Count, Options, Positive
 
 SOURCES = ("external", "policy", "human")  # rising priority
+
+
+class DoorOptions(Options):
+    """Who may speak to a robot over the network, and for how long what was said counts."""
+
+    allow_external: bool = False
+    """Accept foreign clients."""
+    teleop_timeout: Positive = 0.25
+    """Largest age of a human's command [s]."""
+    takeover_timeout: Positive = 0.3
+    """Largest age of the operator's dead-man heartbeat [s]."""
+    horizon: Positive = 5.0
+    """Longest chunk [s]."""
+    flood: Count | None = None
+    """Messages per second from one source that are a flood; null: five times the rate."""
+    external_timeout: Positive | None = None
+    """How long the step of a foreign client stays fresh [s]; null: the command timeout."""
+    external_align: bool = False
+    """Let foreign steps begin far from the robot and approach them at the limiter's speed."""
+
+
+DOOR = DoorOptions()
 
 
 @dataclass(frozen=True)
@@ -63,13 +86,7 @@ class Intake:
     Args:
         spec: of the robot.
         settings: of the supervisor.
-        allow_external: accept foreign clients.
-        teleop_timeout: largest age of a human's command [s].
-        takeover_timeout: largest age of the operator's dead-man heartbeat [s].
-        horizon: longest chunk [s].
-        flood: messages per second from one source that are a flood.
-        external_timeout: how long the step of a foreign client stays fresh [s]; None = the command timeout.
-        external_align: let foreign steps begin far from the robot and approach them at the limiter's speed.
+        options: who may speak.
 
     Attributes:
         authority: who is followed: `none`, `external`, `policy` or `human`.
@@ -86,26 +103,19 @@ class Intake:
         self,
         spec: RobotSpec,
         settings: SafetySettings | None = None,
-        *,
-        allow_external: bool = False,
-        teleop_timeout: float = 0.25,
-        takeover_timeout: float = 0.3,
-        horizon: float = 5.0,
-        flood: int | None = None,
-        external_timeout: float | None = None,
-        external_align: bool = False,
+        options: DoorOptions = DOOR,
     ) -> None:
         self._spec, self._set = spec, settings or SafetySettings()
         self._direct = spec.mode != POSITION  # velocities, efforts, twists: nothing to begin near, nothing to splice
         self._play = play_effort if spec.mode == EFFORT else play_velocity
-        self._sources = SOURCES if allow_external else SOURCES[1:]
-        self._teleop_timeout, self._takeover_timeout, self._horizon = teleop_timeout, takeover_timeout, horizon
-        period = 1.0 / self._set.rate
-        limit = int(5 * self._set.rate) if flood is None else flood
+        self._sources = SOURCES if options.allow_external else SOURCES[1:]
+        self._teleop_timeout, self._takeover_timeout = options.teleop_timeout, options.takeover_timeout
+        self._horizon, period = options.horizon, 1.0 / self._set.rate
+        limit = int(5 * self._set.rate) if options.flood is None else options.flood
         self._floods = {name: Burst(limit) for name in SOURCES}
         self._drops = {name: Burst(10) for name in SOURCES}
         self._clocks = {name: SourceClock(future_tolerance=self._set.future_tolerance) for name in SOURCES}
-        self._players = {name: ChunkPlayer(len(spec.joints), period=period, horizon=horizon) for name in SOURCES}
+        self._players = {name: ChunkPlayer(len(spec.joints), period=period, horizon=self._horizon) for name in SOURCES}
         self._plans: dict[str, _Plan | None] = dict.fromkeys(SOURCES)
         self._last_seq: dict[str, int] = {}
         self._voice: dict[str, tuple[str, float]] = {}  # source -> its sender, and when it was heard
@@ -113,8 +123,9 @@ class Intake:
         self.doubled: dict[str, float] = {}
         self._period = period
         self._speed = spec.array("velocity")
-        self._external_timeout = self._set.command_timeout if external_timeout is None else external_timeout
-        self._align = external_align
+        external = options.external_timeout
+        self._external_timeout = self._set.command_timeout if external is None else external
+        self._align = options.external_align
         self._easing = False
         self.trace = ""
         self._releasing = ""

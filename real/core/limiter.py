@@ -12,9 +12,11 @@ so the interval of allowed v' is never empty.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from robot_rl.real.core.limiter_scalar import ScalarLimits
 
@@ -65,20 +67,37 @@ def wrap(angle: Array) -> Array:
     return (angle + np.pi) % (2.0 * np.pi) - np.pi
 
 
-class JointLimiter:
-    """Turns any sequence of targets into commands inside the limits.
+@dataclass(frozen=True)
+class JointLimits:
+    """What J joints can do.
 
-    Args:
+    Attributes:
         lower: (J,) smallest position [rad]; ignored for continuous joints.
         upper: (J,) largest position [rad].
         velocity: (J,) largest speed [rad/s].
         acceleration: (J,) largest acceleration [rad/s^2].
+        stop_acceleration: (J,) deceleration of `brake`, at least `acceleration`; None: the same.
+        jerk: (J,) largest change of acceleration [rad/s^3]; None or inf: no bound. Best effort: the other limits go
+            first, so it is exceeded where a position limit needs the brake sooner than the jerk would allow.
+        continuous: (J,) bool, joints without position limits whose targets are angles; None: none of them.
+    """
+
+    lower: ArrayLike
+    upper: ArrayLike
+    velocity: ArrayLike
+    acceleration: ArrayLike
+    stop_acceleration: ArrayLike | None = None
+    jerk: ArrayLike | None = None
+    continuous: ArrayLike | None = None
+
+
+class JointLimiter:
+    """Turns any sequence of targets into commands inside the limits.
+
+    Args:
+        limits: of the joints.
         period: nominal control period [s].
         min_period: shortest period that may come [s]; default `period`. The braking bound is exact for it.
-        stop_acceleration: (J,) deceleration of `brake`, at least `acceleration`; default the same.
-        jerk: (J,) largest change of acceleration [rad/s^3]; inf = none. Best effort: the other limits go first, so it
-            is exceeded where a position limit needs the brake sooner than the jerk would allow.
-        continuous: (J,) bool, joints without position limits whose targets are angles.
 
     Raises:
         ValueError: wrong shapes, limits that are not finite and positive, lower >= upper, period < min_period.
@@ -88,24 +107,13 @@ class JointLimiter:
     runs over the target and swings about it for ever; targets that the joint can follow are met all the same.
     """
 
-    def __init__(
-        self,
-        lower: Any,
-        upper: Any,
-        velocity: Any,
-        acceleration: Any,
-        *,
-        period: float,
-        min_period: float | None = None,
-        stop_acceleration: Any = None,
-        jerk: Any = None,
-        continuous: Any = None,
-    ) -> None:
-        self.lower, self.upper = np.array(lower, float), np.array(upper, float)
+    def __init__(self, limits: JointLimits, *, period: float, min_period: float | None = None) -> None:
+        self.lower, self.upper = np.array(limits.lower, float), np.array(limits.upper, float)
         shape = self.lower.shape
-        self.max_velocity, self.max_acceleration = np.array(velocity, float), np.array(acceleration, float)
-        stop = self.max_acceleration if stop_acceleration is None else stop_acceleration
-        self.stop_acceleration = np.array(stop, float)
+        self.max_velocity = np.array(limits.velocity, float)
+        self.max_acceleration = np.array(limits.acceleration, float)
+        stop, jerk, continuous = limits.stop_acceleration, limits.jerk, limits.continuous
+        self.stop_acceleration = np.array(self.max_acceleration if stop is None else stop, float)
         self.max_jerk = np.full(shape, np.inf) if jerk is None else np.array(jerk, float)
         self.continuous = np.zeros(shape, bool) if continuous is None else np.array(continuous, bool)
         self.period = float(period)
@@ -117,8 +125,8 @@ class JointLimiter:
         self._few: ScalarLimits | None = None
         if not self._jerky and len(shape) == 1 and shape[0] <= FEW:
             rows = (self.lower, self.upper, self.max_velocity, self.max_acceleration, self._coast, self.continuous)
-            lower, upper, velocity, acceleration, coast, continuous = (row.tolist() for row in rows)
-            self._few = ScalarLimits(lower, upper, velocity, acceleration, coast, continuous, self.min_period)
+            lower, upper, velocity, acceleration, coast, turning = (row.tolist() for row in rows)
+            self._few = ScalarLimits(lower, upper, velocity, acceleration, coast, turning, self.min_period)
         self.reset(np.where(self.continuous, 0.0, np.clip(0.0, self.lower, self.upper)))
 
     def _check(self, shape: tuple[int, ...]) -> None:

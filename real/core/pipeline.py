@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from robot_rl.real.core.auto_arm import AutoArm
-from robot_rl.real.core.intake import CommandMessage, Intake
+from robot_rl.real.core.intake import CommandMessage, DoorOptions, Intake
 from robot_rl.real.core.machine import LATCHED, MOVABLE, State
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import TWIST, RobotSpec
 from robot_rl.real.core.supervisor import SafetySupervisor
 from robot_rl.real.core.watchdogs import Watchdogs
 from robot_rl.real.robot import Level, RobotState, Verdict
+from robot_rl.types.options import NotNegative, Positive
 
 HEARTBEAT = "estop_heartbeat"
 
@@ -68,20 +69,32 @@ class Sent:
     gains: np.ndarray | None = None
 
 
+class PipelineOptions(DoorOptions):
+    """Who may speak to a robot, what is waited for, and what stops it."""
+
+    first_message_timeout: Positive = 5.0
+    """Patience for a first message before start-up reports an error [s]."""
+    estop_heartbeat: NotNegative = 0.5
+    """Largest age of the e-stop's heartbeat [s]; 0 = there is none. One that was heard and falls silent is an e-stop;
+    one that never came blocks the robot only where it is required."""
+    estop_required: bool = False
+    """Nothing moves before the heartbeat has been heard."""
+    auto_arm: bool = False
+    """Enable with the first good command, and again after a fault; for simulation only."""
+
+
+PIPELINE = PipelineOptions()
+
+
 class CommandPipeline:
     """Door, watchdogs and supervisor of one robot.
 
     Args:
         spec: of the robot.
         settings: of the supervisor.
-        door: keyword arguments of `Intake`, e.g. `allow_external`.
+        options: who may speak, what is waited for, what stops it.
         forward: joint positions -> tool position, needed for a workspace.
         watched: required sensors besides the joint states: name -> largest age [s].
-        first_message_timeout: patience for a first message before start-up reports an error [s].
-        estop_heartbeat: largest age of the e-stop's heartbeat [s]; 0 = there is none. One that was heard and falls
-            silent is an e-stop; one that never came blocks the robot only where it is required.
-        estop_required: nothing moves before the heartbeat has been heard.
-        auto_arm: enable with the first good command, and again after a fault; for simulation only.
         start: present time [s of the steady clock].
 
     Source: specification of the bridge, sections on the supervisor, watchdogs and authority.
@@ -91,31 +104,27 @@ class CommandPipeline:
         self,
         spec: RobotSpec,
         settings: SafetySettings | None = None,
+        options: PipelineOptions = PIPELINE,
         *,
-        door: Mapping[str, object] | None = None,
         forward: Callable[[np.ndarray], np.ndarray] | None = None,
         watched: Mapping[str, float] | None = None,
-        first_message_timeout: float = 5.0,
-        estop_heartbeat: float = 0.5,
-        estop_required: bool = False,
-        auto_arm: bool = False,
         start: float = 0.0,
     ) -> None:
         self.spec, self.settings = spec, settings or SafetySettings()
         self.safety = SafetySupervisor(spec, self.settings, forward=forward)
-        self.auto_arm = AutoArm(self.safety) if auto_arm else None
-        self.door = Intake(spec, self.settings, **(door or {}))  # type: ignore[arg-type]
+        self.auto_arm = AutoArm(self.safety) if options.auto_arm else None
+        self.door = Intake(spec, self.settings, options)
         limits = {name: (timeout, "fault") for name, timeout in (watched or {}).items()}
-        self._estop_required = estop_required
-        if estop_heartbeat > 0.0:
-            limits[HEARTBEAT] = (estop_heartbeat, "estop")
+        self._estop_required = options.estop_required
+        if options.estop_heartbeat > 0.0:
+            limits[HEARTBEAT] = (options.estop_heartbeat, "estop")
         self._state_name = "joint_states" if spec.mode != TWIST else "motion"
         limits[self._state_name] = (self.settings.state_timeout, "monitor")  # the state monitor reacts itself
-        self.watchdogs = Watchdogs(limits, first_timeout=first_message_timeout, start=start)
+        self.watchdogs = Watchdogs(limits, first_timeout=options.first_message_timeout, start=start)
         self.blocking: tuple[str, ...] = ()
         self.clock_faults = 0
         self._start = self._now = start
-        self._first = first_message_timeout
+        self._first = options.first_message_timeout
         self._offers: deque[tuple[CommandMessage, float]] = deque(maxlen=4096)  # a flood drops its own oldest only
         self._events: deque[Callable[[], None]] = deque(maxlen=4096)
         self._pressed: set[str] = set()

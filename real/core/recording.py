@@ -416,7 +416,6 @@ def convert(
     rules: StepRules,
     *,
     topics: Mapping[str, str] | None = None,
-    prefix: str = "robot_rl/",
     namespace: str = "/",
     tasks: Sequence[str] = (),
     terminated: bool | None = None,
@@ -430,8 +429,7 @@ def convert(
         rules: what a step is.
         topics: role -> topic, where the bag's names differ from `topic_table`'s. A bag without `executed` needs
             `executed` mapped to the robot's command topic (JointTrajectory, Float64MultiArray or JointState).
-        prefix: of our own topics.
-        namespace: of all.
+        namespace: of all topics.
         tasks: task variables that were recorded.
         terminated: whether the task ended the episode; None asks the `success` messages.
 
@@ -445,7 +443,7 @@ def convert(
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; nothing is overwritten, choose another name")
-    known = topic_table(spec, prefix=prefix, namespace=namespace, tasks=tasks)
+    known = topic_table(spec, namespace=namespace, tasks=tasks)
     table = {role: topic for role, (topic, _) in known.items()}
     table |= dict(topics or {})
     roles = {topic: role for role, topic in table.items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from robot_rl.real.core.legs_spec import LegsSpec
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
 
+Mode = Literal["position", "velocity", "effort", "twist", "pd"]
+"""What a command says of each joint."""
 POSITION, VELOCITY, EFFORT, TWIST, PD = "position", "velocity", "effort", "twist", "pd"
-MODES = {
+MODES: dict[str, Mode] = {
     "forward_position": POSITION,
     "forward_velocity": VELOCITY,
     "forward_effort": EFFORT,
@@ -198,7 +200,7 @@ class RobotSpec:
         return tuple(joint.name for joint in self.joints)
 
     @cached_property
-    def mode(self) -> str:
+    def mode(self) -> Mode:
         """`position`, `velocity`, `effort`, `twist` or `pd`."""
         return MODES[self.command_mode]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from robot_rl.real.core.limiter import JointLimiter, wrap
+from robot_rl.real.core.limiter import JointLimiter, JointLimits, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter, Moment
 from robot_rl.real.core.limiter_pd import PdLimiter
 from robot_rl.real.core.machine import MOVABLE, WORDS, Event, SafetyMachine, State
@@ -61,17 +61,16 @@ class SafetySupervisor:
         lower, upper = spec.bounds()
         jerk, stop = spec.array("jerk"), spec.array("stop_acceleration")
         acceleration = spec.array("acceleration")
-        self.limiter = JointLimiter(
+        limits = JointLimits(
             lower,
             upper,
             spec.array("velocity"),
             acceleration,
-            period=period,
-            min_period=0.5 * period,
             stop_acceleration=np.where(np.isnan(stop), acceleration, stop),
             jerk=np.where(np.isnan(jerk), np.inf, jerk),
             continuous=[joint.continuous for joint in spec.joints],
         )
+        self.limiter = JointLimiter(limits, period=period, min_period=0.5 * period)
         self._pd = PdLimiter(spec, period=period) if spec.mode == PD else None
         # of the modes in which torque is bounded, and where the joints go is for physics to decide
         self._efforts = EffortLimiter(spec, period=period) if spec.mode == EFFORT else self._pd

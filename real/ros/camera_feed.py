@@ -8,9 +8,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 from rclpy.node import Node
 
 from robot_rl.extras import require
@@ -18,9 +19,26 @@ from robot_rl.real.core.spec import SensorSpec
 from robot_rl.real.plant import Photographer, Plant
 from robot_rl.real.ros.io import CompressedImage, Image, time_message
 from robot_rl.real.ros.node_base import Health, publisher
+from robot_rl.types.options import NotNegative, Options, Pixels, Positive, Whole
 
 FAULTS = ("", "silent", "repeat", "garbage")
 """Values of the parameter `inject.camera`."""
+
+
+class FeedOptions(Options):
+    """Of the pictures of a simulated robot."""
+
+    rate: Positive
+    """Pictures per second of every camera."""
+    size: Pixels
+    """(height, width)."""
+    quality: Annotated[int, Field(ge=1, le=100)] = 90
+    """Of JPEG."""
+    noise: NotNegative = 1.0
+    """Standard deviation of the sensor's noise in grey levels. A picture that never changes is what a broken driver
+    sends, so without noise a robot at rest looks like one."""
+    seed: Whole = 0
+    """Of the noise."""
 
 
 class CameraFeed:
@@ -36,12 +54,7 @@ class CameraFeed:
         lock: held while the plant changes.
         stamp: gives the time of a picture [s].
         health: hears of QoS mismatches.
-        rate: pictures per second of every camera.
-        size: (height, width) in pixels.
-        quality: of JPEG, 1 to 100.
-        noise: standard deviation of the sensor's noise in grey levels. A picture that never changes is what a broken
-            driver sends, so without noise a robot at rest looks like one.
-        seed: of the noise.
+        options: rate, size and noise of the pictures.
 
     Raises:
         ValueError: a camera that the model has not.
@@ -60,20 +73,15 @@ class CameraFeed:
         lock: threading.Lock,
         stamp: Callable[[], float],
         health: Health,
-        *,
-        rate: float,
-        size: tuple[int, int],
-        quality: int = 90,
-        noise: float = 1.0,
-        seed: int = 0,
+        options: FeedOptions,
     ) -> None:
         missing = sorted(set(cameras) - set(plant.cameras))
         if missing:
             has = ", ".join(plant.cameras) or "none"
             raise ValueError(f"the simulated robot has no camera {', '.join(missing)}; its cameras are: {has}")
         self._plant, self._lock, self._stamp = plant, lock, stamp
-        self._rate, self._size, self._quality, self._noise = rate, size, quality, noise
-        self._rng = np.random.default_rng(seed)
+        self.o = options
+        self._rng = np.random.default_rng(options.seed)
         self._raw = {name: "Compressed" not in sensor.type for name, sensor in cameras.items()}
         self._out = {
             name: publisher(node, Image if self._raw[name] else CompressedImage, sensor.topic, "image", health)
@@ -114,7 +122,7 @@ class CameraFeed:
     def publish(self, stamp: float, scene: Any) -> None:
         """Render a scene of the plant and send it."""
         if self._photographer is None:
-            self._photographer = self._plant.photographer(*self._size)
+            self._photographer = self._plant.photographer(*self.o.size)
         shots = {} if self.fault == "repeat" and self._last else self._photographer.take(scene, tuple(self._out))
         for name, out in self._out.items():
             if name in shots:
@@ -125,9 +133,9 @@ class CameraFeed:
         self.sent += 1
 
     def _noisy(self, pixels: np.ndarray) -> np.ndarray:
-        if not self._noise:
+        if not self.o.noise:
             return pixels
-        wave = self._rng.standard_normal(pixels.shape, np.float32) * self._noise
+        wave = self._rng.standard_normal(pixels.shape, np.float32) * self.o.noise
         return np.clip(np.rint(pixels + wave), 0, 255).astype(np.uint8)
 
     def _message(self, name: str, pixels: np.ndarray) -> Any:
@@ -136,7 +144,7 @@ class CameraFeed:
             data = b"?" * 7 if self.fault == "garbage" else pixels.tobytes()
             return Image(height=height, width=width, encoding="rgb8", step=3 * width, data=array.array("B", data))
         cv2 = require("cv2")
-        done, coded = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, self._quality])
+        done, coded = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, self.o.quality])
         if not done:
             raise RuntimeError(f"picture of {width} x {height} could not be written as JPEG")
         data = b"no picture" if self.fault == "garbage" else coded.tobytes()
@@ -145,7 +153,7 @@ class CameraFeed:
     def _work(self) -> None:
         due = time.monotonic()
         while not self._over.wait(max(due - time.monotonic(), 0.0)):
-            due = max(due + 1.0 / self._rate, time.monotonic())
+            due = max(due + 1.0 / self.o.rate, time.monotonic())
             with contextlib.suppress(OSError, AttributeError):  # the control loop lifts all threads of the process
                 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
             try:

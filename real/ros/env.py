@@ -22,13 +22,13 @@ from robot_rl.real.graph import find_file
 from robot_rl.real.port import Port, SpecPort
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.env_link import EnvLink
-from robot_rl.real.ros.env_reset import LATCHED, MODES, EnvClosed, ResetFailed, RobotUnavailable, StartWay
+from robot_rl.real.ros.env_reset import LATCHED, MODES, EnvClosed, ResetFailed, RobotUnavailable, StartOptions, StartWay
 from robot_rl.real.ros.priority import lift
-from robot_rl.types import IOSpec, Obs, Options
-from robot_rl.types.options import NotNegative, Number, Pixels, Positive, Whole
+from robot_rl.types import IOSpec, Obs
+from robot_rl.types.options import NotNegative, Pixels, Positive, Whole
 
 
-class Ros2Options(Options):
+class Ros2Options(StartOptions):
     """Of a robot as an environment."""
 
     robot_spec: str
@@ -41,18 +41,6 @@ class Ros2Options(Options):
     """Time limit; 0: none."""
     reset_mode: Literal["home", "manual", "policy", "none"] = "home"
     """Who brings the robot to a start; see `Ros2Env.reset`."""
-    reset_service: str = ""
-    """Trigger service called in every reset, e.g. sim_robot/next_task."""
-    reset_timeout: Positive = 20.0
-    """[s]."""
-    start: tuple[Number, ...] | None = None
-    """(J,) start of mode `home`; null: the spec's home."""
-    start_noise: NotNegative = 0.0
-    """Half width of the start's uniform noise [rad]."""
-    start_tolerance: Positive = 0.05
-    """[rad]."""
-    arm: bool = False
-    """Enable the supervisor by itself; for simulation. Otherwise the operator calls safety_supervisor/enable."""
     terminate_on_success: bool = False
     """End the episode at success."""
     takeover_ends_episode: bool = False
@@ -147,13 +135,9 @@ class Ros2Env(gymnasium.Env):
         )
         self._way = StartWay(
             self.link,
+            o,
             closing=self._closing,
-            start=np.array(o.start if o.start is not None else spec.home, float),
-            noise=o.start_noise,
-            tolerance=o.start_tolerance,
-            timeout=o.reset_timeout,
-            arm=o.arm,
-            service=o.reset_service,
+            home=spec.home,
             policy=None if reset_policy is None else lambda: reset_policy(self),
         )
         _alive.add(self)

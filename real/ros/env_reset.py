@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from robot_rl.real.ros.env_link import EnvLink
+from robot_rl.types.options import NotNegative, Number, Options, Positive
 
 MODES = ("home", "manual", "policy", "none")
 LATCHED = ("FAULT", "ESTOP")
@@ -39,36 +40,45 @@ class EnvClosed(RuntimeError):
     """The environment was closed during this call; the robot brakes."""
 
 
+class StartOptions(Options):
+    """How a robot gets to the start of an episode."""
+
+    reset_service: str = ""
+    """Trigger service called in every reset, e.g. sim_robot/next_task."""
+    reset_timeout: Positive = 20.0
+    """[s]."""
+    start: tuple[Number, ...] | None = None
+    """(J,) start of mode `home`; null: the spec's home."""
+    start_noise: NotNegative = 0.0
+    """Half width of the start's uniform noise [rad]."""
+    start_tolerance: Positive = 0.05
+    """[rad]."""
+    arm: bool = False
+    """Enable the supervisor by itself; for simulation. Otherwise the operator calls safety_supervisor/enable."""
+
+
 class StartWay:
     """The way to the start.
 
     Args:
         link: to the robot.
+        options: how the start is reached.
         closing: set when the environment is being closed.
-        start: (J,) of mode `home`; empty = stay.
-        noise: half width of the start's uniform noise [rad].
-        tolerance: [rad].
-        timeout: [s].
-        arm: enable the supervisor.
-        service: Trigger service to call, or "".
+        home: (J,) start of mode `home` where the options say none; empty = stay.
         policy: brings the scene back in mode `policy`.
     """
 
     def __init__(
         self,
         link: EnvLink,
+        options: StartOptions,
         *,
         closing: threading.Event,
-        start: np.ndarray,
-        noise: float,
-        tolerance: float,
-        timeout: float,
-        arm: bool,
-        service: str,
+        home: Sequence[float],
         policy: Callable[[], None] | None,
     ) -> None:
-        self._link, self._closing, self._start, self._noise = link, closing, start, noise
-        self._tolerance, self._timeout, self._arm, self._service = tolerance, timeout, arm, service
+        self._link, self._closing, self.o = link, closing, options
+        self._start = np.array(home if options.start is None else options.start, float)
         self._policy = policy
         self._still = math.inf
 
@@ -80,19 +90,21 @@ class StartWay:
             ResetFailed: the start was not reached in time.
             EnvClosed: closed meanwhile.
         """
-        link, deadline = self._link, time.monotonic() + self._timeout
+        link, deadline = self._link, time.monotonic() + self.o.reset_timeout
         link.release()
         if operator_reset and link.state in LATCHED:
             link.call("safety_supervisor/reset")
             self._wait(lambda: link.state not in LATCHED, min(deadline, time.monotonic() + 1.0))
         self._refuse_latched()
-        if self._arm and self._wait(lambda: link.state != "STARTUP", deadline):
+        if self.o.arm and self._wait(lambda: link.state != "STARTUP", deadline):
             self._enable(deadline)
         ready = self._wait(lambda: link.state in LATCHED or (link.state == "ARMED" and self._at_rest()), deadline)
         self._refuse_latched()
         if not ready:
             hint = "; an operator has to call safety_supervisor/enable" if link.state == "IDLE" else ""
-            raise ResetFailed(f"the robot did not come to rest in ARMED within {self._timeout:g} s: {link.state}{hint}")
+            raise ResetFailed(
+                f"the robot did not come to rest in ARMED within {self.o.reset_timeout:g} s: {link.state}{hint}"
+            )
         if mode == "manual":
             link.go_on.clear()
             if not self._wait(link.go_on.is_set, math.inf):
@@ -101,10 +113,10 @@ class StartWay:
             if self._policy is None:
                 raise ValueError("reset mode is 'policy', but no reset_policy was given")
             self._policy()
-        if self._service:
-            done, why = link.call(self._service)
+        if self.o.reset_service:
+            done, why = link.call(self.o.reset_service)
             if not done:
-                raise ResetFailed(f"{self._service} failed: {why}")
+                raise ResetFailed(f"{self.o.reset_service} failed: {why}")
         if mode == "home":
             self._go_home(deadline, rng)
         link.label, link.success = None, None
@@ -136,7 +148,7 @@ class StartWay:
         if not len(self._start) or state is None:
             return
         lower, upper = link.spec.bounds()
-        wish = self._start + rng.uniform(-self._noise, self._noise, len(self._start))
+        wish = self._start + rng.uniform(-self.o.start_noise, self.o.start_noise, len(self._start))
         goal, begin = np.clip(wish, lower, upper), link.sent(state)
         if link.spec.mode != "position":
             raise ValueError("reset mode 'home' needs a position controller; use manual, policy or none")
@@ -155,12 +167,12 @@ class StartWay:
 
         def there() -> bool:
             newest = link.latest()
-            return newest is not None and bool((np.abs(newest.position - goal) <= self._tolerance).all())
+            return newest is not None and bool((np.abs(newest.position - goal) <= self.o.start_tolerance).all())
 
         arrived = self._wait(lambda: (there() and self._at_rest()) or link.state in LATCHED, deadline)
         self._refuse_latched()
         if not arrived:
-            raise ResetFailed(f"the start was not reached within {self._timeout:g} s; state {link.state}")
+            raise ResetFailed(f"the start was not reached within {self.o.reset_timeout:g} s; state {link.state}")
 
     def _at_rest(self) -> bool:
         state = self._link.latest()

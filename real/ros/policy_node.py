@@ -22,7 +22,7 @@ from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import bound, has_card
 from robot_rl.real.legged_port import COMMAND, IMU
-from robot_rl.real.policy_runner import PolicyRunner, Setpoints, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints, fitted
 from robot_rl.real.port import IMAGE, Port
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
@@ -221,13 +221,15 @@ class PolicyNode(LifecycleNode):
         return PolicyRunner(
             policy,
             port,
+            RunnerOptions(
+                rate=self._value("rate"),
+                mode=self.spec.mode,
+                deterministic=bool(self._value("deterministic")),
+                interpolate=bool(self._value("interpolate")),
+                chunk_steps=int(self._value("chunk_steps")),
+                blend_steps=int(self._value("blend_steps")),
+            ),
             identity=f"{loaded.identity.replace('|', '_')}.{self._instance}",
-            rate=self._value("rate"),
-            mode=self.spec.mode,
-            deterministic=bool(self._value("deterministic")),
-            interpolate=bool(self._value("interpolate")),
-            chunk_steps=int(self._value("chunk_steps")),
-            blend_steps=int(self._value("blend_steps")),
             seen=loaded.io.seen,
             say=self.get_logger().warning,
         )

@@ -18,7 +18,7 @@ from std_msgs.msg import Bool, Empty, String
 from std_srvs.srv import SetBool, Trigger
 
 from robot_rl.real.core.machine import LATCHED, State
-from robot_rl.real.core.pipeline import HEARTBEAT, CommandPipeline, Controller, Sent
+from robot_rl.real.core.pipeline import HEARTBEAT, CommandPipeline, Controller, PipelineOptions, Sent
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.settings import PLAUSIBLE, SafetySettings, implausible
 from robot_rl.real.core.spec import RobotSpec
@@ -46,6 +46,11 @@ from robot_rl.real.ros.node_base import (
 )
 from robot_rl.real.ros.parameters import check_parameters, declare
 
+ANSWERABLE = (
+    *("allow_external", "external_align", "external_timeout", "teleop_timeout", "takeover_timeout"),
+    *("first_message_timeout", "estop_heartbeat", "estop_required", "auto_arm"),
+)
+"""Parameters of the node that are options of the pipeline."""
 TIMEOUTS = ("state_timeout", "command_timeout", "teleop_timeout", "takeover_timeout")
 """Parameters that may be lowered while running, never raised."""
 
@@ -224,19 +229,9 @@ class SafetySupervisorNode(LifecycleNode):
         self.pipeline = CommandPipeline(
             spec,
             settings,
-            door={
-                "allow_external": self._value("allow_external"),
-                "external_align": self._value("external_align"),
-                "external_timeout": self._value("external_timeout"),
-                "teleop_timeout": self._value("teleop_timeout"),
-                "takeover_timeout": self._value("takeover_timeout"),
-            },
+            PipelineOptions(**{name: self._value(name) for name in ANSWERABLE}),
             forward=forward,
             watched=watched,
-            first_message_timeout=self._value("first_message_timeout"),
-            estop_heartbeat=self._value("estop_heartbeat"),
-            estop_required=self._value("estop_required"),
-            auto_arm=self._value("auto_arm"),
             start=now,
         )
         self._watched = tuple(watched)

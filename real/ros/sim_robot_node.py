@@ -21,7 +21,7 @@ from std_srvs.srv import SetBool, Trigger
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import AXES, MOTION, PD, POSITION, TWIST, RobotSpec
 from robot_rl.real.plant import KinematicPlant, Plant
-from robot_rl.real.ros.camera_feed import FAULTS, CameraFeed
+from robot_rl.real.ros.camera_feed import FAULTS, CameraFeed, FeedOptions
 from robot_rl.real.ros.io import (
     JointState,
     hardware_type,
@@ -193,11 +193,13 @@ class SimRobotNode(Node):
             self._lock,
             self._now,
             self.health,
-            rate=self._camera_rate,
-            size=self._image_size,
-            quality=self._quality,
-            noise=self._grain,
-            seed=self._seed,
+            FeedOptions(
+                rate=self._camera_rate,
+                size=self._image_size,
+                quality=self._quality,
+                noise=self._grain,
+                seed=self._seed,
+            ),
         )
         feed.fault = self._inject["camera"]
         return feed

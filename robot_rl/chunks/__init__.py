@@ -5,7 +5,7 @@ row of `Transitions`: `action` (B, H, A) executed and zero behind the k-th, `mas
 sum of gamma^i r, `discount` gamma^k (1 - terminated), `next_obs` the true successor of the k-th step.
 """
 
-from robot_rl.chunks.delayed import COMPENSATIONS, DelayedPolicy
+from robot_rl.chunks.delayed import DelayedPolicy, DelayOptions
 from robot_rl.chunks.execution import MODES, Execution, ensemble_weights
 from robot_rl.chunks.guidance import guidance_factor, guidance_weights, guided_flow
 from robot_rl.chunks.horizons import Horizons
@@ -15,11 +15,11 @@ from robot_rl.chunks.policy import ChunkedPolicy, Held, Plan, Planner
 from robot_rl.chunks.rows import chunk_rows, critic_action, critic_width
 
 __all__ = [
-    "COMPENSATIONS",
     "MODES",
     "ChunkMeter",
     "ChunkedPolicy",
     "DelayEstimate",
+    "DelayOptions",
     "DelayedPolicy",
     "Execution",
     "Held",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,9 +14,24 @@ from robot_rl.chunks.horizons import Horizons
 from robot_rl.chunks.latency import DelayEstimate, LatencyModel, ticks_of
 from robot_rl.chunks.meter import ChunkMeter
 from robot_rl.chunks.policy import Plan, Planner
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, Options, PolicyParts
+from robot_rl.types.options import Count, Whole
 
-COMPENSATIONS = ("queue", "rtc", "naive", "wait")
+
+class DelayOptions(Options):
+    """How a policy of chunks makes up for the time that its answers take."""
+
+    compensation: Literal["queue", "naive", "wait", "rtc"] = "queue"
+    """See `DelayedPolicy`."""
+    reanchor: bool = True
+    """Of "queue": moves are anchored anew."""
+    margin: Whole = 1
+    """Ticks that a chunk is asked for earlier than the estimate says."""
+    blend: Whole = 0
+    """Ticks over which a new chunk fades in."""
+    max_hold: Count = 10
+    """Ticks in a row that the queue may be dry; longer ones are counted in `DelayedPolicy.stops`, and stay idle in
+    every action until a chunk arrives: on a robot, the controlled stop."""
 
 
 class DelayedPolicy:
@@ -42,22 +57,14 @@ class DelayedPolicy:
         planner: what decides.
         horizons: lengths; exec + the largest delay should not exceed pred, else the queue runs dry.
         latency: of the answers.
-        compensation: see above.
+        options: how it is made up for.
         idle: (A,) action where nothing is queued, NaN = repeat; see `Execution`. Entries that are 0 are moves.
-        reanchor: see "queue".
-        margin: ticks that a chunk is asked for earlier than the estimate says.
-        blend: ticks over which a new chunk fades in.
-        max_hold: ticks in a row that the queue may be dry; longer ones are counted in `stops`, and stay idle in every
-            action until a chunk arrives: on a robot, the controlled stop.
 
     Attributes:
         stale: chunks that were over before they came.
         dropped: chunks of an episode that had ended.
         lost: requests that were never answered.
-        stops: see `max_hold`.
-
-    Raises:
-        ValueError: unknown compensation.
+        stops: see `DelayOptions.max_hold`.
     """
 
     def __init__(
@@ -66,20 +73,14 @@ class DelayedPolicy:
         planner: Planner,
         horizons: Horizons,
         latency: LatencyModel,
+        options: DelayOptions,
         *,
-        compensation: str = "queue",
         idle: np.ndarray | None = None,
-        reanchor: bool = True,
-        margin: int = 1,
-        blend: int = 0,
-        max_hold: int = 10,
     ) -> None:
-        if compensation not in COMPENSATIONS:
-            raise ValueError(f"compensation is '{compensation}', expected one of {', '.join(COMPENSATIONS)}")
         self.io, self.planner, self.horizons, self.latency = io, planner, horizons, latency
-        self.compensation, self._margin, self._max_hold = compensation, margin, max_hold
-        self.execution = Execution(horizons, io.action_dim, mode="receding", blend=blend, idle=idle)
-        self._moves = np.equal(self.execution.idle, 0.0) & reanchor
+        self.compensation, self._margin, self._max_hold = options.compensation, options.margin, options.max_hold
+        self.execution = Execution(horizons, io.action_dim, mode="receding", blend=options.blend, idle=idle)
+        self._moves = np.equal(self.execution.idle, 0.0) & options.reanchor
         self.estimate, self.meter = DelayEstimate(), ChunkMeter()
         self.stale = self.dropped = self.lost = self.stops = 0
         self._start(0)

@@ -25,8 +25,10 @@ class Horizons:
     def __post_init__(self) -> None:
         if self.pred < 1:
             raise ValueError(f"horizon_pred is {self.pred}, expected at least 1: the actions that one call predicts")
-        for name, what in (("exec", "executed before the next call"), ("value", "that the critic conditions on")):
-            length = getattr(self, name)
+        for name, length, what in (
+            ("exec", self.exec, "executed before the next call"),
+            ("value", self.value, "that the critic conditions on"),
+        ):
             if not 1 <= length <= self.pred:
                 raise ValueError(
                     f"horizon_{name} is {length}, expected 1 ... horizon_pred = {self.pred}: it counts the actions "

@@ -29,73 +29,78 @@ from robot_rl.data.bounds import ActionBounds, attributes, facts
 from robot_rl.data.d4rl_table import D4rlTable, load
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, error, note, warning
-from robot_rl.types import Episode, IOSpec
+from robot_rl.types import Episode, IOSpec, Options
+from robot_rl.types.options import Count, Positive
 
 _JUMP = 5.0
 """Metres that an AntMaze ant cannot move in one step."""
 _JUMP_FACTOR = 20.0
 
 
-def read(
-    path: str | os.PathLike[str],
-    *,
-    name: str | None = None,
-    episode_length: int | None = None,
-    antmaze_terminal: Literal["keep", "first_hit"] = "keep",
-    maze2d_shift: Literal["none", "fix"] = "none",
-    terminals: Literal["auto", "terminal", "timeout"] = "auto",
-    infos: bool = False,
-    allow_nan: bool = False,
-    shuffled: bool = False,
-    salvage: bool = False,
-    control_hz: float | None = None,
-) -> Logs:
+class D4rlOptions(Options):
+    """How a D4RL file is read."""
+
+    name: str | None = None
+    """Dataset, such as "hopper-medium-v0", which tells the episode limit and the family; null: the file's name."""
+    episode_length: Count | None = None
+    """Limit for files without `timeouts`; null: that of the dataset."""
+    antmaze_terminal: Literal["keep", "first_hit"] = "keep"
+    """Keep every terminal row (what published numbers use), or end each trajectory at the first hit."""
+    maze2d_shift: Literal["none", "fix"] = "none"
+    """fix gives each step the reward of the observation that it leads to, which costs every episode its last step; none
+    leaves the file's."""
+    terminals: Literal["auto", "terminal", "timeout"] = "auto"
+    """What `terminals` means: true ends, or cuts; auto: cuts for Kitchen."""
+    infos: bool = False
+    """Also read `infos/*` into `meta["columns"]`; `infos/action_log_probs` is read in any case."""
+    allow_nan: bool = False
+    """List values that are not finite as a finding instead of refusing the file."""
+    shuffled: bool = False
+    """The rows are in no order: every row becomes an episode of its own, good for transitions only."""
+    salvage: bool = False
+    """Keep the whole episodes outside damaged chunks instead of refusing the file."""
+    control_hz: Positive | None = None
+    """For the interface. Null: what the file says of itself (`metadata/control_hz`, written by `robot-rl collect`;
+    D4RL's own files do not tell), else 20."""
+
+
+AS_PUBLISHED = D4rlOptions()
+
+
+def read(path: str | os.PathLike[str], options: D4rlOptions = AS_PUBLISHED) -> Logs:
     """Read a D4RL file as episodes; observations are called "state".
 
     Args:
         path: the HDF5 file.
-        name: dataset, such as "hopper-medium-v0", which tells the episode limit and the family; the file's name when
-            None.
-        episode_length: limit for files without `timeouts`; that of the dataset when None.
-        antmaze_terminal: "keep" every terminal row (what published numbers use), or end each trajectory at the
-            "first_hit".
-        maze2d_shift: "fix" gives each step the reward of the observation that it leads to, which costs every episode
-            its last step; "none" leaves the file's.
-        terminals: what `terminals` means: "terminal", "timeout" (ends are cuts), or "auto": timeout for Kitchen.
-        infos: also read `infos/*` into `meta["columns"]`; `infos/action_log_probs` is read in any case.
-        allow_nan: list values that are not finite as a finding instead of refusing the file.
-        shuffled: the rows are in no order: every row becomes an episode of its own, good for transitions only.
-        salvage: keep the whole episodes outside damaged chunks instead of refusing the file.
-        control_hz: for the interface. None: what the file says of itself (`metadata/control_hz`, written by `robot-rl
-            collect`; D4RL's own files do not tell), else 20.
+        options: how it is read.
 
     Raises:
         FileNotFoundError: there is no such file.
         BadData: it is damaged or incomplete, its columns differ in length, values are not finite, no episode
             boundary can be found, or rows do not follow one another; with the remedy.
     """
-    path = Path(path)
-    name = (name or path.stem).lower().replace("_", "-")
-    table = load(path, infos, salvage=salvage)
+    path, o, terminals = Path(path), options, options.terminals
+    name = (o.name or path.stem).lower().replace("_", "-")
+    table = load(path, o.infos, salvage=o.salvage)
     findings = table.findings
-    control_hz = table.rate if control_hz is None else control_hz
-    if shuffled:
+    control_hz = table.rate if o.control_hz is None else o.control_hz
+    if o.shuffled:
         return _read_shuffled(table, name, control_hz)
     if terminals == "auto":
         terminals = "timeout" if name.startswith("kitchen") else "terminal"
         if terminals == "timeout" and table["terminals"].any():
             count = int(table["terminals"].sum())
             findings.append(note("kitchen", f"{count} kitchen terminals read as cuts, not as true ends", count=count))
-    terminal, timeout = _ends(table, name, episode_length, terminals)
-    cut = _hidden_ends(table, terminal | timeout, name, allow_nan)
-    if name.startswith("antmaze") and antmaze_terminal == "first_hit":
+    terminal, timeout = _ends(table, name, o.episode_length, terminals)
+    cut = _hidden_ends(table, terminal | timeout, name, o.allow_nan)
+    if name.startswith("antmaze") and o.antmaze_terminal == "first_hit":
         keep, terminal = _first_hits(terminal, timeout | cut)
         dropped = int(np.count_nonzero(~keep))
         findings.append(note("first_hit", f"{dropped} rows after the first hit of the goal left out", count=dropped))
         table.column = {key: value[keep] for key, value in table.column.items()}
         terminal, timeout, cut = terminal[keep], timeout[keep] & ~terminal[keep], cut[keep] & ~terminal[keep]
     episodes = _episodes(table, terminal, timeout, cut)
-    if maze2d_shift == "fix":
+    if o.maze2d_shift == "fix":
         episodes = [_shift(episode) for episode in episodes if len(episode) > 1]
         findings.append(note("maze2d_shift", "rewards moved one step back; the last step of every episode left out"))
     if table.lost is not None:

@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from robot_rl.data import foreign, replay_log, sources
 from robot_rl.data.bounds import bounds_of_io
 from robot_rl.data.episode import Logs, sound, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, warning
-from robot_rl.types import Episode, IOSpec
+from robot_rl.types import Episode, IOSpec, Options
 
 # format -> module of its reader
 _READERS = {
@@ -112,17 +112,26 @@ def load(path: str | os.PathLike[str], **options: Any) -> Logs:
     if kind in _READERS:
         read = importlib.import_module(f"robot_rl.data.{_READERS[kind]}").read
         options = _fitting(kind, read, options)
+        stated = _stated(read)
         with foreign.reading(path):
-            return sound(path, read(path, **options))
+            return sound(path, read(path, **options) if stated is None else read(path, stated(**options)))
     _fitting(kind, None, options)
     with foreign.reading(path):
         return sound(path, _recording(path) if kind == "recording" else _store(path))
 
 
+def _stated(read: Callable[..., Logs]) -> type[Options] | None:
+    """The class of a reader's options, where it states one."""
+    found = get_type_hints(read)["options"] if "options" in inspect.signature(read).parameters else None
+    return found if isinstance(found, type) and issubclass(found, Options) else None
+
+
 def _fitting(kind: str, read: Callable[..., Logs] | None, options: dict[str, Any]) -> dict[str, Any]:
     """The options, or an error about one that this format does not have; what is off everywhere is passed over."""
     parameters = inspect.signature(read).parameters if read is not None else {}
+    stated = None if read is None else _stated(read)
     known = [name for name, p in parameters.items() if name != "path" and p.kind is not p.VAR_KEYWORD]
+    known = known if stated is None else list(stated.model_fields)
     unknown = [key for key, value in options.items() if key not in known and value is not False]
     harmless = ("allow_nan", "infos")
     unknown = [key for key in unknown if key not in harmless]

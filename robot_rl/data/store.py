@@ -40,7 +40,7 @@ def store_from_d4rl(path: str | os.PathLike[str], out: str | os.PathLike[str] | 
         path: the HDF5 file.
         out: folder of the store; the file's name with ".store" beside it when None. An existing one is opened as it is
             if it came from this very file with these options, else replaced.
-        options: of `robot_rl.data.d4rl.read`.
+        options: of `robot_rl.data.d4rl.D4rlOptions`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -54,7 +54,7 @@ def store_from_d4rl(path: str | os.PathLike[str], out: str | os.PathLike[str] | 
     store = earlier(out, path)
     if store is not None and store.meta.get("options") == facts["options"]:
         return store
-    logs, done = settle(d4rl.read(path, **options))
+    logs, done = settle(d4rl.read(path, d4rl.D4rlOptions(**options)))
     name = str(logs.meta.get("name", path.stem))
     return write_store(
         out,

@@ -130,7 +130,7 @@ class Follower(Learner[Any, Any]):
         self.policy.load_state_dict(state["policy"])
 
 
-class _NoRows:
+class NoRows:
     """Sampler of an actor: it has no memory."""
 
     def batches(self, size: int) -> Any:
@@ -152,7 +152,7 @@ class HilActor(HumanInTheLoop):
         most_waiting: rows on disk that the learner lacks, above which no episode begins.
         speed: of a simulated robot, as a multiple of its control rate; a person's clock paces a real one.
         patience_s: wait for the first weights, with the robot on hold.
-        parts: arguments of `HumanInTheLoop`, without memory and sampler.
+        parts: arguments of `HumanInTheLoop`; its memory is an `OutboxMemory`.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class HilActor(HumanInTheLoop):
         patience_s: float = 60.0,
         **more: Any,
     ) -> None:
-        super().__init__(*parts, memory=OutboxMemory(outbox), sampler=_NoRows(), batch_size=1, **more)  # type: ignore[arg-type]
+        super().__init__(*parts, **more)
         self.link, self.outbox = link, outbox
         self._collect_alone, self._most, self._patience = collect_without_learner, most_waiting, patience_s
         self._untrained = drive_untrained

@@ -15,7 +15,9 @@ from robot_rl.human.actor import tensors_of
 from robot_rl.human.improver import Improver
 from robot_rl.human.labels import last_word, store
 from robot_rl.human.memory import HilMemory
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pieces import Inbox, PieceHead, Place, Received
+from robot_rl.human.session import batch_rows
 from robot_rl.types import Learner, Metrics, Sampler, Transitions
 
 Hook = Callable[[int, Metrics], bool]
@@ -82,6 +84,10 @@ class Kept:
     useful: bool
 
 
+PUBLISH_EVERY = 20
+"""Updates between two publications of the weights."""
+
+
 class HilLearner:
     """Receives, stores, learns, publishes; ends when the actors are done and every row has had its updates.
 
@@ -91,13 +97,9 @@ class HilLearner:
         inbox: what was received, on disk.
         memory: where batches come from; filled from the inbox.
         sampler: of the memory's views.
-        batch_size: rows per batch.
         rules: rewards and ends; the actors' too.
+        options: numbers; those of driving are not used.
         demos: demonstrations to wait for before anything is learned.
-        learning_starts: own steps before the first update.
-        updates_per_step: updates per own step.
-        promote_success: steps of successes without help join the demonstrations.
-        publish_every: updates between two publications.
     """
 
     def __init__(
@@ -108,19 +110,14 @@ class HilLearner:
         inbox: Inbox,
         memory: HilMemory,
         sampler: Sampler,
-        batch_size: int,
         rules: EpisodeRules,
+        options: SessionOptions,
         demos: int,
-        learning_starts: int,
-        updates_per_step: float,
-        promote_success: bool = False,
-        publish_every: int = 20,
     ) -> None:
         self.learner, self.link = learner, link
         self.inbox, self.memory, self.sampler = inbox, memory, sampler
-        self.improver = Improver(learner, sampler.batches(batch_size), updates_per_step)
-        self._wanted, self._starts, self._promote = demos, max(learning_starts, 1), promote_success
-        self._publish_every, self._batch_size = publish_every, batch_size
+        self.improver = Improver(learner, sampler.batches(batch_rows(learner)), options.updates_per_step)
+        self._wanted, self._starts, self._promote = demos, max(options.learning_starts, 1), options.promote_success
         self.rows = self.demos = self.refused = 0
         """Own steps and demonstrations that came; pieces that were damaged or of another robot."""
         self.prepared = False
@@ -304,13 +301,13 @@ class HilLearner:
             return
         demo = self.memory.views["demo"]
         if len(demo) and not self.improver.updates:
-            self.improver.metrics.update(self.learner.pretrain(demo.batches(self._batch_size)))
+            self.improver.metrics.update(self.learner.pretrain(demo.batches(batch_rows(self.learner))))
         self.prepared = True
         self._publish(last=True)
 
     def _publish(self, last: bool = False) -> None:
         """Weights as they are now; version 0 is the untrained policy, so n updates make version n + 1."""
         version = self.improver.updates + 1
-        if version != self._sent and (last or self._sent < 0 or version - self._sent >= self._publish_every):
+        if version != self._sent and (last or self._sent < 0 or version - self._sent >= PUBLISH_EVERY):
             self.link.publish(version, tensors_of(self.learner.policy))
             self._sent = version

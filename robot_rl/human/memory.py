@@ -20,6 +20,8 @@ from robot_rl.types.frames import FrameRun
 VIEWS = ("online", "demo", "human")
 _EXTRAS = ("imitate", "grip_action", "grip_penalty", "reward_task", "reward_rlif")
 _FLOATS = ("reward", "discount", *_EXTRAS)
+HANDOVER_WEIGHT = 0.3
+"""Imitation weight of the first two steps of a span, where the person is still taking over."""
 _PERSON = (Source.HUMAN, Source.BLEND)  # a person had a hand in it: never the policy's own action
 
 
@@ -37,7 +39,6 @@ class HilMemory:
             it let through.
         dup_human: human steps are in the demo view besides the online view.
         store_human: which human steps are kept for learning: "all", "last" of every span, or "none".
-        handover_weight: imitation weight of the first two steps of a span, where the person is still taking over.
         seed: of the sampling.
         keys: observations that batches hold; None for all. Pictures that an encoder has looked at stay out of them.
         sight: width of what an encoder saw in each frame, kept as an observation "sight"; 0 for none.
@@ -61,7 +62,6 @@ class HilMemory:
         learn_from: str = "cmd",
         dup_human: bool = True,
         store_human: str = "all",
-        handover_weight: float = 0.3,
         seed: int = 0,
         keys: tuple[str, ...] | None = None,
         sight: int = 0,
@@ -74,7 +74,6 @@ class HilMemory:
             raise ValueError(f"store_human is '{store_human}', expected 'all', 'last' or 'none'")
         self.io, self.capacity = io, capacity
         self._learn_from, self._dup_human, self._store_human = learn_from, dup_human, store_human
-        self._handover = handover_weight
         self.count = 0
         """Rows ever stored; row number n lies in slot n % capacity."""
         self._frames_kept = capacity + capacity // 16 + 2
@@ -260,7 +259,7 @@ class HilMemory:
             return 1.0
         if not step.human or (step.intv_start and step.intv_end):
             return 0.0
-        return self._handover if step.intv_step < 2 else 1.0
+        return HANDOVER_WEIGHT if step.intv_step < 2 else 1.0
 
     def _frame(self, obs: Obs, sight: np.ndarray | None, *, shared: bool) -> int:
         """Number of a frame; the newest one is used again only if it is the same observation, byte for byte."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from robot_rl.arbiter import Press
 from robot_rl.data.hil_episode import EpisodeRules
+from robot_rl.data.hil_record import ControlStep
 from robot_rl.human.adviser import Adviser
 from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.elicitor import Elicitor
@@ -28,20 +30,59 @@ from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Learner, Obs, Sampler, Transitions
 
 
-class Session:
-    """What driving, trials and the screen have in common.
+class StepMemory(Protocol):
+    """Keeps steps of the episode under way, such as `HilMemory`; an actor's hands them on instead."""
 
-    Args:
-        env: vector environment of one copy.
-        learner: improves its policy from transitions.
-        pilot: everything between proposal and robot.
+    count: int
+
+    @property
+    def views(self) -> Mapping[str, Any]:
+        """Name -> what batches are drawn from."""
+        ...
+
+    def extend(self, steps: Sequence[ControlStep], *, demo: bool = False) -> int:
+        """Store the valid ones among settled steps of one episode; returns how many."""
+        ...
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Take rows out of every view."""
+        ...
+
+    def promote(self, rows: Sequence[int]) -> None:
+        """Rows of an unaided success join the demonstrations."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the log does not hold."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue."""
+        ...
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where what is driven goes, and what is learned from it.
+
+    Attributes:
         log: where episodes go.
         memory: where batches come from.
         sampler: of the memory's views, e.g. a `Mix`.
         rules: rewards and ends.
-        options: numbers.
-        batch_size: rows per batch.
-        seed: of the environment's first reset and of random proposals.
+    """
+
+    log: HilLog
+    memory: StepMemory
+    sampler: Sampler
+    rules: EpisodeRules
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Who looks on; None where there is none.
+
+    Attributes:
         frame: where the picture for the person's screen comes from.
         judge: says whether an observation shows success; needed for task_reward="classifier".
         elicitor: looks at demonstrations as they come.
@@ -49,40 +90,62 @@ class Session:
         recovery: backs out where the robot is stuck; its steps are stored and never learned from.
     """
 
+    frame: Camera | None = None
+    judge: Judge | None = None
+    elicitor: Elicitor | None = None
+    adviser: Adviser | None = None
+    recovery: Recovery | None = None
+
+
+ALONE = Helpers()
+
+
+def batch_rows(learner: Learner[Any, Any]) -> int:
+    """Rows of a batch: as many as the learner asks for, 256 where it leaves that open."""
+    return learner.need.rows or 256
+
+
+class Session:
+    """What driving, trials and the screen have in common.
+
+    Args:
+        env: vector environment of one copy.
+        learner: improves its policy from transitions.
+        pilot: everything between proposal and robot.
+        records: where what is driven goes, and what is learned from it.
+        options: numbers.
+        seed: of the environment's first reset and of random proposals.
+        helpers: who looks on.
+    """
+
     def __init__(
         self,
         env: Any,
         learner: Learner[Any, Transitions],
         pilot: Pilot,
+        records: Records,
         *,
-        log: HilLog,
-        memory: HilMemory,
-        sampler: Sampler,
-        rules: EpisodeRules,
         options: SessionOptions,
-        batch_size: int,
         seed: int = 0,
-        frame: Camera | None = None,
-        judge: Judge | None = None,
-        elicitor: Elicitor | None = None,
-        adviser: Adviser | None = None,
-        recovery: Recovery | None = None,
+        helpers: Helpers = ALONE,
     ) -> None:
-        if (options.task_reward == "classifier") != (judge is not None):
+        if (options.task_reward == "classifier") != (helpers.judge is not None):
             raise ValueError("task_reward=classifier and a classifier belong together; give both or neither")
-        self.judge, self.elicitor, self.adviser, self.recovery = judge, elicitor, adviser, recovery
+        self.judge, self.elicitor, self.adviser = helpers.judge, helpers.elicitor, helpers.adviser
+        self.recovery, self.frame = helpers.recovery, helpers.frame
         self.env, self.learner, self.pilot = env, learner, pilot
-        self.log, self.memory, self.sampler = log, memory, sampler
-        self.rules, self.options, self.seed = rules, options, seed
+        self.log, self.memory, self.sampler = records.log, records.memory, records.sampler
+        self.rules, self.options, self.seed = records.rules, options, seed
         self.stats = HilStats(env.io.control_hz)
         self.env_steps = self.demos = self.version = 0
         self._whole = learner.need.feeds == "episodes"  # learns between episodes, from what the same weights drove
         rate = options.updates_per_step / (learner.need.rollout_steps if self._whole else 1)
-        self.improver = Improver(learner, sampler.batches(batch_size), rate, most_credit=50.0 * max(rate, 1.0))
+        self.improver = Improver(
+            learner, self.sampler.batches(batch_rows(learner)), rate, most_credit=50.0 * max(rate, 1.0)
+        )
         self._trouble = ""
         self.rng = np.random.default_rng(seed)
         self.stepper = Stepper(env)
-        self.frame = frame
         self.updated_ns = pilot.now_ns()
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
@@ -91,7 +154,7 @@ class Session:
         self.grippers = Grippers(env.io, options.grip_penalty)
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
         self._final = -1  # row of the last valid one of them, -1 where that was not kept
-        self.labels = Labels(log, memory if isinstance(memory, HilMemory) else None, rules)
+        self.labels = Labels(self.log, self.memory if isinstance(self.memory, HilMemory) else None, self.rules)
         self.episode_began_ns: int | None = None
         self.probability = math.nan
         """Of success, as the classifier sees it; nan where there is none."""

@@ -29,7 +29,6 @@ def trials(
     episodes: int,
     seed: int,
     deterministic: bool = True,
-    on_trial: Callable[[int], object] | None = None,
     stopped: Callable[[], bool] = lambda: False,
     longest: int = LONGEST,
 ) -> Trials:
@@ -44,13 +43,12 @@ def trials(
         episodes: how many.
         seed: of the first reset.
         deterministic: the policy's mode.
-        on_trial: called with the number of finished trials.
         stopped: asked before every trial; True ends the block.
         longest: steps after which a trial that does not end by itself is cut, as a failure.
     """
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
-    for number in range(episodes):
+    for _ in range(episodes):
         if stopped():
             break
         pilot.restart()  # a stop cost its own trial and no other
@@ -80,6 +78,4 @@ def trials(
             stepper.reset()
         out.successes.append(success)
         out.steps.append(steps)
-        if on_trial is not None:
-            on_trial(number + 1)
     return out

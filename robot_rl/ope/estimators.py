@@ -39,8 +39,7 @@ class Logged:
 
     def __post_init__(self) -> None:
         shape = self.reward.shape
-        for name in ("log_ratio", "q", "v"):
-            value = getattr(self, name)
+        for name, value in (("log_ratio", self.log_ratio), ("q", self.q), ("v", self.v)):
             if value is not None and value.shape != shape:
                 raise ValueError(f"{name} has shape {value.shape}, expected {shape} like reward: (episodes, steps)")
         if self.length.shape != shape[:1]:
@@ -48,10 +47,7 @@ class Logged:
 
     def part(self, episodes: np.ndarray) -> Logged:
         """Some episodes, with repetition."""
-        cut = {
-            name: None if getattr(self, name) is None else getattr(self, name)[episodes]
-            for name in ("reward", "log_ratio", "length", "q", "v", "tail")
-        }
+        cut = {name: value[episodes] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return replace(self, **cut)
 
     @property

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +31,30 @@ REFUSALS = (Refused, ValueError, FileNotFoundError, CheckpointError, InUse)
 S = TypeVar("S", bound=Options)
 
 
-def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
-    """(num_envs, seed, render) -> environment."""
+MakeEnv = Callable[[int, int, bool], Any]
+
+
+@dataclass(frozen=True)
+class EnvMaker:
+    """(num_envs, seed, render) -> environment.
+
+    Attributes:
+        make: makes it.
+        plain: makes it with its own reward, for evaluation, whatever pays in training.
+        name: of the task, where it has one that is known elsewhere.
+    """
+
+    make: MakeEnv
+    plain: MakeEnv
+    name: str = ""
+
+    def __call__(self, num_envs: int, seed: int, render: bool) -> Any:
+        """The environment."""
+        return self.make(num_envs, seed, render)
+
+
+def env_factory(cfg: DictConfig) -> EnvMaker:
+    """Makes the environment that is configured."""
     node = plain(cfg.env)
     if node.get("engine") == "gym" and node.get("id") is None:
         raise Refused("say which task: id=<Gymnasium id>, such as id=Pendulum-v1")
@@ -40,7 +63,7 @@ def env_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
         extra = {"render_mode": "rgb_array"} if render else {}
         return build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
-    return make
+    return EnvMaker(make, make, str(cfg.get("id") or ""))
 
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any], Any]:
@@ -109,7 +132,8 @@ def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, Any, Any]:
 def read_action_meaning(cfg: DictConfig) -> dict[str, Any]:
     """What the command line says of the actions of a log: `action`, `action_low` and `action_high`."""
     names = [name for name in ("action", "action_low", "action_high") if cfg.get(name) is not None]
-    return {name: OmegaConf.to_container(cfg, resolve=True)[name] for name in names}  # type: ignore[index]
+    given: Any = OmegaConf.to_container(cfg, resolve=True)
+    return {name: given[name] for name in names}
 
 
 _planned: list[Path] = []  # folders of runs that this process began; a refused one is taken away again

@@ -181,7 +181,7 @@ class ClassifyJob:
         with claim.building():
             self._run = Run(
                 claim,
-                Schedule(self.model.steps, log_every=50, keep_checkpoints=1, unit="update"),
+                Schedule(total=self.model.steps, log_every=50, keep_checkpoints=1, unit="update"),
                 Parts({"learner": self.model, "loop": self._fit}, io=io, facts=self._facts),
                 count=lambda: self._fit.updates,
                 config=config,

@@ -7,7 +7,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
@@ -18,8 +18,8 @@ from robot_rl.data import d4rl
 from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, threads
-from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_work, keep_steps
-from robot_rl.verbs.collect_levels import collect_level
+from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, KeepOptions, begin_work, keep_steps
+from robot_rl.verbs.collect_levels import LevelOptions, collect_level
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.verbs.reading import stored_config
@@ -29,35 +29,15 @@ FILES = {".csv", ".json", ".jsonl", ".mat", ".mcap", ".npy", ".npz", ".parquet",
 """Ends of names that say a format which `collect` does not write."""
 
 
-class CollectOptions(Machine, Env, ActionMeaning):
+class CollectOptions(Machine, Env, ActionMeaning, LevelOptions, KeepOptions):
     """robot-rl collect."""
 
     out: str
     """A new .hdf5 file (D4RL layout) or a folder (our recordings)."""
     path: str | None = None
     """A run or checkpoint folder; null = the world's scripted expert."""
-    level: Literal["random", "medium", "medium-replay", "medium-expert", "expert"] | None = None
-    """A graded D4RL-like set."""
-    steps: Count = 100_000
-    """With level: at least this many."""
     medium_path: str | None = None
     """With level: a weaker agent (zip) or an earlier checkpoint; null = noise on the agent."""
-    medium_fraction: Share = 0.4
-    """With level: return of medium between random (0) and expert (1)."""
-    medium_noise: NotNegative | None = None
-    """With level: its strength; null = found by bisection, or none on the agent of medium_path."""
-    medium_by: Literal["noise", "bias"] = "noise"
-    """With level: what makes the agent medium; bias = a fixed wrong function of the state."""
-    replay_by: Literal["uniform", "agents"] = "uniform"
-    """With level=medium-replay: medium with ever fewer uniform actions, or ever less spoilt agents."""
-    episodes: Count = 20
-    """To record."""
-    only_success: bool = False
-    """Leave out episodes without success."""
-    per_task: Count | None = None
-    """Keep this many of each task of the world (tabletop), whatever episodes= says."""
-    noise: NotNegative = 0.0
-    """Standard deviation of Gaussian noise on the expert's actions; with level on all agents'."""
     noise_time: NotNegative = 0.0
     """s over which the expert's noise stays alike (Ornstein-Uhlenbeck); 0 = new at every step."""
     pauses: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -66,10 +46,6 @@ class CollectOptions(Machine, Env, ActionMeaning):
     """Mean length of a pause, s."""
     mistakes: Share = 0.0
     """Share of episodes in which the expert does something else than what is asked."""
-    sample: bool = False
-    """With level: the agents draw their actions from their own policies, in place of noise."""
-    deterministic: bool = False
-    """The policy's best action; false draws one."""
     num_envs: Count = 8
     """Copies of the environment."""
     gamma: Discount = 0.99
@@ -125,11 +101,8 @@ def collect(cfg: DictConfig) -> None:
         episodes = keep_steps(
             env,
             policy,
-            episodes=cfg.episodes,
+            KeepOptions(**{name: cfg[name] for name in KeepOptions.model_fields}),
             seed=cfg.seed + 30_000,
-            only_success=cfg.only_success,
-            per_task=cfg.per_task,
-            deterministic=cfg.deterministic,
             on_episode=lambda done: bar.update(done - bar.n),
             work=work,
         )
@@ -179,16 +152,8 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             env,
             policy,
             out,
-            level=cfg.level,
-            steps=cfg.steps,
-            seed=cfg.seed + 30_000,
+            LevelOptions(**{**{name: cfg[name] for name in LevelOptions.model_fields}, "seed": cfg.seed + 30_000}),
             medium=medium,
-            medium_fraction=cfg.medium_fraction,
-            medium_noise=cfg.medium_noise,
-            medium_by=cfg.medium_by,
-            replay_by=cfg.replay_by,
-            agent_noise=cfg.noise,
-            agent_sample=cfg.sample,
             facts=facts,
             on_steps=collected,
             on_note=bar.set_description,

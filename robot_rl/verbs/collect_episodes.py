@@ -16,7 +16,8 @@ from robot_rl.data.atomic import write_json
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Action, Episode, IOSpec, Obs, Policy, PolicyParts, Step
+from robot_rl.types import Action, Episode, IOSpec, Obs, Options, Policy, PolicyParts, Step
+from robot_rl.types.options import Count
 
 LOGP = "action_log_probs"
 """Per-step column: log-density of the action under the policy that took it, as in D4RL's `infos/action_log_probs`."""
@@ -180,20 +181,30 @@ class BesidePictures:
         return {key: obs[key] for key in self._keys}
 
 
+class KeepOptions(Options):
+    """Which episodes are kept."""
+
+    episodes: Count = 20
+    """To record."""
+    only_success: bool = False
+    """Leave out episodes without success."""
+    per_task: Count | None = None
+    """Keep this many of each task of the world (tabletop), whatever episodes= says."""
+    deterministic: bool = False
+    """The policy's best action; false draws one."""
+
+
 def keep_steps(
     env: Any,
     policy: Policy,
+    options: KeepOptions,
     *,
-    episodes: int,
     seed: int,
-    only_success: bool = False,
-    per_task: int | None = None,
-    deterministic: bool = False,
     on_episode: Callable[[int], object] | None = None,
     max_rounds: int = 20,
     work: Path | None = None,
 ) -> list[Episode]:
-    """Run a policy until `episodes` episodes are kept, with the log-density of its actions where it can tell it.
+    """Run a policy until enough episodes are kept, with the log-density of its actions where it can tell it.
 
     With `work` every kept episode is on the disk when it has ended, and the same call goes on where it was stopped: the
     round that was cut is played again from its seed, and what was recorded of it is kept instead of what comes again.
@@ -201,19 +212,17 @@ def keep_steps(
     Args:
         env: vector environment.
         policy: what acts.
-        episodes: how many to keep.
+        options: which are kept.
         seed: of the first reset.
-        only_success: keep only episodes that end in success.
-        per_task: keep this many of each task that the environment asks, whatever `episodes` says.
-        deterministic: the policy's mode instead of samples.
         on_episode: called with the number of kept episodes.
-        max_rounds: rounds of `episodes` attempts before giving up.
+        max_rounds: rounds of as many attempts before giving up.
         work: folder of kept episodes; their `meta` tells "round" and "place" (environment, how manieth episode of it).
 
     Raises:
         RuntimeError: too few successes in all rounds.
         ValueError: `per_task` where the environment has no tasks.
     """
+    episodes, per_task, only_success = options.episodes, options.per_task, options.only_success
     earlier = [] if work is None or not any(work.glob("segment-*")) else list(Recording(work))
     begin = max((int(e.meta["round"]) for e in earlier), default=0)
     kept = [e for e in earlier if e.meta["round"] < begin]
@@ -221,8 +230,8 @@ def keep_steps(
     names = env.parts.task_names
     room: dict[int, int] = dict.fromkeys(env.parts.asked_tasks, per_task or 0)
     if per_task is not None:
-        if not names or per_task < 1:
-            raise ValueError(f"per_task is {per_task}: expected 1 or more, of an environment with several tasks")
+        if not names:
+            raise ValueError(f"per_task is {per_task}, and this environment has no tasks; leave it null")
         episodes = per_task * len(room)
     for episode in earlier:
         task = int(episode.meta.get("task", -1))
@@ -257,7 +266,8 @@ def keep_steps(
 
             if reseed is not None:
                 reseed(seed + round_)
-            episodes_of(env, policy, episodes=wanted, seed=seed + round_, deterministic=deterministic, on_episode=take)
+            once = options.deterministic
+            episodes_of(env, policy, episodes=wanted, seed=seed + round_, deterministic=once, on_episode=take)
             if len(kept) >= episodes:
                 return kept
     if per_task is not None:

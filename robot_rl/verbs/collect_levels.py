@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,12 +36,12 @@ from robot_rl.checkpoint import write_json
 from robot_rl.data import d4rl
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Episode, Policy
+from robot_rl.types import Episode, Options, Policy
+from robot_rl.types.options import Count, NotNegative, Part, Whole
 from robot_rl.verbs.collect_behaviour import Behaviour
 from robot_rl.verbs.collect_episodes import LOGP, begin_work, episodes_of
 
 LEVELS = ("random", "medium", "medium-replay", "medium-expert", "expert")
-REPLAYS = ("uniform", "agents")
 _RUNGS = 10
 _NOISE_RANGE = 2.0
 _BISECTIONS = 7
@@ -64,21 +64,37 @@ class LevelSummary:
     noise: float | None
 
 
+class LevelOptions(Options):
+    """What a graded data set is made of."""
+
+    level: Literal["random", "medium", "medium-replay", "medium-expert", "expert"] | None = None
+    """A graded D4RL-like set."""
+    steps: Count = 100_000
+    """With level: at least this many in all; episodes are whole."""
+    medium_fraction: Part = 0.4
+    """With level: return of medium between random (0) and expert (1), where noise makes it."""
+    medium_noise: NotNegative | None = None
+    """With level: standard deviation of that noise, or amplitude of the bias; null = found by bisection, or none on the
+    agent of medium_path."""
+    medium_by: Literal["noise", "bias"] = "noise"
+    """With level: what makes the agent medium; bias = a fixed wrong function of the state."""
+    replay_by: Literal["uniform", "agents"] = "uniform"
+    """With level=medium-replay: medium with ever fewer uniform actions, or ever less spoilt agents."""
+    noise: NotNegative = 0.0
+    """Standard deviation of Gaussian noise on the expert's actions; with level on all agents'."""
+    sample: bool = False
+    """With level: the agents draw their actions from their own policies, in place of noise."""
+    seed: Whole = 0
+    """Of resets and noise."""
+
+
 def collect_level(
     env: Any,
     expert: Policy,
     out: Path,
+    options: LevelOptions,
     *,
-    level: str,
-    steps: int,
-    seed: int,
     medium: Policy | None = None,
-    medium_fraction: float = 0.4,
-    medium_noise: float | None = None,
-    medium_by: str = "noise",
-    replay_by: str = "uniform",
-    agent_noise: float = 0.0,
-    agent_sample: bool = False,
     facts: dict[str, Any] | None = None,
     on_steps: Callable[[int], object] | None = None,
     on_note: Callable[[str], object] | None = None,
@@ -92,41 +108,27 @@ def collect_level(
         env: vector environment; used alone here.
         expert: the agent.
         out: a new .hdf5 file.
-        level: one of `LEVELS`.
-        steps: at least this many in all; episodes are whole.
-        seed: of resets and noise.
+        options: with a level.
         medium: a weaker agent for the medium parts.
-        medium_fraction: return of medium between random (0) and expert (1), where noise makes it.
-        medium_noise: standard deviation of that noise, or amplitude of the bias; None: none with `medium`, else found
-            by bisection.
-        medium_by: "noise" or "bias".
-        replay_by: "uniform" or "agents".
-        agent_noise: standard deviation of noise on every action of the agents.
-        agent_sample: the agents draw their actions from their own policies, in place of `agent_noise`.
         facts: plain values for the file's metadata and for telling whether interrupted work belongs to this call.
         on_steps: called with the number of steps collected so far.
         on_note: called with a line about what is done before the first step: agents are found by trial.
 
     Raises:
-        ValueError: an argument is out of range, or interrupted work beside `out` is of other settings.
+        ValueError: no level, or interrupted work beside `out` is of other settings.
     """
-    if level not in LEVELS:
-        raise ValueError(f"level is '{level}', expected one of {', '.join(LEVELS)}")
-    if steps < 1 or not 0.0 < medium_fraction < 1.0:
-        raise ValueError(f"steps is {steps} and medium_fraction {medium_fraction}; expected at least 1 and (0, 1)")
-    if medium_by not in ("noise", "bias"):
-        raise ValueError(f"medium_by is '{medium_by}', expected noise or bias")
-    if replay_by not in REPLAYS:
-        raise ValueError(f"replay_by is '{replay_by}', expected {' or '.join(REPLAYS)}")
+    o, level, seed, medium_by = options, options.level, options.seed, options.medium_by
+    if level is None:
+        raise ValueError(f"level is missing, expected one of {', '.join(LEVELS)}")
     work = out.with_name(f".{out.name}.work")
-    settings = {"level": level, "seed": seed, "num_envs": env.num_envs, "medium_fraction": medium_fraction}
-    settings |= {"medium_noise": medium_noise, "own_medium": medium is not None, **(facts or {})}
-    settings |= {"medium_by": medium_by, "agent_noise": agent_noise, "agent_sample": agent_sample}
-    if replay_by != "uniform":  # absent, so that work begun before there was a choice goes on
-        settings["replay_by"] = replay_by
+    settings = {"level": level, "seed": seed, "num_envs": env.num_envs, "medium_fraction": o.medium_fraction}
+    settings |= {"medium_noise": o.medium_noise, "own_medium": medium is not None, **(facts or {})}
+    settings |= {"medium_by": medium_by, "agent_noise": o.noise, "agent_sample": o.sample}
+    if o.replay_by != "uniform":  # absent, so that work begun before there was a choice goes on
+        settings["replay_by"] = o.replay_by
     settings = json.loads(json.dumps(settings))
     state = begin_work(work, settings)
-    noise = medium_noise
+    noise = o.medium_noise
 
     def note(what: str, trial: str) -> None:
         if on_note is not None:
@@ -136,14 +138,14 @@ def collect_level(
         if noise is None:
             noise = state.get("noise")
         if noise is None:
-            own = {"noise": agent_noise, "sample": agent_sample} if medium_by == "bias" else {}
+            own = {"noise": o.noise, "sample": o.sample} if medium_by == "bias" else {}
             trial = partial(note, "finding medium")
             noise = calibrate(
-                env, expert, fraction=medium_fraction, seed=seed + 7, by=medium_by, agent=own, on_trial=trial
+                env, expert, fraction=o.medium_fraction, seed=seed + 7, by=medium_by, agent=own, on_trial=trial
             )
         state["noise"] = noise
         write_json(work / "state.json", state)
-    best = {"noise": agent_noise, "sample": agent_sample}
+    best = {"noise": o.noise, "sample": o.sample}
     if medium is not None and noise is None:
         middle = best
     elif medium_by == "noise":
@@ -151,7 +153,7 @@ def collect_level(
     else:
         middle = {**best, "bias": noise or 0.0}
     rungs: list[float] | None = None
-    if level == "medium-replay" and replay_by == "agents":
+    if level == "medium-replay" and o.replay_by == "agents":
         found: list[float] = state.setdefault("rungs", [])
         for k in range(1 + len(found), _RUNGS - 1):  # each is a while of work: kept as soon as it is found
             share, trial = k / (_RUNGS - 1), partial(note, f"finding agent {k} of {_RUNGS - 2}")
@@ -167,7 +169,7 @@ def collect_level(
     for number, part in enumerate(parts):
         before = sum(len(e) for e in episodes)
         # Every part gets a round at least, also where whole episodes of those before overshot their shares.
-        wanted = max(1, round(steps * sum(p.share for p in parts[: number + 1])) - before)
+        wanted = max(1, round(o.steps * sum(p.share for p in parts[: number + 1])) - before)
 
         def told(count: int, before: int = before) -> None:
             if on_steps is not None:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from robot_rl import build, checkpoint
-from robot_rl.types.options import Count, Discount, NotNegative, Number, Part, Positive
+from robot_rl.types.options import Count, NotNegative, Part, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs import critic_clips as job
 from robot_rl.verbs.build import begin, choice, saved_config, threads, tracker_factory
@@ -28,7 +28,7 @@ SHARES = {
 }  # fmt: skip
 
 
-class CriticOptions(Machine, Resume):
+class CriticOptions(Machine, Resume, job.LabelledOptions):
     """robot-rl critic."""
 
     what: Literal["clips", "train", "eval", "label"]
@@ -63,18 +63,6 @@ class CriticOptions(Machine, Resume):
     """label: <clips or log>:<episode> that shows the goal; alone, or beside instruction=."""
     reference_frames: Count = 6
     """label: frames of it; 1 = its last one, a picture of the goal."""
-    camera: str = "front"
-    """label: which pictures."""
-    mode: Literal["reward", "potential", "delta", "dlogw", "absolute"] = "potential"
-    """label: how progress becomes reward."""
-    gamma: Discount = 0.99
-    """label: of the potential."""
-    stride: Count = 1
-    """label: control steps between the frames of a pair."""
-    done_reward: Number = 1.0
-    """label: paid at every control step while the goal counts as met (done_events); 0 = shaping alone."""
-    pictures: bool = True
-    """label: keep them; false writes a log of the state alone."""
 
 
 def critic(cfg: DictConfig) -> None:
@@ -200,6 +188,7 @@ def _label(cfg: DictConfig) -> None:
     if cfg.reference is not None:
         judge = with_reference(judge, str(cfg.reference), int(cfg.reference_frames), str(cfg.camera))
     logs = formats.load(cfg.data)
+    options = job.LabelledOptions(**{name: cfg[name] for name in job.LabelledOptions.model_fields})
     ends, truths = [], []
     with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
         for episode in bar:
@@ -212,14 +201,9 @@ def _label(cfg: DictConfig) -> None:
                 episode,
                 judge,
                 reward,
+                options,
                 instruction=str(text or ""),
-                camera=str(cfg.camera),
-                mode=str(cfg.mode),
-                gamma=float(cfg.gamma),
-                stride=int(cfg.stride),
                 met=met,
-                done_reward=float(cfg.done_reward),
-                pictures=bool(cfg.pictures),
             )
             writer.append(labelled)
             columns = labelled.meta["columns"]

@@ -8,13 +8,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.interrupt import Interrupt
-from robot_rl.types import Episode
+from robot_rl.types import Episode, Options
+from robot_rl.types.options import Count, Discount, Number
 
 FACTS = "facts.json"
 
@@ -137,19 +138,31 @@ def load_clips(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return joined, {**facts, "hash": digest.hexdigest()[:16]}
 
 
+class LabelledOptions(Options):
+    """How a log gets a critic's reward."""
+
+    camera: str = "front"
+    """label: which pictures."""
+    mode: Literal["reward", "potential", "delta", "dlogw", "absolute"] = "potential"
+    """label: how progress becomes reward."""
+    gamma: Discount = 0.99
+    """label: of the potential."""
+    stride: Count = 1
+    """label: control steps between the frames of a pair."""
+    done_reward: Number = 1.0
+    """label: paid at every control step while the goal counts as met (done_events); 0 = shaping alone."""
+    pictures: bool = True
+    """label: keep them; false writes a log of the state alone."""
+
+
 def label(
     episode: Episode,
     judge: ClipJudge,
     reward: Callable[..., np.ndarray],
+    options: LabelledOptions,
     *,
     instruction: str,
-    camera: str,
-    mode: str,
-    gamma: float,
-    stride: int,
     met: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
-    done_reward: float = 0.0,
-    pictures: bool = True,
 ) -> Episode:
     """The same episode with the critic's reward, and what it said as further columns.
 
@@ -161,19 +174,16 @@ def label(
         episode: with pictures "image.<camera>".
         judge: with `trajectory`.
         reward: such as `policies.reward.critic_reward.progress_reward`.
+        options: which pictures, which reward.
         instruction: the sentence.
-        camera: which pictures.
-        mode: of the reward.
-        gamma: per control step.
-        stride: control steps between looks.
-        met: (P(done), progress) of the looks -> where the goal counts as met.
-        done_reward: for every control step after which it does: potentials alone tell no good policy from a bad one.
-        pictures: keep them; False leaves a log of the state alone.
+        met: (P(done), progress) of the looks -> where the goal counts as met; each control step after which it does is
+            paid, since potentials alone tell no good policy from a bad one.
 
     Raises:
         ValueError: no such pictures; columns of these names are there already.
     """
-    key, steps = f"image.{camera}", len(episode.reward)
+    mode, pictures, stride = options.mode, options.pictures, options.stride
+    key, steps = f"image.{options.camera}", len(episode.reward)
     if key not in episode.obs:
         found = [name for name in episode.obs if name.startswith("image.")]
         raise ValueError(f"the log holds no '{key}'; it holds {found or 'no pictures'}")
@@ -186,12 +196,12 @@ def label(
     seen = np.searchsorted(index, np.arange(1, steps + 1), side="right") - 1
     values, deltas = np.concatenate([path.values[:1], path.values[seen]]), np.zeros(steps)
     deltas[index[1:] - 1] = path.deltas
-    gained = reward(values, deltas, mode=mode, gamma=gamma, terminated=bool(episode.terminated))
+    gained = reward(values, deltas, mode=mode, gamma=options.gamma, terminated=bool(episode.terminated))
     if mode == "absolute":
         gained = np.where(np.isin(np.arange(1, steps + 1), index), gained, 0.0)
     spread = gained.astype(np.float32)
     if met is not None:
-        spread += np.float32(done_reward) * met(path.done, path.values)[seen]
+        spread += np.float32(options.done_reward) * met(path.done, path.values)[seen]
     columns.update(
         critic_progress=path.values[seen].astype(np.float32),
         critic_done=path.done[seen].astype(np.float32),

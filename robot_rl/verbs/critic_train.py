@@ -138,7 +138,9 @@ class CriticJob:
         with claim.building():
             self._run = Run(
                 claim,
-                Schedule(learner.steps, log_every=50, checkpoint_every=save_every, keep_checkpoints=1, unit="update"),
+                Schedule(
+                    total=learner.steps, log_every=50, checkpoint_every=save_every, keep_checkpoints=1, unit="update"
+                ),
                 Parts({"learner": learner, "loop": self._fit, "sampler": self._sampler}, facts={"clips": facts}),
                 count=lambda: self._fit.updates,
                 config=config,

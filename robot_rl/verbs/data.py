@@ -95,10 +95,10 @@ def data(cfg: DictConfig) -> None:
     from robot_rl.data.findings import BadData, Finding, exit_code
     from robot_rl.data.repairs import Repairs
 
-    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    options = {key: plain[key] for key in _READING if plain[key] not in (None, False)}
-    if plain["dataset"] is not None:
-        options["name"] = plain["dataset"]
+    given: Any = OmegaConf.to_container(cfg, resolve=True)
+    options = {key: given[key] for key in _READING if given[key] not in (None, False)}
+    if given["dataset"] is not None:
+        options["name"] = given["dataset"]
 
     def show(findings: list[Finding]) -> None:
         for item in findings:
@@ -112,7 +112,7 @@ def data(cfg: DictConfig) -> None:
             answer.note(**facts)
             print(info.report(facts))
         elif cfg.what == "validate":
-            said = {"action": plain["action"], "low": plain["action_low"], "high": plain["action_high"]}
+            said = {"action": given["action"], "low": given["action_low"], "high": given["action_high"]}
             findings = conversion.validate(cfg.path, batch=cfg.batch, said=said, **options)
             answer.note(findings=[item.to_dict() for item in findings])
             print(cfg.path)
@@ -125,7 +125,7 @@ def data(cfg: DictConfig) -> None:
                 raise Refused("convert needs out=<name>; a name without .hdf5 becomes a store, see --help")
             for number in (signal.SIGTERM, signal.SIGHUP):  # what was begun vanishes, as it does on Ctrl-C
                 signal.signal(number, lambda number, _: sys.exit(128 + number))
-            chosen = {field.name: plain[field.name] for field in fields(Repairs)}
+            chosen = {field.name: given[field.name] for field in fields(Repairs)}
             findings = conversion.convert(cfg.path, cfg.out, to=cfg.to, mend=Repairs(**chosen), **options)
             show(findings)
             answer.note(findings=[item.to_dict() for item in findings], written=str(cfg.out))

@@ -52,7 +52,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
     from tqdm import tqdm
 
     from robot_rl.checkpoint import write_json
-    from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, Horizons, LatencyModel
+    from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, DelayOptions, Horizons, LatencyModel
     from robot_rl.data.units import InUnits
     from robot_rl.loops.evaluate import evaluate
     from robot_rl.stats import Paired, wilson
@@ -65,7 +65,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
     lengths = chunks.execution.horizons
     if cfg.horizon_exec is not None:
         lengths = Horizons(lengths.pred, int(cfg.horizon_exec), int(cfg.horizon_exec))
-    ways = [str(cfg.compensation)] if isinstance(cfg.compensation, str) else [str(way) for way in cfg.compensation]
+    ways = [cfg.compensation] if isinstance(cfg.compensation, str) else [*cfg.compensation]
     found: dict[str, Any] = {}
     first: list[bool] = []
     for name, latency_ms, way in [("no latency", 0.0, "queue"), *((way, float(cfg.latency_ms), way) for way in ways)]:
@@ -77,9 +77,13 @@ def evaluate_latency(cfg: DictConfig) -> None:
             seed=int(cfg.seed),
         )
         acting = DelayedPolicy(
-            chunks.io, chunks.planner, lengths, model,
-            compensation=way, idle=chunks.execution.idle, margin=int(cfg.margin), blend=int(cfg.blend),
-        )  # fmt: skip
+            chunks.io,
+            chunks.planner,
+            lengths,
+            model,
+            DelayOptions(compensation=way, margin=int(cfg.margin), blend=int(cfg.blend)),
+            idle=chunks.execution.idle,
+        )
         played = policy.around(acting) if isinstance(policy, InUnits) else acting
         with tqdm(total=cfg.episodes, desc=name, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
             result = evaluate(

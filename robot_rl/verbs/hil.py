@@ -14,7 +14,7 @@ from robot_rl.link import LinkSettings
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, choice, learner_factory, saved_config, settings_of, threads, tracker_factory
 from robot_rl.verbs.classify import judge_factory
-from robot_rl.verbs.hil_job import HilJob, HilSettings
+from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
 from robot_rl.verbs.hil_link import HilActorJob, HilLearnerJob
 from robot_rl.verbs.options import Env, Machine, Pictures, Resume
 from robot_rl.verbs.reading import plain
@@ -65,8 +65,6 @@ def hil(cfg: DictConfig) -> None:
             human = build.make("human", plain(cfg.human), io=env.io, expert=env.parts.expert, seed=cfg.seed)
         return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
-    make_pilot.pictures = cfg.human.name == "browser"  # type: ignore[attr-defined]
-
     make_tracker = tracker_factory(cfg)
     job: Any
     if cfg.role == "learner":
@@ -81,18 +79,18 @@ def hil(cfg: DictConfig) -> None:
             resume=resume,
         )
     else:
-        kind: Any = HilJob if cfg.role == "both" else HilActorJob
-        job = kind(
-            settings,
-            folder,
-            make_env=rewarded_factory(cfg),
-            make_learner=learner_factory(cfg),
-            make_pilot=make_pilot,
-            make_tracker=make_tracker,
-            config=config,
-            resume=resume,
-            make_judge=None if cfg.judge is None else judge_factory(cfg),
-            fit_clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
-            **({} if cfg.role == "both" else {"link": link, "policy": everything["policy"]}),
+        makers = HilMakers(
+            env=rewarded_factory(cfg),
+            learner=learner_factory(cfg),
+            pilot=make_pilot,
+            tracker=make_tracker,
+            pictures=cfg.human.name == "browser",
+            judge=None if cfg.judge is None else judge_factory(cfg),
+            clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
         )
+        if cfg.role == "both":
+            job = HilJob(settings, folder, makers, config=config, resume=resume)
+        else:
+            policy = everything["policy"]
+            job = HilActorJob(settings, folder, makers, link=link, policy=policy, config=config, resume=resume)
     answer.table(answer.run(job, "hil"))

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,7 @@ from robot_rl.human.new_steps import NewSteps
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.painter import Painter
 from robot_rl.human.recovery import Recovery, of_environment
+from robot_rl.human.session import Helpers, Records, batch_rows
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import trials
 from robot_rl.human.waiting import meanwhile
@@ -38,11 +39,12 @@ from robot_rl.parts import BEST, Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options
-from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share, Whole
+from robot_rl.types import IOSpec, Learner, Metrics, Needs
+from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
+from robot_rl.verbs.build import EnvMaker, MakeEnv
 
 
-class HilSettings(Options):
+class HilSettings(SessionOptions):
     """Numbers of a run."""
 
     total_steps: Count = 20_000
@@ -61,30 +63,18 @@ class HilSettings(Options):
     """Their share (and that of the person's steps) of every batch; 0 uses no demonstrations."""
     buffer_size: Count = 200_000
     """Steps kept in memory; the disk keeps all."""
-    task_reward: Literal["success", "env", "labels", "classifier"] = "success"
-    """What pays: success (1 and the end when the world says so), the world's reward, labels (keys) or a classifier."""
     learn_from: Literal["cmd", "exec"] = "cmd"
     """Which action counts: cmd (before safety) or exec (after it)."""
     dup_human: bool = True
     """Human steps also count as demonstrations."""
     store_human: Literal["all", "last", "none"] = "all"
     """Which of the person's steps are kept."""
-    promote_success: bool = False
-    """Unaided successes join the demonstrations."""
     reaction_ms: NotNegative = 200.0
     """How long the person takes to press a key for a label, ms."""
     stop_is_end: bool = False
     """Stops are true ends instead of cuts."""
     recover: bool = False
     """A robot that is stuck backs out by itself, where its world knows how; see `Recovery`."""
-    hold_s: Positive = 30.0
-    """A person may hold the robot so long before the episode is given up."""
-    learning_starts: Whole = 100
-    """Own steps before the first update."""
-    random_steps: Whole = 0
-    """Own steps with random proposals."""
-    updates_per_step: NotNegative = 1.0
-    """Learner updates per own step."""
     eval_every: Whole = 2000
     """Own steps between evaluation blocks; 0 = only at the end."""
     eval_episodes: Count = 20
@@ -102,13 +92,10 @@ class HilSettings(Options):
     keep_checkpoints: Count = 3
     """How many stay."""
 
-    def schedule(self) -> Schedule:
-        """When the run does what; its loop calls after every episode.
-
-        Raises:
-            ValueError: a number is out of range.
-        """
+    def schedule(self, unit: str = "step") -> Schedule:
+        """When the run does what; its loop calls after every episode."""
         return Schedule(
+            unit=unit,
             total=self.total_steps,
             eval_every=self.eval_every,
             eval_episodes=self.eval_episodes,
@@ -121,11 +108,6 @@ class HilSettings(Options):
     def rules(self) -> EpisodeRules:
         """Rewards and ends."""
         return EpisodeRules(gamma=self.gamma, reaction_ms=self.reaction_ms, stop_is_end=self.stop_is_end)
-
-    def options(self) -> SessionOptions:
-        """Numbers of the loop."""
-        names = [item.name for item in fields(SessionOptions) if hasattr(self, item.name)]
-        return SessionOptions(**{name: getattr(self, name) for name in names})
 
 
 def make_memory(settings: HilSettings, io: IOSpec, need: Needs) -> tuple[HilMemory, Mix | NewSteps]:
@@ -158,21 +140,44 @@ def make_memory(settings: HilSettings, io: IOSpec, need: Needs) -> tuple[HilMemo
     return memory, Mix(parts, seed=settings.seed)
 
 
+@dataclass(frozen=True)
+class HilMakers:
+    """What builds the parts of a run.
+
+    Attributes:
+        env: (num_envs, seed, render) -> vector environment.
+        learner: (io) -> learner.
+        pilot: (env, with person) -> pilot.
+        tracker: (folder, resume step or None) -> tracker.
+        pictures: the person's screen shows the environment.
+        judge: (io) -> success classifier on duty.
+        clones: (states, actions, control_hz=) of the first demonstrations -> what later ones are compared with; used
+            with `HilSettings.elicit`.
+    """
+
+    env: MakeEnv
+    learner: Callable[[Any], Any]
+    pilot: Callable[[Any, bool], Any]
+    tracker: Callable[[str, int | None], Many]
+    pictures: bool = False
+    judge: Callable[[IOSpec], Judge] | None = None
+    clones: Callable[..., Any] | None = None
+
+    @property
+    def plain(self) -> MakeEnv:
+        """Makes the environment with its own reward, for trials."""
+        return self.env.plain if isinstance(self.env, EnvMaker) and self.env.plain is not self.env.make else self.env
+
+
 class HilJob:
     """One run in one folder, one process: `log/` holds every step that was ever driven, `checkpoints/` the learner.
 
     Args:
         settings: numbers.
         folder: the run folder.
-        make_env: (num_envs, seed, render) -> vector environment.
-        make_learner: (io) -> learner.
-        make_pilot: (env, with person) -> pilot.
-        make_tracker: (folder, resume step or None) -> tracker.
+        makers: what builds the parts.
         config: the composed configuration as YAML.
         resume: continue in `folder`.
-        make_judge: (io) -> success classifier on duty.
-        fit_clones: (states, actions, control_hz=) of the first demonstrations -> what later ones are compared with;
-            used with `settings.elicit`.
 
     Raises:
         CheckpointError: nothing to resume from, or it does not fit.
@@ -185,31 +190,26 @@ class HilJob:
         self,
         settings: HilSettings,
         folder: Path,
+        makers: HilMakers,
         *,
-        make_env: Callable[..., Any],
-        make_learner: Callable[[Any], Any],
-        make_pilot: Callable[[Any, bool], Any],
-        make_tracker: Callable[[str, int | None], Many],
         config: str,
         resume: bool = False,
-        make_judge: Callable[[IOSpec], Judge] | None = None,
-        fit_clones: Callable[..., Any] | None = None,
     ) -> None:
-        self.settings = settings
-        if (settings.task_reward == "classifier") != (make_judge is not None):
+        self.settings, self._makers = settings, makers
+        if (settings.task_reward == "classifier") != (makers.judge is not None):
             raise ValueError(
                 "task_reward=classifier and judge=<folder of robot-rl classify> belong together; give both or neither"
             )
         if resume and not (checkpoint.complete(folder / "checkpoints") or (folder / "log").is_dir()):
             raise CheckpointError(f"{folder} holds neither checkpoints nor a log; expected a folder of robot-rl hil")
-        self._make_env, self._make_pilot = make_env, make_pilot
-        pictures = getattr(make_pilot, "pictures", False)
-        self.env = make_env(1, settings.seed, pictures)
+        pictures = makers.pictures
+        self.env = makers.env(1, settings.seed, pictures)
         self._painter: Painter | None = None
-        if pictures and self.env.parts.saves and not hasattr(make_env, "plain"):
-            self._painter = Painter(lambda: make_env(1, settings.seed, True))  # before anything draws here
-        self.judge = None if make_judge is None else make_judge(self.env.io)
+        if pictures and self.env.parts.saves and makers.env is makers.plain:
+            self._painter = Painter(lambda: makers.env(1, settings.seed, True))  # before anything draws here
+        self.judge = None if makers.judge is None else makers.judge(self.env.io)
         self.elicitor: Elicitor | None = None
+        fit_clones = makers.clones
         if settings.elicit and fit_clones is not None:
             hz = self.env.io.control_hz
             self.elicitor = Elicitor(
@@ -218,8 +218,8 @@ class HilJob:
                 control_hz=hz,
                 say=lambda line: tqdm.write(line, file=sys.stderr),
             )
-        self.learner: Learner[Any, Any] = make_learner(self.env.io)
-        self.pilot = make_pilot(self.env, True)
+        self.learner: Learner[Any, Any] = makers.learner(self.env.io)
+        self.pilot = makers.pilot(self.env, True)
         self.memory: HilMemory | None = None
         self.sampler: Mix | NewSteps | None = None
         self._trial_parts: Any = None
@@ -244,7 +244,7 @@ class HilJob:
             )
             if resume:
                 self._restore()
-            self._run.begin(make_tracker, checks={"report": report.missing})
+            self._run.begin(makers.tracker, checks={"report": report.missing})
         self.resume_step, self.tracker = self._run.step, self._run.tracker
 
     def _parts(self) -> Parts:
@@ -269,19 +269,15 @@ class HilJob:
             self.env,
             self.learner,
             self.pilot,
-            log=self.log,
-            memory=self.memory,
-            sampler=self.sampler,
-            rules=settings.rules(),
-            options=settings.options(),
-            batch_size=self.learner.need.rows or 256,
+            Records(self.log, self.memory, self.sampler, settings.rules()),
+            options=settings,
             seed=settings.seed,
-            frame=picture,
-            judge=self.judge,
-            elicitor=self.elicitor,
-            adviser=self._make_adviser(),
-            recovery=self._make_recovery(),
+            helpers=replace(self._helpers(picture), adviser=self._make_adviser()),
         )
+
+    def _helpers(self, picture: Camera | None) -> Helpers:
+        """Who looks on, beside the adviser, which asks the learner."""
+        return Helpers(frame=picture, judge=self.judge, elicitor=self.elicitor, recovery=self._make_recovery())
 
     def _make_recovery(self) -> Recovery | None:
         if not self.settings.recover:
@@ -344,12 +340,11 @@ class HilJob:
         Where a person is there they start it and may stop it; see `AttendedTrials`. A robot exists once; in simulation
         the trials have an environment of their own.
         """
-        plain = getattr(self._make_env, "plain", self._make_env)
         attended, robot = self.pilot.realtime, not self.pilot.simulates
         if self._trial_parts is None:
             pictures = attended and self.loop.frame is not None
-            env = self.env if robot else plain(1, self.settings.seed + 10_000, pictures)
-            self._trial_parts = env, self.pilot if attended else self._make_pilot(env, False)
+            env = self.env if robot else self._makers.plain(1, self.settings.seed + 10_000, pictures)
+            self._trial_parts = env, self.pilot if attended else self._makers.pilot(env, False)
         env, pilot = self._trial_parts
         seed = 10_000 if self._ending or not self.settings.use_best else 20_000
         if not attended:
@@ -371,7 +366,7 @@ class HilJob:
         views = self.memory.views
         if self.loop.updates > 0 or not len(views["demo"]) or self._run.interrupt.asked:
             return
-        batches = views["demo"].batches(self.learner.need.rows or 256)
+        batches = views["demo"].batches(batch_rows(self.learner))
         metrics = meanwhile(self.loop, "learning the demonstrations", lambda: self.learner.pretrain(batches))
         self.tracker.log(metrics, self.loop.env_steps)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,20 @@ from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.seen import measure_seen
-from robot_rl.human.actor import Follower, HilActor, tensors_of
+from robot_rl.human.actor import Follower, HilActor, NoRows, OutboxMemory, tensors_of
 from robot_rl.human.devices.teleop import Camera
 from robot_rl.human.learner import HilLearner
 from robot_rl.human.pieces import ActorBook, Inbox, Outbox, Place
+from robot_rl.human.session import Records
 from robot_rl.interrupt import Interrupt
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.track import Many
 from robot_rl.types import IOSpec, Metrics
-from robot_rl.verbs.hil_job import HilJob, HilSettings, Shares, make_memory
+from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, Shares, make_memory
 
-_AGREED = ("seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end")
+_AGREED = {"seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end"}
 
 
 def agreement(settings: HilSettings, policy: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def agreement(settings: HilSettings, policy: Mapping[str, Any]) -> dict[str, Any
         settings: of the run.
         policy: its configuration; "device" may differ.
     """
-    facts = {name: getattr(settings, name) for name in _AGREED}
+    facts = settings.model_dump(include=_AGREED)
     facts |= {f"policy.{name}": value for name, value in policy.items() if name != "device"}
     return json.loads(json.dumps(facts))
 
@@ -44,18 +45,26 @@ class HilActorJob(HilJob):
     """Drives, records and sends; the folder holds the log and the policy that acted.
 
     Args:
+        settings, folder, makers, config, resume: see `HilJob`.
         link: settings of the link.
         policy: configuration of the policy, which the learner's has to equal.
-        parts: arguments of `HilJob`.
     """
 
     def __init__(
-        self, settings: HilSettings, folder: Path, *, link: LinkSettings, policy: Mapping[str, Any], **parts: Any
+        self,
+        settings: HilSettings,
+        folder: Path,
+        makers: HilMakers,
+        *,
+        link: LinkSettings,
+        policy: Mapping[str, Any],
+        config: str,
+        resume: bool = False,
     ) -> None:
         self._link_settings, self._policy = link, dict(policy)
         self.actor_id = link.actor_id
         self.link: Any = None
-        super().__init__(settings, folder, **parts)
+        super().__init__(settings, folder, makers, config=config, resume=resume)
 
     def _make_loop(self, picture: Camera | None) -> HilActor:
         s, link = self.settings, self._link_settings
@@ -75,6 +84,7 @@ class HilActorJob(HilJob):
             self.env,
             self.learner,
             self.pilot,
+            Records(self.log, OutboxMemory(outbox), NoRows(), s.rules()),
             link=self.link,
             outbox=outbox,
             drive_untrained=link.drive_untrained,
@@ -82,14 +92,9 @@ class HilActorJob(HilJob):
             most_waiting=link.most_waiting,
             speed=link.speed,
             patience_s=link.patience_s,
-            log=self.log,
-            rules=s.rules(),
-            options=s.options(),
+            options=s,
             seed=s.seed,
-            frame=picture,
-            judge=self.judge,
-            elicitor=self.elicitor,
-            recovery=self._make_recovery(),
+            helpers=self._helpers(picture),
         )
 
     def run(self) -> dict[str, Any]:
@@ -213,18 +218,15 @@ class HilLearnerJob:
             inbox=inbox,
             memory=memory,
             sampler=sampler,
-            batch_size=learner.need.rows or 256,
             rules=s.rules(),
+            options=s,
             demos=s.demos,
-            learning_starts=s.learning_starts,
-            updates_per_step=s.updates_per_step,
-            promote_success=s.promote_success,
         )
         facts = {"seed": s.seed, "settings": s.model_dump(mode="json"), "role": "learner"}
         states = {"learner": learner, "loop": loop, "sampler": Shares(sampler)}
         run = Run(
             self._claim,
-            replace(s.schedule(), unit="row"),
+            s.schedule("row"),
             Parts(states, policy=learner.policy, io=io, facts=facts, seen=lambda: measure_seen(memory, io)),
             count=lambda: loop.rows,
             config=self._config,

@@ -26,12 +26,14 @@ from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
 from robot_rl.data.units import agree, describe_span
-from robot_rl.types import IOSpec, LogFacts, Options
+from robot_rl.types import IOSpec, LogFacts, Needs, Options
 from robot_rl.types.options import Bound, Discount, Mixing, Number
 
 REWARDS = ("none", "minus_one", "scale_bias", "return_range")
 FEATURES = "features"
 _EDGE = 1e-5
+ROWS = Needs()
+"""Transitions and nothing besides."""
 
 
 class ActionMeaning(Options):
@@ -144,14 +146,8 @@ def sampler(
     settings: LogSettings,
     *,
     seed: int,
-    seeds: int = 1,
-    reads: tuple[str, ...] = (),
-    window: int = 1,
-    return_gamma: float | None = None,
-    return_bootstrap: bool = False,
+    need: Needs = ROWS,
     reader: Reader | None = None,
-    keys: tuple[str, ...] | None = None,
-    progress: str | None = None,
 ) -> tuple[LogDataset, list[str]]:
     """The data set that a learner draws from, and what was assumed, repaired or left out.
 
@@ -159,16 +155,10 @@ def sampler(
         store: the log.
         settings: how it is read.
         seed: of the sampling.
-        seeds: independent streams in one batch.
-        reads: what the learner wants besides transitions: "next_action", "return_to_go", "episode", "step", or a
-            column of the log's info by name.
-        window: steps per sample.
-        return_gamma: discount of "return_to_go"; None: `settings.gamma`.
-        return_bootstrap: "return_to_go" goes on behind a cut, see `LogDataset`.
+        need: what the learner asks of it: `seeds` independent streams in one batch, `window` steps per sample, `keys`,
+            `extras` besides transitions, and how "return_to_go" is made. Its column `progress`, after each step, is the
+            observation "progress" (M, 1) of a batch, 0 at the start of every episode.
         reader: frozen; its answers become the observation "features" of every batch, computed once and kept on disk.
-        keys: observations of the log that batches hold; None for all.
-        progress: a column of the log, progress after each step; it becomes the observation "progress" (M, 1), 0 at the
-            start of every episode.
 
     Raises:
         ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
@@ -196,23 +186,23 @@ def sampler(
         store,
         LogView(
             gamma=s.gamma,
-            window=window,
-            next_action="next_action" in reads,
-            return_to_go="return_to_go" in reads,
-            return_gamma=return_gamma,
-            return_bootstrap=return_bootstrap,
-            extras=tuple(name for name in reads if name not in ("next_action", "return_to_go")),
+            window=need.window,
+            next_action="next_action" in need.extras,
+            return_to_go="return_to_go" in need.extras,
+            return_gamma=need.return_gamma,
+            return_bootstrap=need.return_bootstrap,
+            extras=tuple(name for name in need.extras if name not in ("next_action", "return_to_go")),
             reward_scale=scale,
             reward_bias=bias,
             action_clip=1.0 if s.action_clip else None,
         ),
         seed=seed,
-        seeds=seeds,
+        seeds=need.seeds,
         episodes=episodes,
-        keys=keys,
+        keys=need.keys,
         derived={
             **({} if reader is None else {FEATURES: features(store, reader)}),
-            **({} if progress is None else {"progress": _progress(store, progress)}),
+            **({} if need.progress is None else {"progress": _progress(store, need.progress)}),
         },
     )
     if reader is not None:

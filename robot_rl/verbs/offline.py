@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from robot_rl.types import IOSpec, Learner, Metrics
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer, logs, ope
 from robot_rl.verbs.build import (
+    EnvMaker,
     begin,
     env_factory,
     learner_factory,
@@ -143,7 +144,6 @@ class OfflineJob:
         make_learner: Callable[[Any], Any],
         make_tracker: Callable[[str, int | None], Many],
         config: str,
-        env_name: str = "",
         judges: Judges | None = None,
         resume: bool = False,
     ) -> None:
@@ -152,11 +152,11 @@ class OfflineJob:
         Args:
             settings: numbers of the run.
             folder: the run folder; a new run takes the next free name if it is a run's already.
-            make_env: (num_envs, seed, render) -> vector environment to evaluate in, or None.
+            make_env: (num_envs, seed, render) -> vector environment to evaluate in, or None; an `EnvMaker` tells a name
+                that may have a reference score.
             make_learner: (io) -> learner.
             make_tracker: (folder, resume step or None) -> tracker.
             config: the composed configuration as YAML text.
-            env_name: a name of the environment that may have a reference score.
             judges: what estimates the policy's value at the end, or None for no estimate.
             resume: continue from the newest checkpoint in `folder`.
 
@@ -186,17 +186,9 @@ class OfflineJob:
                 f"{type(self.learner).__name__} replays a run's own steps under goals that it reached, and a log does "
                 "not say what they earn there; use policy=offline/goal_bc, or robot-rl train"
             )
-        options: dict[str, Any] = {
-            "reads": need.extras,
-            "window": need.window,
-            "return_gamma": need.return_gamma,
-            "return_bootstrap": need.return_bootstrap,
-            "reader": self.learner.reader,
-            "keys": need.keys,
-            "progress": need.progress,
-        }
+        reader = self.learner.reader
         reading = settings.model_copy(update={"action_clip": settings.action_clip or bool(scaled)})
-        self.sampler, self.findings = logs.sampler(store, reading, seed=settings.seed, seeds=need.seeds, **options)
+        self.sampler, self.findings = logs.sampler(store, reading, seed=settings.seed, need=need, reader=reader)
         self.findings += scaled
         if not need.rewardless:
             logs.check_rewards(self.sampler)
@@ -210,13 +202,14 @@ class OfflineJob:
             shown, scaled = logs.fit(shown, store.io) if store.io.knows_bounds or shown.io.knows_bounds else (shown, [])
             other = {"data": settings.expert, "top_fraction": 1.0, "action_clip": settings.action_clip or bool(scaled)}
             reading = settings.model_copy(update=other)
-            demos, notes = logs.sampler(shown, reading, seed=settings.seed + 1, **options)
+            alone = replace(need, seeds=1)
+            demos, notes = logs.sampler(shown, reading, seed=settings.seed + 1, need=alone, reader=reader)
             self.findings += [*notes, *scaled]
             self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)
         elif need.expert:
             raise ValueError("this method imitates: add expert=<log of demonstrations> beside data=<log>")
         self.loop = Offline(self.learner, self.source, batch_size=need.rows)
-        self._score = self._find_score(settings.score, (name, env_name))
+        self._score = self._find_score(settings.score, (name, make_env.name if isinstance(make_env, EnvMaker) else ""))
         same = found is None or self._same_log(found)
         if found is None:
             self.learner.prepare(logs.facts(self.sampler))
@@ -245,7 +238,7 @@ class OfflineJob:
         """What a checkpoint holds."""
         return Parts(
             {"learner": self.learner, "loop": self.loop, "sampler": self.source},
-            policy=self.learner.policy,  # type: ignore[arg-type]
+            policy=self.learner.policy,
             io=self.io,
             facts={
                 "seed": self.settings.seed,
@@ -377,7 +370,6 @@ def offline_job(cfg: DictConfig, folder: Path) -> OfflineJob:
         make_learner=learner_factory(cfg),
         make_tracker=tracker_factory(cfg),
         config=saved_config(cfg),
-        env_name=str(cfg.id or ""),
         judges=judges,
         resume=cfg.resume is not None,
     )

@@ -59,7 +59,7 @@ def judge(
     """
     if set(io.obs) != {"state"}:
         return None, f"the estimators read vector observations named state, this log has {', '.join(sorted(io.obs))}"
-    plain = {name: getattr(settings, name) for name in LogSettings.model_fields}
+    plain = settings.model_dump(include=set(LogSettings.model_fields))
     plain["top_fraction"] = 1.0  # value and support are those of all data, whichever episodes were learnt from
     numbers = ope.OpeSettings(
         **plain, seed=seed, methods=("fqe",), updates=updates, behaviour_updates=min(_BEHAVIOUR, max(updates, 1))

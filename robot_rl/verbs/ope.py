@@ -180,7 +180,7 @@ def run(
     store, scaled = read(s, io, alike)
     if scaled:
         s = s.model_copy(update={"action_clip": True})
-    plain = LogSettings(**{name: getattr(s, name) for name in LogSettings.model_fields})
+    plain = LogSettings(**s.model_dump(include=set(LogSettings.model_fields)))
     data, notes = logs.sampler(store, plain, seed=s.seed)
     notes += scaled
     logs.check_rewards(data)

@@ -179,7 +179,7 @@ class PreferenceJob(ABC):
             self._states: dict[str, Any] = {"learner": self.model, "loop": self}
             self._run = Run(
                 claim,
-                Schedule(self._rounds * s.updates, log_every=50, keep_checkpoints=1, unit="update"),
+                Schedule(total=self._rounds * s.updates, log_every=50, keep_checkpoints=1, unit="update"),
                 Parts(self._states, facts=self._facts),
                 count=lambda: self._fit.updates,
                 config=config,

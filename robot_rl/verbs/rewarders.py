@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from omegaconf import DictConfig
 from robot_rl import build, checkpoint
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.verbs import critic_reference
-from robot_rl.verbs.build import env_factory
+from robot_rl.verbs.build import EnvMaker, env_factory
 from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
 
 
-def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
-    """`env_factory`, with the reward of `rewarder=` where one is chosen; `.plain` makes it without, for evaluation."""
+def rewarded_factory(cfg: DictConfig) -> EnvMaker:
+    """`env_factory`, with the reward of `rewarder=` where one is chosen; its `plain` makes it without."""
     without = env_factory(cfg)
     if cfg.get("rewarder") is None:
         return without
@@ -48,14 +48,11 @@ def rewarded_factory(cfg: DictConfig) -> Callable[[int, int, bool], Any]:
         reward = build.make("rewarder", options, judge, gamma=float(cfg.gamma))
         return Rewarded(env, reward, camera=camera, hide=hide, instruction=reward.instruction, audit=audit())
 
-    make.plain = without  # type: ignore[attr-defined]
-    return make
+    return replace(without, make=make)
 
 
-def watched_factory(
-    cfg: DictConfig, options: dict[str, Any], without: Callable[[int, int, bool], Any]
-) -> Callable[[int, int, bool], Any]:
-    """(num_envs, seed, render) -> environment with the reward of `options`; `.plain` makes it without."""
+def watched_factory(cfg: DictConfig, options: dict[str, Any], without: EnvMaker) -> EnvMaker:
+    """The same with the reward of `options`."""
     found: list[float] = []
     build.make("rewarder", options, seed=cfg.seed)  # what is wrong with the options is said before anything is built
 
@@ -79,8 +76,7 @@ def watched_factory(
             reward.z_max = found[0]
         return Watched(env, reward, hide=tuple(f"image.{camera}" for camera in new))
 
-    make.plain = without  # type: ignore[attr-defined]
-    return make
+    return replace(without, make=make)
 
 
 def random_pictures(env: Any, camera: str, steps: int, seed: int) -> np.ndarray:

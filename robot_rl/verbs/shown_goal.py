@@ -12,28 +12,29 @@ from robot_rl.verbs.logs import open_log
 def make(
     num_envs: int,
     seed: int = 0,
+    device: str = "cpu",
     *,
     inner: Callable[..., Any],
     goals: str,
     goal_camera: str = "front",
     mismatched: bool = False,
-    **options: Any,
+    render_mode: str | None = None,
 ) -> ShownGoal:
-    """`inner(num_envs, seed, **options)` that shows pictures out of the log `goals`.
+    """`inner(num_envs, seed, device, render_mode)` that shows pictures out of the log `goals`.
 
     Args:
         num_envs: copies.
         seed: of starts and of the choice of pictures.
+        device: of the environment that is shown.
         inner: makes the environment; it says sentences and has the goal's camera.
         goals: a log of successes in other scenes.
         goal_camera: whose pictures are goals.
         mismatched: show another goal than the one that counts, for comparison.
-        options: of `inner`.
+        render_mode: of the environment that is shown.
 
     Raises:
         ValueError: see `ShownGoal` and `gallery`.
     """
     pictures = gallery(open_log(goals), goal_camera)
-    return ShownGoal(
-        inner(num_envs=num_envs, seed=seed, **options), pictures, camera=goal_camera, mismatched=mismatched, seed=seed
-    )
+    env = inner(num_envs=num_envs, seed=seed, device=device, render_mode=render_mode)
+    return ShownGoal(env, pictures, camera=goal_camera, mismatched=mismatched, seed=seed)

@@ -31,10 +31,11 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Learner, OwnLoop, Seen
+from robot_rl.types import Learner, Needs, OwnLoop, Seen
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
-from robot_rl.verbs.collect_episodes import ExpertPolicy, keep_steps
+from robot_rl.verbs.build import EnvMaker
+from robot_rl.verbs.collect_episodes import ExpertPolicy, KeepOptions, keep_steps
 from robot_rl.verbs.contract import check_learner
 from robot_rl.verbs.logs import ActionMeaning, LogSettings
 from robot_rl.verbs.replay import make_replay
@@ -128,7 +129,7 @@ def refuse_idle(settings: TrainSettings, learner: Learner[Any, Any]) -> None:
     """
     need = learner.need
     feeds = need.then if settings.init is not None and need.then else need.feeds
-    set_ = [name for name, item in TrainSettings.model_fields.items() if getattr(settings, name) != item.default]
+    set_ = [name for name, value in settings if value != type(settings).model_fields[name].default]
     idle = [name for name in set_ if name in REPLAYED]
     if idle and feeds in ("rollout", "stale_rollout", "device_rollout", "environment"):
         raise ValueError(
@@ -175,7 +176,8 @@ class TrainJob:
         """
         s = self.settings = settings
         self.make_env, self._make_actor = make_env, make_actor or make_learner
-        self._plain = getattr(make_env, "plain", make_env)  # judged by the simulator, whatever paid in training
+        # judged by the simulator, whatever paid in training
+        self._plain = make_env.plain if isinstance(make_env, EnvMaker) else make_env
         self.cluster: Cluster | None = None
         if resume:
             checkpoint.find(folder)
@@ -222,7 +224,7 @@ class TrainJob:
         return Parts(
             states,
             stores={} if self.buffer is None else {"buffer": self.buffer},
-            policy=self.learner.policy,  # type: ignore[arg-type]
+            policy=self.learner.policy,
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
             seen=self._seen,
@@ -379,7 +381,7 @@ class TrainJob:
             reward_bias=reward["bias"],
             action_clip=True,
         )
-        data, more = logs.sampler(store, settings, seed=s.seed + 1, window=self._window)
+        data, more = logs.sampler(store, settings, seed=s.seed + 1, need=Needs(window=self._window))
         self.notes = [f"the log beside the run: {line}" for line in (*notes, *more)]
         own = Rescaled(self.buffer, scale=reward["scale"], bias=reward["bias"])
         return Mix({"online": (own, 1.0 - s.log_share), "log": (data, s.log_share)}, seed=s.seed)
@@ -400,10 +402,10 @@ class TrainJob:
         s = self.settings
         env = self.make_env(min(s.demos, 16), s.seed + 77_777, False)
         expert = ExpertPolicy(env)
-        episodes = keep_steps(env, expert, episodes=s.demos, seed=s.seed + 77_777, only_success=True)
+        episodes = keep_steps(env, expert, KeepOptions(episodes=s.demos, only_success=True), seed=s.seed + 77_777)
         rows = sum(len(episode) for episode in episodes)
         options = {"n_step": s.n_step, "gamma": s.gamma, "window": self._window, "seed": s.seed + 1}
-        buffer = ReplayBuffer(env.io, rows + 1, **options)  # type: ignore[arg-type]
+        buffer = ReplayBuffer(env.io, rows + 1, **options)
         for episode in episodes:
             buffer.add_episode(episode)
         env.close()

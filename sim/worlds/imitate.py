@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import numpy as np
@@ -19,12 +17,50 @@ from robot_rl.sim.arrays import constant
 from robot_rl.sim.motion_reward import Motion
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
-from robot_rl.types.options import Interval, NotNegative, Positive, Whole
+from robot_rl.types.options import Interval, NotNegative, Options, Positive, Whole
 
-STARTS = ("clip", "first", "rest")
-REWARDS = ("additive", "product")
-SEES = ("phase", "reference")
 _GROUND = "floor"
+
+
+class ImitateOptions(Options):
+    """What is imitated, and how likeness is paid."""
+
+    clip: str = "hopper"
+    """Recording, see `motion_clip`; "hopper" is one cycle of a hop (2.9 m/s) that comes with the package."""
+    model: str = "hopper"
+    """"hopper", "walker2d", "half_cheetah" or "ant" of the installed gymnasium."""
+    control_hz: Positive = 62.5
+    """Decisions per second; the clip is resampled to it."""
+    seconds: Positive = 8.0
+    """Length of an episode."""
+    start: Literal["clip", "first", "rest"] = "clip"
+    """Where episodes start: any frame of the reference, velocities too; its first frame; or the model's rest pose, at
+    the first frame's phase."""
+    noise: NotNegative = 0.005
+    """Half width of the uniform noise [rad, m] on the positions of a start."""
+    sees: Literal["phase", "reference"] = "phase"
+    """What the state says of the reference."""
+    reward: Literal["additive", "product"] = "additive"
+    """DeepMimic's, or SkillMimic's factor of the body."""
+    effector: Literal["sum", "mean"] = "sum"
+    """Of the end effectors' squared errors."""
+    pose_scale: Positive | None = None
+    """How fast the additive reward's pose part falls with the mean squared error of the joints; null is the source's
+    2/15 per joint, made for 15 joints."""
+    touch: tuple[str, ...] = ("torso",)
+    """Bodies that must not touch the ground."""
+    max_tilt: Positive | None = math.pi / 2
+    """[rad], null for no bound."""
+    max_lag: NotNegative | None = None
+    """[m], null for no bound."""
+    episode: Whole = 0
+    """Of the recording."""
+    clip_start: NotNegative = 1.0
+    """[s] of the recording to leave out; not read where the clip is a cycle already, like the next two."""
+    clip_seconds: Positive | None = None
+    """How much of it to use, null: all."""
+    period: Interval | None = (0.25, 1.5)
+    """[shortest, longest] cycle [s] to look for; null: no cycle, the clip ends."""
 
 
 class Imitate:
@@ -38,25 +74,7 @@ class Imitate:
     frame of a clip that is no cycle. Success: the full episode without a fall.
 
     Args:
-        clip: recording, see `motion_clip`; "hopper" is one cycle of a hop (2.9 m/s) that comes with the package.
-        model: "hopper", "walker2d", "half_cheetah" or "ant" of the installed gymnasium.
-        control_hz: decisions per second; the clip is resampled to it.
-        seconds: length of an episode.
-        start: where episodes start: "clip" (any frame of the reference, velocities too), "first" (its first frame) or
-            "rest" (the model's rest pose, at the first frame's phase).
-        noise: half width of the uniform noise [rad, m] on the positions of a start.
-        sees: "phase" or "reference".
-        reward: "additive" (DeepMimic) or "product" (SkillMimic's factor of the body).
-        effector: "sum" or "mean" of the end effectors' squared errors.
-        pose_scale: how fast the additive reward's pose part falls with the mean squared error of the joints; None is
-            the source's 2/15 per joint, made for 15 joints.
-        touch: bodies that must not touch the ground.
-        max_tilt: [rad], None for no bound.
-        max_lag: [m], None for no bound.
-        episode: of the recording.
-        clip_start: [s] of the recording to leave out; not read where the clip is a cycle already, like the next two.
-        clip_seconds: how much of it to use, None: all.
-        period: [shortest, longest] cycle [s] to look for; None: no cycle, the clip ends.
+        options: what is imitated, and how likeness is paid.
 
     Raises:
         ValueError: an option or the recording does not fit.
@@ -69,47 +87,16 @@ class Imitate:
     name = "imitate"
     cameras: tuple[str, ...] = ("track",)
 
-    def __init__(
-        self,
-        clip: str = "hopper",
-        *,
-        model: str = "hopper",
-        control_hz: Positive = 62.5,
-        seconds: Positive = 8.0,
-        start: str = "clip",
-        noise: NotNegative = 0.005,
-        sees: str = "phase",
-        reward: str = "additive",
-        effector: str = "sum",
-        pose_scale: Positive | None = None,
-        touch: Sequence[str] = ("torso",),
-        max_tilt: Positive | None = math.pi / 2,
-        max_lag: NotNegative | None = None,
-        episode: Whole = 0,
-        clip_start: NotNegative = 1.0,
-        clip_seconds: Positive | None = None,
-        period: Interval | None = (0.25, 1.5),
-    ) -> None:
-        for label, value, known in (
-            ("start", start, STARTS),
-            ("reward", reward, REWARDS),
-            ("sees", sees, SEES),
-            ("effector", effector, ("sum", "mean")),
-        ):
-            if value not in known:
-                raise ValueError(f"{label} is '{value}', expected one of {known}")
-        if control_hz <= 0 or seconds * control_hz < 1 or noise < 0:
-            raise ValueError(
-                f"control_hz, seconds, noise are {control_hz}, {seconds}, {noise}; expected > 0, > 0, >= 0"
-            )
-        self.control_hz, self.episode_steps = float(control_hz), round(seconds * control_hz)
-        self._start, self._noise, self._sees, self._how, self._effector = start, noise, sees, reward, effector
-        self._max_tilt, self._max_lag = max_tilt, max_lag
-        self._load(model, tuple(touch))
-        self._reference(clip, episode, clip_start, clip_seconds, period)
+    def __init__(self, options: ImitateOptions) -> None:
+        self.o, o = options, options
+        self.control_hz, self.episode_steps = o.control_hz, round(o.seconds * o.control_hz)
+        if self.episode_steps < 1:
+            raise ValueError(f"{o.seconds} seconds at control_hz={o.control_hz} are no step; expected at least one")
+        self._load(o.model, o.touch)
+        self._reference()
         self._scale = motion_reward.scales(self._joints)
-        if pose_scale is not None:
-            self._scale["pose"] = float(pose_scale)
+        if o.pose_scale is not None:
+            self._scale["pose"] = o.pose_scale
 
     def _load(self, model: str, touch: tuple[str, ...]) -> None:
         """The model with the sensors that are compared, and what follows from it."""
@@ -160,18 +147,14 @@ class Imitate:
         # of each motor: which hinge it drives
         self._driven = [int(made.jnt_qposadr[j]) - self._position for j in drives]
 
-    def _reference(
-        self, path: str, episode: int, begin: float, seconds: float | None, period: Sequence[float] | None
-    ) -> None:
-        clip = motion_clip.read(path, self._model, actions=len(self.action_names), episode=episode)
-        if clip.loop:
-            period = None
-        else:
-            clip = motion_clip.section(clip, begin, seconds)
-        if period is not None:
-            if len(period) != 2:
-                raise ValueError(f"period is {list(period)}, expected [shortest, longest] in seconds, or null")
-            clip = motion_clip.cycle(clip, period[0], period[1], self._ground)
+    def _reference(self) -> None:
+        """The recording as a clip at the rate of control, and what its frames look like to the reward."""
+        o = self.o
+        clip = motion_clip.read(o.clip, self._model, actions=len(self.action_names), episode=o.episode)
+        if not clip.loop:
+            clip = motion_clip.section(clip, o.clip_start, o.clip_seconds)
+            if o.period is not None:
+                clip = motion_clip.cycle(clip, *o.period, self._ground)
         clip = motion_clip.resample(clip, self.control_hz)
         qpos = clip.qpos.copy()
         if self._free:
@@ -195,7 +178,7 @@ class Imitate:
         seen = [f"qpos[{i}]" for i in range(self._ground, self._model.nq - joints)] + names
         seen += [f"qvel[{i}]/10" for i in range(self._model.nv)]
         seen += [f"lead_{axis}" for axis in "xy"[: self._ground]]
-        if self._sees == "phase":
+        if self.o.sees == "phase":
             seen += ["sin_phase", "cos_phase"]
         else:
             seen += [
@@ -214,14 +197,14 @@ class Imitate:
             Initial states; task "frame": (n,) int64, the reference's frame at the start, "likeness": (n,) the reward
             and "fallen": (n,) bool of the present step.
         """
-        chance, noise = draw.uniform(1), draw.uniform(self._model.nq, low=-self._noise, high=self._noise)
+        chance, noise = draw.uniform(1), draw.uniform(self._model.nq, low=-self.o.noise, high=self.o.noise)
         # a clip that ends is started early enough to have a step left
         last = self._frames if self.clip.loop else self._frames - 1
         frame = xp.astype(xp.clip(xp.floor(chance[:, 0] * last), 0, last - 1), xp.int64)
-        if self._start != "clip":
+        if self.o.start != "clip":
             frame = xp.zeros_like(frame)
         qpos, qvel = constant(self._qpos, noise)[frame], constant(self.clip.qvel, noise)[frame]
-        if self._start == "rest":
+        if self.o.start == "rest":
             qpos, qvel = xp.zeros_like(qpos) + constant(self._rest, noise)[None, :], xp.zeros_like(qvel)
         mask = np.ones(self._model.nq)
         mask[3 : 7 if self._free else 3] = 0.0  # a quaternion stays of unit length
@@ -238,10 +221,10 @@ class Imitate:
         """Compare with the reference, once for reward, end and success."""
         xp = view.xp
         now, wanted = self._pair(view)
-        if self._how == "product":
+        if self.o.reward == "product":
             likeness = motion_reward.product(now, wanted, xp)
         else:
-            found = motion_reward.errors(now, wanted, xp, effector=self._effector)
+            found = motion_reward.errors(now, wanted, xp, effector=self.o.effector)
             likeness = motion_reward.additive(found, self._scale, xp)
         fallen = self._fallen(view, now, wanted)
         view.task["fallen"] = fallen
@@ -255,7 +238,7 @@ class Imitate:
         place = self._moved(self._place(frame, view), cycles, view)
         lead = view.qpos[:, : self._ground] - place[:, : self._ground]
         parts = [view.qpos[:, self._ground :], view.qvel / 10.0, lead]
-        if self._sees == "phase":
+        if self.o.sees == "phase":
             turn = 2.0 * math.pi * xp.astype(frame, view.qpos.dtype) / self._frames
             if not self.clip.loop:  # half a turn: the end of a clip is not its beginning
                 turn = turn / 2.0
@@ -276,7 +259,7 @@ class Imitate:
 
     def errors(self, view: View) -> dict[str, Array]:
         """name -> (N,), the parts of the additive reward before their exponentials."""
-        return motion_reward.errors(*self._pair(view), view.xp, effector=self._effector)
+        return motion_reward.errors(*self._pair(view), view.xp, effector=self.o.effector)
 
     def terminated(self, view: View) -> Array:
         """A fall, or the end of a clip that is no cycle."""
@@ -296,7 +279,7 @@ class Imitate:
         It replays more than it balances: bodies that can fall do so within seconds.
         """
         xp = array_namespace(state)
-        if self._sees == "phase":
+        if self.o.sees == "phase":
             turn = xp.atan2(state[:, -2], state[:, -1]) / (2.0 * math.pi) * (1.0 if self.clip.loop else 2.0)
             frame = xp.astype(xp.round((turn - xp.floor(turn)) * self._frames), xp.int64) % self._frames
             first = self._position - self._ground
@@ -328,7 +311,7 @@ class Imitate:
 
     def _pair(self, view: View) -> tuple[Motion, Motion]:
         frame, cycles = self._now(view)
-        found = {f.name: constant(getattr(self._wanted, f.name), view.qpos)[frame] for f in fields(Motion)}
+        found = {name: constant(value, view.qpos)[frame] for name, value in vars(self._wanted).items()}
         found["place"] = self._moved(found["place"], cycles, view)
         return self._motion(view.xp, view.qpos, view.qvel, view.sensors), Motion(**found)
 
@@ -357,8 +340,8 @@ class Imitate:
         fallen = xp.zeros(view.qpos.shape[0], dtype=xp.bool)
         for name in self._touch:
             fallen = fallen | (view.sensors[f"gap_{name}"][:, 0] <= 0.0)
-        if self._max_tilt is not None:
-            fallen = fallen | (motion_reward.angle_between(now.turn, wanted.turn, xp) > self._max_tilt)
-        if self._max_lag is not None:
-            fallen = fallen | (xp.sum((now.place - wanted.place) ** 2, axis=1) > self._max_lag**2)
+        if self.o.max_tilt is not None:
+            fallen = fallen | (motion_reward.angle_between(now.turn, wanted.turn, xp) > self.o.max_tilt)
+        if self.o.max_lag is not None:
+            fallen = fallen | (xp.sum((now.place - wanted.place) ** 2, axis=1) > self.o.max_lag**2)
         return fallen

@@ -7,13 +7,16 @@ from typing import Any, ClassVar
 
 import array_api_compat
 
-from robot_rl.sim.arm import Arm, norm, scene, span
+from robot_rl.sim.arm import Arm, ArmOptions, norm, scene, span
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
 from robot_rl.types.options import Positive
 
 _LOW, _HIGH = (0.30, -0.22, 0.006), (0.60, 0.22, 0.24)
+_ARM = ArmOptions(
+    low=_LOW, high=_HIGH, yaw=True, speed=0.1, turn_speed=1.0, joint_speed=0.6, leash=0.02, site="peg_end"
+)
 CLEARANCE = 0.001
 """Metres between peg and hole on each side when the peg is centred."""
 DEPTH = 0.03
@@ -86,21 +89,7 @@ class Insert:
     ) -> None:
         if reward not in ("dense", "sparse"):
             raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
-        self._arm = arm = Arm(
-            action=action,
-            control_hz=control_hz,
-            low=_LOW,
-            high=_HIGH,
-            gripper=False,
-            yaw=True,
-            speed=0.1,
-            turn_speed=1.0,
-            joint_speed=0.6,
-            leash=0.02,
-            model=self.mjcf(),
-            site="peg_end",
-            start_pose=start_pose,
-        )
+        self._arm = arm = Arm(_ARM, action=action, control_hz=control_hz, model=self.mjcf(), start_pose=start_pose)
         self._dense = reward == "dense"
         self._terminate = terminate_on_success
         self.control_hz = arm.control_hz

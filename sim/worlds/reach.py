@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import array_api_compat
 
-from robot_rl.sim.arm import STROKE, Arm, marker, norm, scene, span
+from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View, WorldGoals
 from robot_rl.types import Array, Goals
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from robot_rl.sim.card_arm import CardArm
 
 _LOW, _HIGH = (0.28, -0.22, 0.02), (0.58, 0.22, 0.34)
+_ARM = ArmOptions(low=_LOW, high=_HIGH)
 _AIM = Aim(middle=(0.43, 0.0, 0.18), fovy=34.0)
 _DISTANCE = 0.1  # metres per unit of the vector in the state
 
@@ -56,7 +57,7 @@ class Reach:
             raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
         self._robot: CardArm | None = None
         if robot is None:
-            arm = Arm(action=action, control_hz=control_hz, low=_LOW, high=_HIGH, gripper=False, start_pose=start_pose)
+            arm = Arm(_ARM, action=action, control_hz=control_hz, start_pose=start_pose)
         else:
             from robot_rl.sim.card_arm import CardArm  # loads MuJoCo, which other engines do without
 

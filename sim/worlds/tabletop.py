@@ -131,7 +131,6 @@ class Tabletop:
     name: str = "tabletop"
     cameras: tuple[str, ...] = ("front", "top")
     markers: ClassVar[dict[str, str]] = {f"plate_{name}": f"plate_{name}" for name in PLATES}
-    goals = GOALS
     task_names: tuple[str, ...] = tuple(f"{BLOCKS[i]} block on {PLATES[j]} plate" for i, j in GOALS)
     """What "task" in the info counts."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, HALF, PLATES, STROKE, Tabletop
@@ -82,7 +83,7 @@ class TabletopClips:
             raise ValueError(f"kinds are {unknown or 'empty'}, expected some of {', '.join(KINDS)}")
         world = _Watched()
         count = len(kinds)
-        env = make(count, seed, world=world, num_threads=self.num_threads)
+        env = make(count, seed, world=world, options=EngineOptions(num_threads=self.num_threads))
         obs, _ = env.reset(seed=seed)
         view = world.view
         scripts = [_Script(kind, np.random.default_rng([seed, i]), i, view) for i, kind in enumerate(kinds)]

@@ -12,6 +12,7 @@ import torch
 from robot_rl.chunks import (
     DelayedPolicy,
     DelayEstimate,
+    DelayOptions,
     Execution,
     Horizons,
     LatencyModel,
@@ -49,7 +50,8 @@ class Clock:
 def player(way: str, latency: LatencyModel, h: int = 8, k: int = 4, **options: Any) -> tuple[DelayedPolicy, Clock]:
     clock = Clock(h)
     idle = np.array([0.0, np.nan], np.float32)
-    return DelayedPolicy(IO, clock, Horizons(h, k, k), latency, compensation=way, idle=idle, **options), clock
+    how = DelayOptions(compensation=way, **options)  # pyright: ignore[reportArgumentType]
+    return DelayedPolicy(IO, clock, Horizons(h, k, k), latency, how, idle=idle), clock
 
 
 def test_moves_lead_back_to_the_path_that_was_planned() -> None:
@@ -68,9 +70,8 @@ def test_moves_lead_back_to_the_path_that_was_planned() -> None:
     for reanchor in (True, False):
         place, made = 0.0, Horizons(8, 4, 4)
         idle = np.array([0.0, np.nan], np.float32)
-        acting = DelayedPolicy(
-            IO, Homing(), made, LatencyModel("trace", trace_ms=[300, 100, 200]), idle=idle, reanchor=reanchor
-        )
+        slow = LatencyModel("trace", trace_ms=[300, 100, 200])
+        acting = DelayedPolicy(IO, Homing(), made, slow, DelayOptions(reanchor=reanchor), idle=idle)
         for _ in range(30):
             place += float(acting.act({"state": np.full((1, 1), place, np.float32)}).value[0, 0])
         ends[reanchor] = place
@@ -234,7 +235,7 @@ def test_bad_latency_is_refused(kind: str, options: dict[str, Any], message: str
 
 
 def test_bad_options_of_the_player_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected one of queue, rtc, naive, wait"):
+    with pytest.raises(ValueError, match=r"compensation is .hope., expected one of queue, naive, wait or rtc"):
         player("hope", LatencyModel())
     with pytest.raises(ValueError, match="one number for each action"):
         Execution(Horizons(2, 2, 2), 3, idle=np.zeros(2))

@@ -59,7 +59,7 @@ def test_session_refuses_a_row_that_saw_a_picture_that_is_not_there(tmp_path) ->
 
 def test_session_is_read_by_the_d4rl_reader(tmp_path) -> None:
     path = session.write(tmp_path / "a.hdf5", table(), {})
-    episode = d4rl.read(path, infos=True).episodes[0]
+    episode = d4rl.read(path, d4rl.D4rlOptions(infos=True)).episodes[0]
     assert episode.truncated
     assert not episode.terminated
     np.testing.assert_array_equal(episode.obs["state"][-1], [10.0, 11.0])

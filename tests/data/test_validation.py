@@ -153,7 +153,7 @@ def test_no_boundary_at_all_names_the_option(tmp_path: Path) -> None:
     found(path, "no episode ends in this file: read as one cut recording; give episode_length", 1)
     path = mine(tmp_path, timeouts=None)
     found(path, "marks no episode's end .*600 rows.*; give episode_length=<steps>", 2)
-    assert len(d4rl.read(path, episode_length=200).episodes) == 3
+    assert len(d4rl.read(path, d4rl.D4rlOptions(episode_length=200)).episodes) == 3
     pen = mine(tmp_path, "pen-human-v0.hdf5", timeouts=np.zeros(600, bool))
     found(pen, "marks no episode's end in 600 rows, but episodes have at most 100 steps", 2)
 

@@ -18,11 +18,12 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
+from robot_rl.human.session import Helpers, Records
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed
 
 pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
-from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.devices.teleop import Frame
 
 DEADMAN_MS = 400.0  # generous: the machine that runs the tests is busy
@@ -45,7 +46,7 @@ class Session:
         self, folder, token="t0ken", deadman_ms=DEADMAN_MS, mode="deadman", options=None, run=None, env=None, **more
     ):
         self.env = env or Stage(steps=10_000)
-        self.human = BrowserTeleop(self.env.io, port=0, token=token, announce=False, **more)
+        self.human = BrowserTeleop(BrowserOptions(port=0, token=token, **more), self.env.io, announce=False)
         self.pilot = simulated(self.env, self.human, takeover={"device_timeout_ms": deadman_ms, "mode": mode})
         self.drivers: list[tuple[float, str, float]] = []
         drive = self.pilot.drive
@@ -61,13 +62,11 @@ class Session:
             self.env,
             Fixed(self.env.io, 0.0),
             self.pilot,
-            log=HilLog(folder, self.env.io),
-            memory=memory,
-            sampler=Mix({"online": (memory.views["online"], 1.0)}),
-            rules=EpisodeRules(),
+            Records(
+                HilLog(folder, self.env.io), memory, Mix({"online": (memory.views["online"], 1.0)}), EpisodeRules()
+            ),
             options=options or SessionOptions(task_reward="labels"),
-            batch_size=8,
-            frame=lambda _: Frame(self.env.render()[0], time.monotonic()),
+            helpers=Helpers(frame=lambda _: Frame(self.env.render()[0], time.monotonic())),
         )
         self.memory = memory
         run = run or (lambda loop: loop.run(10**6, lambda *_: False))

@@ -15,8 +15,8 @@ import urllib.request
 import numpy as np
 import pytest
 
-from robot_rl.human.console.server import ConsoleServer
-from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.console.server import ConsoleServer, ServeOptions
+from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from tests.human.console_stage import DEADMAN_MS, Page, Session, chromium, processes_of
 from tests.human.line_world import LineEnv
 
@@ -102,9 +102,10 @@ def test_browser_drives_labels_is_lost_and_comes_back(session, tmp_path):
         session.until(lambda: session.pilot.driver == "POLICY")
 
 
-def server(**options):
+def server(now=time.monotonic, replay=None, **options):
     got: list[dict] = []
-    made = ConsoleServer(got.append, lambda: got.append({"type": "left"}), port=0, token="secret", **options)
+    where = ServeOptions(port=0, token="secret", **options)
+    made = ConsoleServer(got.append, lambda: got.append({"type": "left"}), where, now=now, replay=replay)
     return made, got
 
 
@@ -199,7 +200,7 @@ def test_every_page_learns_the_clock_of_the_robot_and_when_a_picture_was_taken()
 
 
 def test_nonsense_from_the_wire_is_refused_and_harmless():
-    human = BrowserTeleop(LineEnv().io, port=0, token="secret", announce=False)
+    human = BrowserTeleop(BrowserOptions(port=0, token="secret"), LineEnv().io, announce=False)
     try:
         with connect(human.server) as socket:
             for bad in ("no json", "[1]", '{"type": "input", "seq": "x"}', '{"type": "press", "kind": "fly"}', "{}"):
@@ -227,7 +228,7 @@ def test_nonsense_from_the_wire_is_refused_and_harmless():
 
 def test_open_address_without_tls_is_refused():
     with pytest.raises(ValueError, match="TLS"):
-        ConsoleServer(lambda _: None, lambda: None, host="0.0.0.0")
+        ConsoleServer(lambda _: None, lambda: None, ServeOptions(host="0.0.0.0"))
 
 
 def test_console_elsewhere_serves_the_names_it_was_given_and_no_other(tmp_path):
@@ -273,6 +274,6 @@ def test_taken_port_says_so():
     console, _ = server()
     try:
         with pytest.raises(RuntimeError, match="cannot listen"):
-            ConsoleServer(lambda _: None, lambda: None, port=console.port)
+            ConsoleServer(lambda _: None, lambda: None, ServeOptions(port=console.port))
     finally:
         console.close()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.options import SessionOptions
 from tests.human.console_stage import Page, Session, Stage, chromium
 from tests.human.test_console import connect, receive, server
@@ -223,7 +223,7 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
     pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
     from robot_rl.human.pilot import simulated
     from robot_rl.link import LearnerLink, LinkSettings
-    from robot_rl.verbs.hil_job import HilSettings
+    from robot_rl.verbs.hil_job import HilMakers, HilSettings
     from robot_rl.verbs.hil_link import HilActorJob
     from tests.human.test_console_stop import Tracker
     from tests.test_link import free_port
@@ -232,18 +232,15 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
     learner = LearnerLink(LinkSettings(endpoint=endpoint, password="right"), {}, {}) if there else None
 
     def make_pilot(env, person):
-        human = BrowserTeleop(env.io, port=0, token="t0ken", announce=False) if person else None
+        human = BrowserTeleop(BrowserOptions(port=0, token="t0ken"), env.io, announce=False) if person else None
         return simulated(env, human, takeover={"device_timeout_ms": PATIENT_MS})
 
     job = HilActorJob(
         HilSettings(total_steps=100, demos=0, demo_share=0.0),
         tmp_path / "run",
+        HilMakers(lambda *_: Stage(), lambda io: Fixed(io, 0.5), make_pilot, lambda *_: Tracker()),
         link=LinkSettings(endpoint=endpoint, password="wrong", patience_s=1.0),
         policy={},
-        make_env=lambda *_: Stage(),
-        make_learner=lambda io: Fixed(io, 0.5),
-        make_pilot=make_pilot,
-        make_tracker=lambda *_: Tracker(),
         config="",
     )
 

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from robot_rl.human.attended import AttendedTrials
-from robot_rl.human.devices.browser import BrowserTeleop
+from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.pilot import simulated
 from robot_rl.human.waiting import meanwhile
-from robot_rl.verbs.hil_job import HilJob, HilSettings
+from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 from tests.human.test_console import connect, receive, server
 from tests.human.test_loop import Fixed
@@ -44,18 +44,14 @@ class JobSession:
             return made[-1]
 
         def make_pilot(env, person):
-            human = BrowserTeleop(env.io, port=0, token="t0ken", announce=False) if person else None
+            human = BrowserTeleop(BrowserOptions(port=0, token="t0ken"), env.io, announce=False) if person else None
             return simulated(env, human, takeover={"device_timeout_ms": PATIENT_MS})
 
-        make_pilot.pictures = True  # pyright: ignore[reportFunctionMemberAccess]
         self.envs, self.tracker = made, Tracker()
         self.job = HilJob(
             HilSettings(**{"demos": 0, "demo_share": 0.0, "checkpoint_every": 0, **settings}),
             folder,
-            make_env=make_env,
-            make_learner=lambda io: Fixed(io, 0.0),
-            make_pilot=make_pilot,
-            make_tracker=lambda *_: self.tracker,
+            HilMakers(make_env, lambda io: Fixed(io, 0.0), make_pilot, lambda *_: self.tracker, pictures=True),
             config="",
         )
         self.loop, self.pilot = self.job.loop, self.job.pilot

@@ -15,6 +15,7 @@ from robot_rl.human.actor import tensors_of
 from robot_rl.human.learner import HilLearner
 from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
+from robot_rl.human.options import SessionOptions
 from robot_rl.human.pieces import Inbox, Outbox
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from tests.human import traces
@@ -85,12 +86,9 @@ def build(folder, wire, *, demos=1, starts=5, per_step=1.0, **more):
         inbox=Inbox(folder, traces.io()),
         memory=memory,
         sampler=mix,
-        batch_size=16,
         rules=EpisodeRules(),
+        options=SessionOptions(learning_starts=starts, updates_per_step=per_step, **more),
         demos=demos,
-        learning_starts=starts,
-        updates_per_step=per_step,
-        **more,
     )
     return loop
 

@@ -21,6 +21,7 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
+from robot_rl.human.session import Records
 from robot_rl.human.stats import EpisodeFacts, HilStats, Trials
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
@@ -92,12 +93,8 @@ def build(folder, human, *, env=None, learner=None, options=None, rules=None, ta
         env,
         learner,
         pilot,
-        log=log,
-        memory=memory,
-        sampler=mix,
-        rules=rules or EpisodeRules(gamma=0.9),
+        Records(log, memory, mix, rules or EpisodeRules(gamma=0.9)),
         options=options or SessionOptions(learning_starts=10),
-        batch_size=learner.need.rows,
         seed=seed,
     )
     return loop

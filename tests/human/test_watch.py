@@ -13,6 +13,7 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
+from robot_rl.human.session import Records
 from robot_rl.human.trials import trials
 from robot_rl.human.watch import Watch
 from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
@@ -46,12 +47,13 @@ def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
                 env,
                 learner,
                 simulated(env, human, takeover={"blend_ticks": 0}),
-                log=HilLog(tmp_path / f"{kind}{seed}", env.io),
-                memory=memory,
-                sampler=Mix({"online": parts["online"]} if kind == "rlif" else parts, seed=seed),
-                rules=EpisodeRules(gamma=0.9, min_span=1),
+                Records(
+                    HilLog(tmp_path / f"{kind}{seed}", env.io),
+                    memory,
+                    Mix({"online": parts["online"]} if kind == "rlif" else parts, seed=seed),
+                    EpisodeRules(gamma=0.9, min_span=1),
+                ),
                 options=SessionOptions(learning_starts=10),
-                batch_size=64,
                 seed=seed,
             )
             loop.run(2400, lambda *_: False)

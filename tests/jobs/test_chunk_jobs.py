@@ -11,7 +11,7 @@ import pytest
 from robot_rl import checkpoint
 from robot_rl.data.store import write_store
 from robot_rl.policies.sequence.qc_fql import QcFql, QcFqlOptions
-from robot_rl.types import Episode, IOSpec
+from robot_rl.types import Episode, IOSpec, Needs
 from robot_rl.verbs import logs, ope
 from robot_rl.verbs.logs import LogSettings
 
@@ -32,7 +32,7 @@ def store_of(folder: Path) -> Any:
 
 def test_log_gives_windows_to_a_learner_of_chunks(tmp_path: Path) -> None:
     learner = QcFql(QcFqlOptions(hidden=(16,), batch_size=16, flow_steps=2, metrics_every=1), IO)
-    data, _ = logs.sampler(store_of(tmp_path), LogSettings(data="x"), seed=0, window=learner.need.window)
+    data, _ = logs.sampler(store_of(tmp_path), LogSettings(data="x"), seed=0, need=Needs(window=learner.need.window))
     learner.prepare(logs.facts(data))
     batches = data.batches(16)
     metrics = [learner.update(batches) for _ in range(5)][-1]

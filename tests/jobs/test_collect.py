@@ -16,16 +16,26 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data import formats
 from robot_rl.data.recorder import Recording
 from robot_rl.policies.offline.bc import Bc, BcOptions
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.sim.worlds.tabletop import BLOCKS, PLATES, Tabletop
 from robot_rl.types import Action, EnvParts, Episode, IOSpec, PolicyParts
-from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, begin_work, episodes_of, keep_steps
+from robot_rl.verbs.collect_episodes import (
+    BesidePictures,
+    ExpertPolicy,
+    KeepOptions,
+    begin_work,
+    episodes_of,
+    keep_steps,
+)
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 
 def test_keep_steps_successful_expert_episodes_only() -> None:
     env = make(4, 0, world=Reach())
-    episodes = keep_steps(env, ExpertPolicy(env), episodes=5, seed=3, only_success=True)
+    episodes = keep_steps(env, ExpertPolicy(env), KeepOptions(episodes=5, only_success=True), seed=3)
     assert len(episodes) == 5
     for episode in episodes:
         assert episode.meta["success"]
@@ -37,7 +47,7 @@ def test_keep_steps_successful_expert_episodes_only() -> None:
 def test_keep_steps_same_seed_same_episodes() -> None:
     def record() -> list:
         env = make(2, 0, world=Reach())
-        return keep_steps(env, ExpertPolicy(env, noise=0.1, seed=1), episodes=2, seed=3)
+        return keep_steps(env, ExpertPolicy(env, noise=0.1, seed=1), KeepOptions(episodes=2), seed=3)
 
     for a, b in zip(record(), record()):
         np.testing.assert_array_equal(a.obs["state"], b.obs["state"])
@@ -48,11 +58,13 @@ def test_keep_steps_per_task_counts_the_tasks_that_are_asked() -> None:
     names = [f"{block} on {plate}" for block, plate in (("red", "yellow"), ("blue", "purple"))]
     env = make(8, 0, world=Tabletop(only=names, layout="fixed", seconds=2.4))
     assert len(env.parts.task_names) == 6
-    kept = keep_steps(env, ExpertPolicy(env), episodes=99, seed=0, only_success=True, per_task=2)
+    kept = keep_steps(env, ExpertPolicy(env), KeepOptions(episodes=99, only_success=True, per_task=2), seed=0)
     counts = np.bincount([int(episode.meta["task"]) for episode in kept], minlength=6)
     assert sorted(counts.tolist()) == [0, 0, 0, 0, 2, 2]
     with pytest.raises(RuntimeError, match=r"not enough for 40 of each task: .* block on .* plate lacks \d+"):
-        keep_steps(env, ExpertPolicy(env), episodes=99, seed=0, only_success=True, per_task=40, max_rounds=1)
+        keep_steps(
+            env, ExpertPolicy(env), KeepOptions(episodes=99, only_success=True, per_task=40), seed=0, max_rounds=1
+        )
 
 
 def test_keep_steps_without_success_gives_up_with_a_count() -> None:
@@ -64,7 +76,7 @@ def test_keep_steps_without_success_gives_up_with_a_count() -> None:
             return type(action)(np.zeros_like(action.value))
 
     with pytest.raises(RuntimeError, match=r"only 0 of \d+ episodes ended in success, wanted 2"):
-        keep_steps(env, Still(env), episodes=2, seed=0, only_success=True, max_rounds=2)
+        keep_steps(env, Still(env), KeepOptions(episodes=2, only_success=True), seed=0, max_rounds=2)
 
 
 def test_short_episodes_are_not_preferred() -> None:
@@ -123,25 +135,27 @@ def test_collect_then_data_info_reads_both_formats(tmp_path: Path, robot_rl) -> 
 def test_sampled_actions_are_stored_with_their_log_density() -> None:
     env = make(4, 0, world=Reach())
     learner = Bc(BcOptions(gaussian=True, hidden=(8,), normalize=False), env.io)
-    episodes = keep_steps(env, learner.policy, episodes=4, seed=0)
+    episodes = keep_steps(env, learner.policy, KeepOptions(episodes=4), seed=0)
     for episode in episodes:
         obs = {"state": torch.from_numpy(episode.obs["state"][:-1])}
         expected = learner.policy.log_prob(obs, torch.from_numpy(episode.action)).detach().numpy()
         np.testing.assert_allclose(episode.meta["columns"]["action_log_probs"], expected, rtol=1e-4, atol=1e-4)
-    plain = keep_steps(env, learner.policy, episodes=1, seed=0, deterministic=True)
+    plain = keep_steps(env, learner.policy, KeepOptions(episodes=1, deterministic=True), seed=0)
     assert "action_log_probs" not in plain[0].meta.get("columns", {})
 
 
 def test_pictures_beside_what_a_policy_reads_are_recorded_and_not_shown_to_it() -> None:
     blind = make(2, 0, world=Tabletop(seconds=0.5))
     learner = Bc(BcOptions(gaussian=True, hidden=(8,), normalize=False), blind.io)
-    filmed = make(2, 0, world=Tabletop(seconds=0.5), cameras=["front"], camera_size=(16, 16))
-    plain = keep_steps(blind, learner.policy, episodes=2, seed=0, deterministic=True)
-    episodes = keep_steps(filmed, BesidePictures(learner.policy, filmed.io), episodes=2, seed=0, deterministic=True)
+    filmed = make(2, 0, world=Tabletop(seconds=0.5), options=EngineOptions(cameras=("front",), camera_size=(16, 16)))
+    plain = keep_steps(blind, learner.policy, KeepOptions(episodes=2, deterministic=True), seed=0)
+    episodes = keep_steps(
+        filmed, BesidePictures(learner.policy, filmed.io), KeepOptions(episodes=2, deterministic=True), seed=0
+    )
     for alone, beside in zip(plain, episodes):
         assert beside.obs["image.front"].shape == (6, 16, 16, 3)
         np.testing.assert_array_equal(alone.action, beside.action)
-    drawn = keep_steps(filmed, BesidePictures(learner.policy, filmed.io), episodes=1, seed=0)
+    drawn = keep_steps(filmed, BesidePictures(learner.policy, filmed.io), KeepOptions(episodes=1), seed=0)
     assert "action_log_probs" in drawn[0].meta["columns"]
 
 
@@ -205,7 +219,7 @@ def test_pauses_out_of_range_are_refused() -> None:
 
 
 def test_episodes_say_what_was_asked_and_mistakes_do_something_else() -> None:
-    env = make(4, 0, world=Tabletop(), num_threads=1)
+    env = make(4, 0, world=Tabletop(), options=ONE_THREAD)
     good = episodes_of(env, ExpertPolicy(env), episodes=8, seed=0)
     assert all(episode.meta["success"] for episode in good)
     for episode in good:
@@ -243,10 +257,12 @@ def test_collect_goes_on_where_it_was_stopped_and_keeps_the_same_episodes(tmp_pa
             if done == stop:
                 raise _Cut
 
-        env = make(2, 0, world=Reach(), num_threads=1)
+        env = make(2, 0, world=Reach(), options=ONE_THREAD)
         try:
             expert = ExpertPolicy(env, noise=0.3, seed=5)
-            return keep_steps(env, expert, episodes=7, seed=3, only_success=True, on_episode=told, work=work)
+            return keep_steps(
+                env, expert, KeepOptions(episodes=7, only_success=True), seed=3, on_episode=told, work=work
+            )
         finally:
             env.close()
 

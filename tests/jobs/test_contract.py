@@ -11,6 +11,7 @@ import torch
 
 from robot_rl import build, checkpoint
 from robot_rl.live_bar import LiveBar
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.track import Jsonl, files
 from robot_rl.types import Action, Learner, Needs, PolicyParts
 from robot_rl.verbs.contract import check_learner
@@ -64,7 +65,9 @@ class Mean(Learner[Any, Any]):
 
 def make_env(num_envs: int, seed: int, render: bool) -> Any:
     world = importlib.import_module("robot_rl.sim.worlds.reach").Reach()
-    return importlib.import_module("robot_rl.sim.mujoco_env").make(num_envs, seed, world=world, num_threads=1)
+    return importlib.import_module("robot_rl.sim.mujoco_env").make(
+        num_envs, seed, world=world, options=EngineOptions(num_threads=1)
+    )
 
 
 def job(folder: Path, **broken: Any) -> TrainJob:

@@ -12,6 +12,7 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
+from robot_rl.human.session import Records
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
 from robot_rl.types import Learner, Options, PolicyParts
@@ -43,12 +44,8 @@ def test_practice_goes_on_at_the_last_checkpoint_through_the_whole_stack(tmp_pat
         env,
         Left(env.io),
         simulated(env, None),
-        log=HilLog(tmp_path, env.io),
-        memory=memory,
-        sampler=memory.views["online"],
-        rules=EpisodeRules(),
+        Records(HilLog(tmp_path, env.io), memory, memory.views["online"], EpisodeRules()),
         options=SessionOptions(task_reward="env", learning_starts=10**6),
-        batch_size=8,
     )
     gates = []
     for _ in range(5):

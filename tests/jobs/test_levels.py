@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -57,8 +58,10 @@ def test_levels_are_ordered_and_say_what_they_are(tmp_path: Path) -> None:
     mean = {}
     for level in levels.LEVELS:
         path = tmp_path / f"{level}.hdf5"
-        summary = collect_level(env, policy, path, level=level, steps=1000, seed=1, medium_noise=0.7)
-        logs = d4rl.read(path, infos=True)
+        summary = collect_level(
+            env, policy, path, levels.LevelOptions(level=level, steps=1000, seed=1, medium_noise=0.7)
+        )
+        logs = d4rl.read(path, d4rl.D4rlOptions(infos=True))
         mean[level] = np.mean([e.reward.sum() for e in logs.episodes])
         assert sum(len(e) for e in logs.episodes) >= 1000
         assert len(summary.parts) == {"medium-replay": 10, "medium-expert": 2}.get(level, 1)
@@ -78,10 +81,10 @@ def test_replay_of_agents_rises_evenly_and_continues_after_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agents: int
 ) -> None:
     monkeypatch.setattr(levels, "_RUNGS", agents + 2)
-    options = {"level": "medium-replay", "steps": 3000, "seed": 1, "medium_noise": 0.4, "replay_by": "agents"}
+    options = levels.LevelOptions(level="medium-replay", steps=3000, seed=1, medium_noise=0.4, replay_by="agents")
     env, policy = expert()
     notes: list[str] = []
-    made = collect_level(env, policy, tmp_path / "whole.hdf5", on_note=notes.append, **options)  # pyright: ignore
+    made = collect_level(env, policy, tmp_path / "whole.hdf5", options, on_note=notes.append)
     assert len(notes) == agents * 9
     assert notes[0] == f"finding agent 1 of {agents}: 1 of 9"
     returns = np.array([mean for _, _, mean in made.parts.values()])
@@ -96,13 +99,13 @@ def test_replay_of_agents_rises_evenly_and_continues_after_an_interrupt(
 
     env, policy = expert()
     with pytest.raises(KeyboardInterrupt):
-        collect_level(env, policy, tmp_path / "again.hdf5", on_steps=stop, **options)  # pyright: ignore
+        collect_level(env, policy, tmp_path / "again.hdf5", options, on_steps=stop)
     env, policy = expert()
-    collect_level(env, policy, tmp_path / "again.hdf5", **options)  # pyright: ignore[reportArgumentType]
+    collect_level(env, policy, tmp_path / "again.hdf5", options)
     whole, again = (d4rl.read(tmp_path / f"{name}.hdf5") for name in ("whole", "again"))
     assert all(np.array_equal(a.action, b.action) for a, b in zip(whole.episodes, again.episodes, strict=True))
     with pytest.raises(ValueError, match="replay_by is 'agent', expected uniform or agents"):
-        collect_level(env, policy, tmp_path / "no.hdf5", **{**options, "replay_by": "agent"})  # pyright: ignore
+        levels.LevelOptions(replay_by="agent")  # pyright: ignore[reportArgumentType]
 
 
 def test_noise_is_found_for_the_wanted_return() -> None:
@@ -117,9 +120,9 @@ def test_noise_is_found_for_the_wanted_return() -> None:
 
 
 def test_interrupted_collection_continues_to_the_same_file(tmp_path: Path) -> None:
-    options = {"level": "medium-expert", "steps": 1500, "seed": 1, "medium_noise": 0.7}
+    options = levels.LevelOptions(level="medium-expert", steps=1500, seed=1, medium_noise=0.7)
     env, policy = expert()
-    collect_level(env, policy, tmp_path / "whole.hdf5", **options)  # pyright: ignore[reportArgumentType]
+    collect_level(env, policy, tmp_path / "whole.hdf5", options)
 
     def stop(count: int) -> None:
         if count > 1000:
@@ -127,12 +130,12 @@ def test_interrupted_collection_continues_to_the_same_file(tmp_path: Path) -> No
 
     env, policy = expert()
     with pytest.raises(KeyboardInterrupt):
-        collect_level(env, policy, tmp_path / "cut.hdf5", **options, on_steps=stop)  # pyright: ignore
+        collect_level(env, policy, tmp_path / "cut.hdf5", options, on_steps=stop)
     assert not (tmp_path / "cut.hdf5").exists()
     with pytest.raises(ValueError, match="interrupted work with another seed"):
-        collect_level(env, policy, tmp_path / "cut.hdf5", **{**options, "seed": 2})  # pyright: ignore
+        collect_level(env, policy, tmp_path / "cut.hdf5", options.model_copy(update={"seed": 2}))
     env, policy = expert()
-    collect_level(env, policy, tmp_path / "cut.hdf5", **options)  # pyright: ignore[reportArgumentType]
+    collect_level(env, policy, tmp_path / "cut.hdf5", options)
     a, b = (d4rl.read(tmp_path / f"{name}.hdf5").episodes for name in ("whole", "cut"))
     assert len(a) == len(b)
     for one, two in zip(a, b):
@@ -142,8 +145,10 @@ def test_interrupted_collection_continues_to_the_same_file(tmp_path: Path) -> No
 
 def test_unknown_level_is_refused(tmp_path: Path) -> None:
     env, policy = expert()
-    with pytest.raises(ValueError, match="expected one of random, medium"):
-        collect_level(env, policy, tmp_path / "x.hdf5", level="good", steps=10, seed=0)
+    with pytest.raises(ValueError, match="level is 'good', expected one of random, medium"):
+        levels.LevelOptions(level="good")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="level is missing, expected one of random, medium"):
+        collect_level(env, policy, tmp_path / "x.hdf5", levels.LevelOptions(steps=10))
 
 
 class Fixed:
@@ -191,11 +196,11 @@ def test_bias_is_a_function_of_the_state_that_noise_is_not() -> None:
 
 def test_sets_hold_log_densities_where_every_part_has_them(tmp_path: Path) -> None:
     env, policy = expert()
-    options = {"steps": 300, "seed": 1, "medium_by": "bias", "medium_noise": 0.5}
+    options: dict[str, Any] = {"steps": 300, "seed": 1, "medium_by": "bias", "medium_noise": 0.5}
     for level, noise, held in (("medium-expert", 0.1, True), ("medium-replay", 0.0, False), ("random", 0.0, True)):
         path = tmp_path / f"{level}.hdf5"
-        collect_level(env, policy, path, level=level, agent_noise=noise, **options)  # pyright: ignore
-        logs = d4rl.read(path, infos=True)
+        collect_level(env, policy, path, levels.LevelOptions(level=level, noise=noise, **options))
+        logs = d4rl.read(path, d4rl.D4rlOptions(infos=True))
         assert all(("infos/action_log_probs" in e.meta["columns"]) == held for e in logs.episodes), level
 
 
@@ -203,8 +208,8 @@ def test_a_medium_agent_that_is_too_good_is_spoilt_on_request(tmp_path: Path) ->
     env, policy = expert()
     returns = {}
     for bias in (None, 0.9):
-        options = {"level": "medium-expert", "steps": 300, "seed": 1, "medium": policy, "medium_by": "bias"}
-        made = collect_level(env, policy, tmp_path / f"{bias}.hdf5", **options, medium_noise=bias)  # pyright: ignore
+        options = levels.LevelOptions(level="medium-expert", steps=300, seed=1, medium_by="bias", medium_noise=bias)
+        made = collect_level(env, policy, tmp_path / f"{bias}.hdf5", options, medium=policy)
         returns[bias] = made.parts["medium"][2]
         assert made.noise == bias
     assert returns[0.9] < returns[None]

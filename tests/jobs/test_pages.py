@@ -72,10 +72,8 @@ UNMARKED = [(page.stem, words) for page in PAGES for words in commands(page, Fal
 def test_line_of_a_page_composes(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if words[0] in ("doctor", "sweep", "robot") or words[:2] == [
-        "data",
-        "session",
-    ]:  # no configuration of theirs is composed
+    # no configuration of theirs is composed
+    if words[0] in ("doctor", "sweep", "tune", "robot") or words[:2] == ["data", "session"]:
         assert f"  {words[0]} " in cli.USAGE
         return
     at = 1 if "--" in words else len(words)  # flags stand before all options or behind them

@@ -159,10 +159,10 @@ def test_evaluation_of_episodes_that_do_not_end_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"total": -5}, "-5 steps in all, expected 1 or more"),
-        ({"total": 0}, "0 steps in all"),
-        ({"checkpoint_every": -1}, "checkpoint_every is -1, expected 0"),
-        ({"keep_checkpoints": 0}, "keep_checkpoints is 0, expected 1 or more"),
+        ({"total": -5}, "total is -5, expected a whole number of at least 1"),
+        ({"total": 0}, "total is 0"),
+        ({"checkpoint_every": -1}, "checkpoint_every is -1, expected a whole number of at least 0"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints is 0, expected a whole number of at least 1"),
     ],
 )
 def test_schedule_refuses_what_makes_no_run(wrong: dict[str, Any], words: str) -> None:

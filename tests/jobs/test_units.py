@@ -33,12 +33,12 @@ from robot_rl.data.repairs import Repairs
 from robot_rl.data.units import InUnits, agree
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.policy_runner import PolicyRunner, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, fitted
 from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.types import Action, IOSpec, PolicyParts
 from robot_rl.verbs import logs, ope
 from robot_rl.verbs.build import load_for_robot, load_policy
-from robot_rl.verbs.collect_episodes import keep_steps
+from robot_rl.verbs.collect_episodes import KeepOptions, keep_steps
 from robot_rl.verbs.logs import LogSettings
 from robot_rl.verbs.ope import OpeSettings
 
@@ -120,7 +120,9 @@ def commanded(verb: str, path: Path, given: dict[str, Any], folder: Path) -> np.
     made = made_from(path, folder / "run", early)
     if verb == "deploy":
         policy, port = fitted(load_for_robot(str(made)), ROBOT, late, pytest.fail)
-        sent = PolicyRunner(policy, port, identity="p", rate=20.0, mode=ROBOT.mode).tick(np.zeros(2), np.zeros(2), {})
+        sent = PolicyRunner(policy, port, RunnerOptions(rate=20.0, mode=ROBOT.mode), identity="p").tick(
+            np.zeros(2), np.zeros(2), {}
+        )
         assert sent is not None
         return sent.values[0]
     Bench.commanded.clear()
@@ -128,7 +130,7 @@ def commanded(verb: str, path: Path, given: dict[str, Any], folder: Path) -> np.
     config = OmegaConf.load(made / "config.yaml")
     policy = load_policy(OmegaConf.create({"device": "cpu", **late}), config, made, env.io)  # type: ignore[arg-type]
     if verb == "collect":  # what is recorded says the same as what is done
-        kept = keep_steps(env, policy, episodes=2, seed=0)
+        kept = keep_steps(env, policy, KeepOptions(episodes=2), seed=0)
         np.testing.assert_allclose(in_units(ENV, kept[0].action[0]), Bench.commanded[0], atol=1e-5)
     else:
         evaluate(env, policy, episodes=2, seed=0)

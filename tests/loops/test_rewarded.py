@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.rewarded import Rewarded
 from robot_rl.loops.stepping import Stepper
-from robot_rl.policies.reward.critic_reward import Audit, CriticReward, progress_reward
+from robot_rl.policies.reward.critic_reward import Audit, CriticReward, CriticRewardOptions, progress_reward
 from robot_rl.policies.vla.interface import CriticOutput
 from robot_rl.sim import interface
 from robot_rl.types import EnvParts, IOSpec
@@ -96,9 +96,11 @@ class Reader:
         )
 
 
-def made(num_envs: int = 3, resets: AutoresetMode = AutoresetMode.SAME_STEP, **options: Any) -> tuple[Any, Slider]:
+def made(
+    num_envs: int = 3, resets: AutoresetMode = AutoresetMode.SAME_STEP, gamma: float = 0.9, **options: Any
+) -> tuple[Any, Slider]:
     inner = Slider(num_envs, resets)
-    reward = CriticReward(Reader(), **{"gamma": 0.9, "every": 1, **options})
+    reward = CriticReward(CriticRewardOptions(**{"every": 1, **options}), Reader(), gamma=gamma)
     return Rewarded(inner, reward, hide=True), inner
 
 
@@ -202,20 +204,20 @@ def test_anchor_pulls_drift_back_and_works_without_an_absolute_value() -> None:
 
     found = {}
     for anchor in (0.0, 0.2):
-        env = Rewarded(Slider(), CriticReward(Drifting(), anchor=anchor, every=1))
+        env = Rewarded(Slider(), CriticReward(CriticRewardOptions(anchor=anchor, every=1), Drifting()))
         env.reset(seed=0)
         for _ in range(STEPS - 1):
             env.step(np.zeros((3, 1), np.float32))
         found[anchor] = float(env._reward.progress[0])
     assert found[0.0] > 0.6
     assert found[0.2] < 0.35
-    env = Rewarded(Slider(), CriticReward(Reader(absolute=False)))
+    env = Rewarded(Slider(), CriticReward(CriticRewardOptions(), Reader(absolute=False)))
     env.reset(seed=0)
     assert np.isfinite(env.step(np.ones((3, 1), np.float32))[1]).all()
 
 
 def test_covered_lens_pays_nothing_and_breaks_the_run_of_looks() -> None:
-    reward = CriticReward(Reader(), every=1, anchor=0.0, done_reward=0.0)
+    reward = CriticReward(CriticRewardOptions(every=1, anchor=0.0, done_reward=0.0), Reader())
     inner = Slider(1)
     obs, _ = inner.reset()
     goal, no = inner.instructions(), np.zeros(1, bool)
@@ -268,7 +270,9 @@ def test_audit_says_when_the_critic_is_too_kind() -> None:
     assert "critic saw 100% successes and the simulator 25%" in str(said[7])
     honest = Audit(window=4, windows=1)
     assert not any(honest.add(i % 2 == 0, i % 2 == 0) for i in range(12))
-    env = Rewarded(Slider(), CriticReward(Reader()), audit=Audit(window=3, margin=-0.5, windows=1))
+    env = Rewarded(
+        Slider(), CriticReward(CriticRewardOptions(), Reader()), audit=Audit(window=3, margin=-0.5, windows=1)
+    )
     env.reset(seed=0)
     still = np.zeros((3, 1), np.float32)
     for _ in range(STEPS - 1):
@@ -285,7 +289,7 @@ def test_audit_says_when_the_critic_is_too_kind() -> None:
     ],
 )
 def test_environment_that_cannot_be_judged_is_refused(change: dict[str, Any], words: str) -> None:
-    options = {"env": Slider(2), "reward": CriticReward(Reader()), **change}
+    options = {"env": Slider(2), "reward": CriticReward(CriticRewardOptions(), Reader()), **change}
     with pytest.raises(ValueError, match=words):
         Rewarded(**options)
 
@@ -295,8 +299,12 @@ def test_missing_sentence_and_options_out_of_range_are_refused() -> None:
         instructions: Any = None
 
     with pytest.raises(ValueError, match=r"rewarder\.instruction"):
-        Rewarded(Mute(2), CriticReward(Reader()))
-    Rewarded(Mute(2), CriticReward(Reader()), instruction="go left").reset()
-    for options, words in (({"mode": "x"}, "mode is 'x'"), ({"on_done": "x"}, "on_done"), ({"every": 0}, "every")):
+        Rewarded(Mute(2), CriticReward(CriticRewardOptions(), Reader()))
+    Rewarded(Mute(2), CriticReward(CriticRewardOptions(), Reader()), instruction="go left").reset()
+    for options, words in (
+        ({"mode": "x"}, "mode is 'x', expected one of potential"),
+        ({"on_done": "x"}, "on_done"),
+        ({"every": 0}, "every"),
+    ):
         with pytest.raises(ValueError, match=words):
-            CriticReward(Reader(), **options)
+            CriticRewardOptions(**options)

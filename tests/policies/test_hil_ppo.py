@@ -17,6 +17,7 @@ from robot_rl.human.memory import HilMemory
 from robot_rl.human.new_steps import NewSteps
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
+from robot_rl.human.session import Records
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.hil_ppo import HilPpo, HilPpoOptions
 from robot_rl.types import IOSpec, Transitions
@@ -169,12 +170,8 @@ def line(folder, seed, steps, **options):
         env,
         learner,
         simulated(env, human),
-        log=HilLog(folder, env.io),
-        memory=memory,
-        sampler=NewSteps(memory, 0.5),
-        rules=EpisodeRules(gamma=0.97),
+        Records(HilLog(folder, env.io), memory, NewSteps(memory, 0.5), EpisodeRules(gamma=0.97)),
         options=SessionOptions(learning_starts=10),
-        batch_size=learner.need.rows,
         seed=seed,
     )
     loop.run(steps, lambda *_: False)

@@ -11,6 +11,7 @@ import torch
 from robot_rl import build
 from robot_rl.policies.human.relative_frame import RelativeFrame, RelativeFrameOptions
 from robot_rl.policies.human.relative_frame_start import StartFrame
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.insert import Insert
 from robot_rl.sim.worlds.reach import Reach
@@ -116,7 +117,7 @@ def test_learner_behaves_the_same_in_a_moved_scene():
 
 @pytest.mark.parametrize("world", [Reach(start_pose=True), Insert(start_pose=True)])
 def test_worlds_tell_the_start_and_the_expert_still_finds_its_way(world):
-    env = make(8, 0, world=world, num_threads=1)
+    env = make(8, 0, world=world, options=EngineOptions(num_threads=1))
     obs, _ = env.reset(seed=0)
     names = list(env.io.obs_names)
     assert len(names) == obs["state"].shape[1]

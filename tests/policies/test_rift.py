@@ -12,14 +12,17 @@ from robot_rl.advantage import ClipRange, RowIds
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.policies.online.rift import Rift, RiftOptions
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
 from robot_rl.types import IOSpec, Rollout
 
+ONE_THREAD = EngineOptions(num_threads=1)
+
 
 @pytest.fixture(scope="module")
 def io() -> IOSpec:
-    return make(1, 0, world=Race(), num_threads=1).io
+    return make(1, 0, world=Race(), options=ONE_THREAD).io
 
 
 def state(io: IOSpec, **values: float) -> torch.Tensor:
@@ -131,10 +134,10 @@ def test_world_without_a_track_is_refused() -> None:
 
 @pytest.mark.slow
 def test_race_is_lapped_after_training() -> None:
-    env = make(8, 0, world=Race(), num_threads=1)
+    env = make(8, 0, world=Race(), options=ONE_THREAD)
     learner = Rift(RiftOptions(), env.io)
-    before = evaluate(make(8, 5, world=Race(), num_threads=1), learner.policy, episodes=8).returns
+    before = evaluate(make(8, 5, world=Race(), options=ONE_THREAD), learner.policy, episodes=8).returns
     OnPolicy(env, learner, seed=0).run(8 * 20 * 50)
-    after = evaluate(make(8, 5, world=Race(), num_threads=1), learner.policy, episodes=8)
+    after = evaluate(make(8, 5, world=Race(), options=ONE_THREAD), learner.policy, episodes=8)
     assert np.mean(after.returns) > np.mean(before) + 10.0
     assert np.mean(after.successes) >= 0.75

@@ -21,6 +21,7 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
+from robot_rl.human.session import Records
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions
@@ -301,12 +302,13 @@ def crossings(folder, delta, seed, steps=2000):
         env,
         learner,
         simulated(env, human),
-        log=HilLog(folder, env.io),
-        memory=memory,
-        sampler=Mix({"online": (views["online"], 0.5), "demo": (views["demo"], 0.5)}, seed=seed),
-        rules=EpisodeRules(gamma=0.97),
+        Records(
+            HilLog(folder, env.io),
+            memory,
+            Mix({"online": (views["online"], 0.5), "demo": (views["demo"], 0.5)}, seed=seed),
+            EpisodeRules(gamma=0.97),
+        ),
         options=SessionOptions(learning_starts=50),
-        batch_size=64,
         seed=seed,
     )
     loop.collect_demos(8)

@@ -9,7 +9,7 @@ from robot_rl.real.core.clock import ManualClock
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.core.supervisor import SafetySupervisor
-from robot_rl.real.fake_robot import FakeRobot
+from robot_rl.real.fake_robot import FakeOptions, FakeRobot
 from robot_rl.real.robot import Command, RobotState, StaleState
 
 PERIOD = 0.01
@@ -28,7 +28,8 @@ class Loop:
         self.spec = spec or arm()
         self.settings = settings or SafetySettings()
         self.clock = ManualClock(100.0)
-        self.robot = FakeRobot(self.spec, **{"clock": self.clock, "physics_dt": 0.005, **robot})
+        seed = robot.pop("seed", 0)
+        self.robot = FakeRobot(self.spec, FakeOptions(**{"physics_dt": 0.005, **robot}), clock=self.clock, seed=seed)
         self.safety = SafetySupervisor(self.spec, self.settings, forward=forward)
         self.sent, self.verdicts, self.times = [], [], []
         self.seq = 0

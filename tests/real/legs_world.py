@@ -11,10 +11,10 @@ import pytest
 
 from robot_rl import policy_card
 from robot_rl.real.core.intake import CommandMessage
-from robot_rl.real.core.pipeline import CommandPipeline, Controller
+from robot_rl.real.core.pipeline import CommandPipeline, Controller, PipelineOptions
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec, of_card
-from robot_rl.real.policy_runner import PolicyRunner, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, fitted
 from robot_rl.real.robot import RobotState
 from robot_rl.sim.legs_card import new_legs_card
 from robot_rl.sim.legs_plant import LegsPlant
@@ -61,7 +61,7 @@ class LegsWorld:
         policy_card.write(G1 / "policy.yaml", folder / "policy.pt", card)
         self.spec = spec = RobotSpec.from_dict(of_card(card)[0])
         policy, port = fitted(load_for_robot(str(folder), trust=True), spec, {}, print)
-        self.runner = PolicyRunner(policy, port, identity="g1", rate=rate, mode=spec.mode)
+        self.runner = PolicyRunner(policy, port, RunnerOptions(rate=rate, mode=spec.mode), identity="g1")
         self.plant = LegsPlant(
             card.model.path,
             spec.names,
@@ -70,7 +70,7 @@ class LegsWorld:
             effort=spec.array("effort"),
             home=spec.home,
         )
-        self.pipeline = CommandPipeline(spec, SafetySettings(rate=rate), estop_heartbeat=0.0)
+        self.pipeline = CommandPipeline(spec, SafetySettings(rate=rate), PipelineOptions(estop_heartbeat=0.0))
         self.pipeline.controller(Controller(1))
         self.now, self.period, self.late, self.seq = 100.0, 1.0 / rate, late, 0
         self.command = np.zeros(3)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from robot_rl.real.core.clock import ManualClock
-from robot_rl.real.fake_robot import FakeRobot
+from robot_rl.real.fake_robot import FakeOptions, FakeRobot
 from robot_rl.real.robot import Command, StaleState
 
 
@@ -19,7 +19,7 @@ def moved(robot, clock, seconds, value=None, dt=0.01):
 
 def test_position_command_is_followed_with_lag(make_arm):
     clock = ManualClock()
-    robot = FakeRobot(make_arm(), clock=clock, lag=0.05)
+    robot = FakeRobot(make_arm(), FakeOptions(lag=0.05), clock=clock)
     robot.write(Command(0.0, np.full(3, 0.01)))
     # first order: 0.01 * (1 - (1 - 0.002 / 0.05)^25) after 0.05 s
     assert moved(robot, clock, 0.05).position == pytest.approx(0.01 * (1 - 0.96**25), abs=2e-4)
@@ -45,7 +45,7 @@ def test_velocity_mode_integrates(make_arm):
 
 def test_latency_delays_command_and_state(make_arm):
     clock = ManualClock()
-    robot = FakeRobot(make_arm(command_mode="forward_velocity", dead_time=0.0), clock=clock, latency=0.05)
+    robot = FakeRobot(make_arm(command_mode="forward_velocity", dead_time=0.0), FakeOptions(latency=0.05), clock=clock)
     robot.write(Command(0.0, np.full(3, 1.0)))
     assert moved(robot, clock, 0.1).position == pytest.approx(0.0, abs=3e-3)  # 0.05 there, 0.05 back
     state = moved(robot, clock, 0.1)
@@ -56,7 +56,7 @@ def test_latency_delays_command_and_state(make_arm):
 def test_loss_noise_and_seed(make_arm):
     def once(seed):
         clock = ManualClock()
-        robot = FakeRobot(make_arm(), clock=clock, loss=0.5, noise=0.01, jitter=0.005, seed=seed)
+        robot = FakeRobot(make_arm(), FakeOptions(loss=0.5, noise=0.01, jitter=0.005), clock=clock, seed=seed)
         return np.array([moved(robot, clock, 0.01, 0.0).position for _ in range(100)])
 
     assert (once(1) == once(1)).all()
@@ -74,7 +74,7 @@ def test_frozen_robot_raises_stale_state(make_arm):
 
 def test_wrong_arguments_are_named(make_arm):
     with pytest.raises(ValueError, match="latency"):
-        FakeRobot(make_arm(), latency=-1.0)
+        FakeOptions(latency=-1.0)
     with pytest.raises(ValueError, match="start has shape"):
         FakeRobot(make_arm(), start=np.zeros(2))
     with pytest.raises(ValueError, match="finite"):

@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 
-from robot_rl.real.core.intake import CommandMessage, Intake
+from robot_rl.real.core.intake import CommandMessage, DoorOptions, Intake
 
 NAMES = ("j0", "j1", "j2")
 
@@ -213,7 +213,7 @@ def test_37_chunk_that_came_too_late_is_rejected(door):
 
 
 def test_external_is_lowest_and_one_shot_lasts_until_its_last_point(make_arm):
-    door = Intake(make_arm(), allow_external=True)
+    door = Intake(make_arm(), options=DoorOptions(allow_external=True))
     foreign = message(0.0, 0, (0.05, 0.0, 0.0), source="external", tag="x", times=(4.0,))
     assert door.offer(foreign, 10.0) == ""
     halfway = [float(door.select(10.0 + 0.01 * k)[0].value[0]) for k in range(1, 390)]
@@ -229,11 +229,11 @@ def test_external_is_lowest_and_one_shot_lasts_until_its_last_point(make_arm):
 
 def test_external_far_step_is_refused_or_approached_when_asked(make_arm):
     far = message(0.0, 0, (1.0, 0.0, 0.0), source="external", tag="x", times=(0.1,))
-    strict = Intake(make_arm(), allow_external=True)
+    strict = Intake(make_arm(), options=DoorOptions(allow_external=True))
     strict.offer(far, 10.0)
     assert strict.select(10.01)[0].value.size == 0
     assert strict.authority == "none"
-    eager = Intake(make_arm(), allow_external=True, external_align=True)
+    eager = Intake(make_arm(), options=DoorOptions(allow_external=True, external_align=True))
     eager.offer(far, 10.0)
     assert [float(eager.select(t)[0].value[0]) for t in (10.01, 10.02)] == [0.0, 1.0]  # begins where the robot is
 

@@ -5,11 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import safety
-from robot_rl.real.core.limiter import JointLimiter, stopping_distance, stopping_speed, wrap
+from robot_rl.real.core.limiter import JointLimiter, JointLimits, stopping_distance, stopping_speed, wrap
+
+
+def limiter(*rows, period, min_period=None, **more):
+    return JointLimiter(JointLimits(*rows, **more), period=period, min_period=min_period)
 
 
 def one(period=0.1, **kw):
-    limits = JointLimiter([-1.0], [1.0], [2.0], [1.0], **{"period": period, **kw})
+    limits = limiter([-1.0], [1.0], [2.0], [1.0], period=period, **kw)
     limits.reset([0.0])
     return limits
 
@@ -88,7 +92,7 @@ def test_step_started_outside_moves_only_inward():
 
 
 def test_step_nan_brakes_and_other_joints_go_on():
-    limits = JointLimiter([-1, -1], [1, 1], [2, 2], [1, 1], period=0.1)
+    limits = limiter([-1, -1], [1, 1], [2, 2], [1, 1], period=0.1)
     limits.reset([0, 0])
     for _ in range(5):
         limits.step([1.0, 1.0])
@@ -108,7 +112,7 @@ def test_brake_uses_the_stop_acceleration():
 
 
 def test_continuous_joint_takes_the_short_way():
-    limits = JointLimiter([0], [0], [1.0], [5.0], period=0.01, continuous=[True])
+    limits = limiter([0], [0], [1.0], [5.0], period=0.01, continuous=[True])
     limits.reset([3.0])
     for _ in range(200):
         limits.step([-3.0])
@@ -128,7 +132,7 @@ def test_velocity_mode_brakes_before_the_measured_limit():
 
 
 def test_jerk_limit_holds_away_from_the_position_limits_and_settles():
-    limits = JointLimiter([-9.0], [9.0], [1.0], [5.0], period=0.01, jerk=[50.0])
+    limits = limiter([-9.0], [9.0], [1.0], [5.0], period=0.01, jerk=[50.0])
     limits.reset([0.0])
     path, acceleration = [], [0.0]
     for _ in range(600):
@@ -160,7 +164,7 @@ def test_step_period_too_short_is_an_error():
 def test_limiter_wrong_arguments_are_named(change, named):
     good = {"lower": [-1.0], "upper": [1.0], "velocity": [1.0], "acceleration": [1.0], "period": 0.1}
     with pytest.raises(ValueError, match=named):
-        JointLimiter(**{**good, **change})
+        limiter(**{**good, **change})
 
 
 @settings(max_examples=60)
@@ -169,7 +173,7 @@ def test_limits_hold_for_any_input_sequence(data):
     number = st.floats(allow_nan=True, allow_infinity=True, width=64)
     v, a = data.draw(st.floats(0.01, 20)), data.draw(st.floats(0.05, 100))
     shortest, width = data.draw(st.floats(0.0005, 0.1)), data.draw(st.floats(0.001, 6))
-    limits = JointLimiter([0.0], [width], [v], [a], period=shortest)
+    limits = limiter([0.0], [width], [v], [a], period=shortest)
     limits.reset([width * data.draw(st.floats(0, 1))])
     for target, ratio in data.draw(st.lists(st.tuples(number, st.floats(1, 5)), max_size=40)):
         before = float(limits.velocity[0])
@@ -210,11 +214,11 @@ def test_few_joints_in_floats_equal_arrays_bit_for_bit(seed):
     limits["lower"] = -rng.uniform(0.1, 3, n)
     limits["upper"] = limits["lower"] + rng.uniform(0.1, 5, n)
     limits |= {"continuous": rng.random(n) < 0.3, "period": 0.01, "min_period": 0.005}
-    floats, arrays = JointLimiter(**limits), JointLimiter(**limits)
+    floats, arrays = limiter(**limits), limiter(**limits)
     assert floats._few is not None
     arrays._few = None
-    for limiter in (floats, arrays):
-        limiter.reset(np.clip(0.0, limits["lower"], limits["upper"]))
+    for made in (floats, arrays):
+        made.reset(np.clip(0.0, limits["lower"], limits["upper"]))
     junk = np.array([np.nan, np.inf, -np.inf, 1e300, -1e300, 0.0])
     for _ in range(300):
         period = float(rng.uniform(0.005, 0.02))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from robot_rl.real.core.intake import CommandMessage
-from robot_rl.real.core.pipeline import CommandPipeline, Controller
+from robot_rl.real.core.pipeline import CommandPipeline, Controller, PipelineOptions
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.robot import RobotState
 
@@ -15,7 +15,8 @@ class Bench:
     """Ticks of 10 ms with a robot that is where it is told to be."""
 
     def __init__(self, spec, **options):
-        self.pipe = CommandPipeline(spec, SafetySettings(), **options)
+        own = {name: options.pop(name) for name in list(options) if name in PipelineOptions.model_fields}
+        self.pipe = CommandPipeline(spec, SafetySettings(), PipelineOptions(**own), **options)
         self.now, self.seq, self.place = 100.0, 0, np.zeros(3)
         self.pipe.controller(Controller(1))
         self.each = lambda: None
@@ -280,7 +281,7 @@ def test_auto_arm_takes_a_command_that_is_dropped_for_none(bench):
 
 
 def test_auto_arm_follows_the_very_first_message_where_it_is_the_only_one(bench):
-    made = bench(auto_arm=True, door={"allow_external": True})
+    made = bench(auto_arm=True, allow_external=True)
     made.place = np.full(3, 0.5)  # not where a plan would begin that knows of no robot
     made.run(1.0)
     point = CommandMessage("external", "", 0, NAMES, 0.0, np.array([1.0]), {"positions": np.full((1, 3), 0.7)})

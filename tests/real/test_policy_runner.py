@@ -13,7 +13,7 @@ import pytest
 
 from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, GraphError, environment, find_file, from_strings, graph
 from robot_rl.real.operator import Edge, JointSteer, deadband
-from robot_rl.real.policy_runner import PolicyRunner, Unfit, fitted, prove
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fitted, prove
 from robot_rl.real.port import SpecPort
 from robot_rl.types import Action, Loaded, PolicyParts, Seen
 
@@ -38,7 +38,7 @@ class Constant:
 
 def runner(spec, value, **options):
     port = SpecPort(spec, 10.0)
-    return PolicyRunner(Constant(port.io, value), port, identity="p", **{"rate": 50.0, **options})
+    return PolicyRunner(Constant(port.io, value), port, RunnerOptions(**{"rate": 50.0, **options}), identity="p")
 
 
 def values(made, ticks, place=(0.0, 0.0, 0.0)):
@@ -116,7 +116,7 @@ def test_policy_of_another_range_commands_what_its_own_numbers_say(make_arm):
     spec, heard = make_arm(), []
     io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0, -1.0, -4.0), action_high=(1.0, 1.0, 4.0))
     policy, port = fitted(loaded(io, [0.5, -0.25, 1.0]), spec, {}, heard.append)
-    made = PolicyRunner(policy, port, identity="p", rate=10.0)
+    made = PolicyRunner(policy, port, RunnerOptions(rate=10.0), identity="p")
     np.testing.assert_allclose(made.tick(np.zeros(3), np.zeros(3), {}).values[0], [0.5, -0.25, 1.98], atol=1e-6)
     assert heard == [heard[0]]
     assert "(j2_absolute): clipped" in heard[0]
@@ -127,7 +127,8 @@ def test_robot_that_is_where_training_never_was_is_told_once(make_arm):
     rows = np.random.default_rng(0).uniform(-0.5, 0.5, (1000, 6))
     rows[:, 5] = 0.0  # what never moved tells nothing
     seen = Seen.of({"state": rows}, rows[:, :3], count=1000, rate=10.0)
-    made = PolicyRunner(Constant(port.io, np.zeros(3)), port, identity="p", rate=10.0, seen=seen, say=heard.append)
+    still, slow = Constant(port.io, np.zeros(3)), RunnerOptions(rate=10.0)
+    made = PolicyRunner(still, port, slow, identity="p", seen=seen, say=heard.append)
     for _ in range(3):
         made.tick(np.array([0.9, 1.8, -1.9]), np.array([0.0, 0.0, 1.0]), {})
     assert len(heard) == 1
@@ -142,7 +143,7 @@ def test_policy_that_reads_its_last_action_reads_it_on_its_own_scale(make_arm):
     io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0,) * 3, action_high=(1.0,) * 3)
     inner = Constant(io, [0.5, 0.0, 0.0])
     policy, port = fitted(Loaded(inner, io, None, "p"), spec, {}, pytest.fail)
-    made = PolicyRunner(policy, port, identity="p", rate=10.0)
+    made = PolicyRunner(policy, port, RunnerOptions(rate=10.0), identity="p")
     for _ in range(2):
         made.tick(np.zeros(3), np.zeros(3), {})
     np.testing.assert_allclose(inner.seen["state"][0, 3:], [0.5, 0.0, 0.0], atol=1e-6)

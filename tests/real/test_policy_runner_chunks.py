@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.real.policy_runner import PolicyRunner, prove
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, prove
 from robot_rl.real.port import SpecPort
 
 H, K = 8, 4
@@ -42,7 +42,7 @@ def drive(make_arm: Any, *, blend: int, late: set[int], decisions: int = 24) -> 
     planner = Wavering(late)
     play = Execution(Horizons(H, K, K), 3, mode="receding", blend=blend)
     policy = ChunkedPolicy(port.io, planner, play, patience=0.02)
-    runner = PolicyRunner(policy, port, identity="p", rate=10.0, interpolate=False)
+    runner = PolicyRunner(policy, port, RunnerOptions(rate=10.0, interpolate=False), identity="p")
     found, longest = [], 0.0
     for tick in range(decisions):
         planner.tick = tick

@@ -11,11 +11,14 @@ import torch
 
 from robot_rl.sim.arm import STROKE
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import MujocoVectorEnv, make
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.insert import Insert
 from robot_rl.sim.worlds.pick import Pick
 from robot_rl.sim.worlds.reach import Reach
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 WORLDS = (Reach, Pick, Insert)
 both = pytest.mark.parametrize("action", ["ee", "joint"])
@@ -54,7 +57,7 @@ def torched(view: View, dtype: torch.dtype) -> View:
 @every
 @both
 def test_world_keeps_the_contract(world: Any, action: str) -> None:
-    env = make(3, 0, world=world(action=action), num_threads=1)
+    env = make(3, 0, world=world(action=action), options=ONE_THREAD)
     assert check(env) == []
     assert len(env.io.obs_names) == env.io.obs["state"][0][0]
     assert len(set(env.io.obs_names)) == len(env.io.obs_names)
@@ -64,7 +67,7 @@ def test_world_keeps_the_contract(world: Any, action: str) -> None:
 @every
 @both
 def test_expert_succeeds(world: Any, action: str) -> None:
-    env = make(30, 0, world=world(action=action), num_threads=1)
+    env = make(30, 0, world=world(action=action), options=ONE_THREAD)
     success, _ = play(env, env.expert, list(range(30)))
     env.close()
     assert success.mean() == 1.0
@@ -72,7 +75,7 @@ def test_expert_succeeds(world: Any, action: str) -> None:
 
 @every
 def test_random_actions_do_not_succeed(world: Any) -> None:
-    env = make(50, 0, world=world(), num_threads=1)
+    env = make(50, 0, world=world(), options=ONE_THREAD)
     rng = np.random.default_rng(0)
     shape = env.action_space.shape
     success, _ = play(env, lambda obs: rng.uniform(-1, 1, shape))
@@ -82,7 +85,7 @@ def test_random_actions_do_not_succeed(world: Any) -> None:
 
 @every
 def test_state_has_about_unit_scale(world: Any) -> None:
-    env = make(200, 0, world=world(), num_threads=1)
+    env = make(200, 0, world=world(), options=ONE_THREAD)
     rng = np.random.default_rng(0)
     obs, _ = env.reset(seed=0)
     largest = np.abs(obs["state"]).max()
@@ -98,7 +101,7 @@ def test_state_has_about_unit_scale(world: Any) -> None:
 @both
 def test_terms_are_the_same_in_numpy_and_torch(world: Any, action: str) -> None:
     task = world(action=action)
-    env = make(8, 0, world=task, num_threads=1)
+    env = make(8, 0, world=task, options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     for _ in range(8):
         obs, *_ = env.step(env.expert(obs))
@@ -171,7 +174,7 @@ def test_unknown_options_are_refused(world: Any, options: dict[str, Any], messag
 @every
 def test_rewards_dense_is_bounded_and_sparse_is_success(world: Any) -> None:
     for options, low, high in (({}, 0.0, 1.0), ({"terminate_on_success": True}, -1.0, 0.0)):
-        env = make(8, 0, world=world(**options), num_threads=1)
+        env = make(8, 0, world=world(**options), options=ONE_THREAD)
         obs, _ = env.reset(seed=0)
         for _ in range(25):
             obs, reward, terminated, _, info = env.step(env.expert(obs))
@@ -179,7 +182,7 @@ def test_rewards_dense_is_bounded_and_sparse_is_success(world: Any) -> None:
             assert reward.max() <= high
             np.testing.assert_array_equal(terminated, info["success"] & bool(options))
         env.close()
-    env = make(8, 0, world=world(reward="sparse"), num_threads=1)
+    env = make(8, 0, world=world(reward="sparse"), options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     reward = np.zeros(8)
     for _ in range(25):
@@ -190,7 +193,7 @@ def test_rewards_dense_is_bounded_and_sparse_is_success(world: Any) -> None:
 
 
 def test_ee_action_moves_the_tip_by_its_physical_value() -> None:
-    env = make(1, 0, world=Pick(), num_threads=1)
+    env = make(1, 0, world=Pick(), options=ONE_THREAD)
     env.reset(seed=0)
     before = np.array(env._view.task["tip"])
     # Half of 0.04 m in y, then time to settle; the fingers close to 0.02 m of 0.08 m at -0.5.
@@ -203,7 +206,7 @@ def test_ee_action_moves_the_tip_by_its_physical_value() -> None:
 
 
 def test_joint_action_moves_one_joint_by_its_physical_value() -> None:
-    env = make(1, 0, world=Reach(action="joint"), num_threads=1)
+    env = make(1, 0, world=Reach(action="joint"), options=ONE_THREAD)
     env.reset(seed=0)
     before = np.array(env._view.qpos[:, :6])
     # Half of 1.5 rad/s at 10 Hz.
@@ -215,7 +218,7 @@ def test_joint_action_moves_one_joint_by_its_physical_value() -> None:
 
 
 def test_rest_without_action_holds_the_arm_still() -> None:
-    env = make(4, 0, world=Reach(), num_threads=1)
+    env = make(4, 0, world=Reach(), options=ONE_THREAD)
     env.reset(seed=0)
     before = np.array(env._view.qpos)
     for _ in range(20):
@@ -225,7 +228,7 @@ def test_rest_without_action_holds_the_arm_still() -> None:
 
 
 def test_push_into_the_table_is_stopped_by_the_leash_and_the_workspace() -> None:
-    env = make(1, 0, world=Pick(action="joint"), num_threads=1)
+    env = make(1, 0, world=Pick(action="joint"), options=ONE_THREAD)
     env.reset(seed=0)
     for _ in range(40):
         env.step(np.array([[0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]))
@@ -233,7 +236,7 @@ def test_push_into_the_table_is_stopped_by_the_leash_and_the_workspace() -> None
     assert np.abs(view.task["command"] - view.qpos[:, :6]).max() <= 0.1 + 0.15 + 0.1
     assert view.task["tip"][0, 2] > -0.03
     env.close()
-    env = make(1, 0, world=Pick(), num_threads=1)
+    env = make(1, 0, world=Pick(), options=ONE_THREAD)
     env.reset(seed=0)
     for _ in range(30):
         env.step(np.array([[-1.0, 1.0, -1.0, 1.0]]))

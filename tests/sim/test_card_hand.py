@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
 from robot_rl.sim.worlds.pick import Pick
 from robot_rl.types.card import Card
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 SMALL = Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf"
 ROBOTS = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), Path("absent"))
@@ -31,7 +34,7 @@ def test_a_card_without_a_gripper_is_one_sentence() -> None:
 @real
 @pytest.mark.parametrize("action", ["ee", "joint"])
 def test_fr3_picks_by_its_expert(fr3: Card, action: str) -> None:
-    env = make(20, 0, world=Pick(robot=fr3, action=action), num_threads=2)
+    env = make(20, 0, world=Pick(robot=fr3, action=action), options=EngineOptions(num_threads=2))
     obs, info = env.reset()
     for _ in range(env.world.episode_steps):
         obs, _, _, _, info = env.step(env.expert(obs))
@@ -42,7 +45,7 @@ def test_fr3_picks_by_its_expert(fr3: Card, action: str) -> None:
 @real
 def test_moves_are_those_commanded_and_gravity_moves_nothing(fr3: Card) -> None:
     world = Pick(robot=fr3)
-    env = make(4, 0, world=world, num_threads=1)
+    env = make(4, 0, world=world, options=ONE_THREAD)
     obs, _ = env.reset()
     rest = np.array(obs["state"])
     hold = np.zeros((4, 4), np.float32)
@@ -70,6 +73,6 @@ def test_moves_are_those_commanded_and_gravity_moves_nothing(fr3: Card) -> None:
 
 @real
 def test_check_finds_nothing(fr3: Card) -> None:
-    env = make(2, 0, world=Pick(robot=fr3), num_threads=1)
+    env = make(2, 0, world=Pick(robot=fr3), options=ONE_THREAD)
     assert check(env) == []
     env.close()

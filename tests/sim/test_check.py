@@ -4,6 +4,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.gym_env import make as make_gym
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.randomize import Randomize
@@ -58,7 +59,7 @@ def only(findings, text):
 def test_our_engines_are_fine(slider):
     options = Randomize(mass=(0.5, 2), latency=(0, 0.1), noise=0.1)
     assert check(make(3, 0, world=slider())) == []
-    assert check(make(3, 0, world=slider(), randomize=options)) == []
+    assert check(make(3, 0, world=slider(), options=EngineOptions(randomize=options))) == []
     assert check(make_gym(2, 0, id="Pendulum-v1")) == []
 
 
@@ -276,7 +277,7 @@ def test_missing_and_incomplete_saved_state(env):
 def test_dark_camera(slider):
     xml = slider().xml.replace('<camera name="front" pos="0 -3 0"', '<camera name="front" pos="0 -900 0"')
     try:
-        env = make(2, 0, world=slider(xml=xml), cameras=["front"])
+        env = make(2, 0, world=slider(xml=xml), options=EngineOptions(cameras=("front",)))
         env.reset()
     except RuntimeError as error:
         pytest.skip(f"no renderer here: {error}")

@@ -18,9 +18,12 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.double_pendulum import DoublePendulum, balance, tip_height
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "double_pendulum"
 ROBOTS = ("pendubot", "acrobot")
@@ -43,7 +46,7 @@ def as_torch(view: Any) -> Any:
 
 
 def play(world, n, policy=None, seed=0):
-    env = make(n, seed, world=world, num_threads=1)
+    env = make(n, seed, world=world, options=ONE_THREAD)
     obs, _ = env.reset()
     rng = np.random.default_rng(0)
     total, states, truncated, info = np.zeros(n), [], np.zeros(n, bool), {}
@@ -57,7 +60,7 @@ def play(world, n, policy=None, seed=0):
 
 
 def test_interface_agrees_with_the_hardware_logs():
-    env = make(3, 0, world=DoublePendulum(), num_threads=1)
+    env = make(3, 0, world=DoublePendulum(), options=ONE_THREAD)
     assert env.io.obs == {"state": ((6,), "float32")}
     assert env.io.action_units == ("N*m",)
     assert (env.io.action_low, env.io.action_high) == ((-5.0,), (5.0,))
@@ -191,7 +194,7 @@ def test_expert_swings_up_and_random_does_not(robot):
 @pytest.mark.parametrize("robot", ROBOTS)
 def test_relentless_pumping_stays_finite(robot):
     world, joint = DoublePendulum(robot, spread=3.0), 4 + ROBOTS.index(robot)
-    env = make(8, 0, world=world, num_threads=1)
+    env = make(8, 0, world=world, options=ONE_THREAD)
     obs, _ = env.reset()
     for _ in range(1000):
         obs, *_ = env.step(np.sign(obs["state"][:, joint : joint + 1]))

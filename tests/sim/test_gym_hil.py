@@ -70,7 +70,7 @@ def test_task_with_gym_hil() -> None:
 
 @pytest.mark.skipif(not INSTALLED, reason="gym_hil is not installed (it needs MuJoCo below 3.9)")
 def test_oracle_drives_where_only_pictures_show_the_block() -> None:
-    env = gym_hil.make(1, 0, pictures=True)
+    env = gym_hil.make(1, 0, options=gym_hil.GymHilOptions(pictures=True))
     obs, _ = env.reset(seed=0)
     assert {"state", "image.front", "image.wrist"} == set(obs)
     success = False

@@ -14,12 +14,19 @@ import pytest
 
 from robot_rl.sim import motion_clip
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.motion_clip import Clip
 from robot_rl.sim.motion_reward import Motion, additive, angle_between, errors, product, scales
 from robot_rl.sim.mujoco_env import make
-from robot_rl.sim.worlds.imitate import Imitate
+from robot_rl.sim.worlds.imitate import Imitate, ImitateOptions
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 EXACT: dict[str, Any] = {"noise": 0.0}
+
+
+def imitate(**options: Any) -> Imitate:
+    return Imitate(ImitateOptions(**options))
 
 
 def motion(**changed: Any) -> Motion:
@@ -134,7 +141,7 @@ def test_store_gives_the_place_that_was_not_observed_and_velocities_beyond_the_c
     state = np.zeros((frames + 1, 11))
     state[:, 0], state[:, 5] = 1.25, 2.5
     state[:, 4], state[:, 10] = 0.12 * np.arange(frames + 1), 10.0  # the foot turns at 15 rad/s, observed as 10
-    world = Imitate(store(tmp_path / "x.store", state), control_hz=125.0, clip_start=0.0, period=None)
+    world = imitate(clip=store(tmp_path / "x.store", state), control_hz=125.0, clip_start=0.0, period=None)
     np.testing.assert_allclose(np.diff(world.clip.qpos[:, 0]), 2.5 / 125, rtol=1e-5)
     np.testing.assert_allclose(world.clip.qvel[:, 5], 15.0, rtol=1e-4)
     np.testing.assert_allclose(world.clip.action, 0.5)
@@ -144,14 +151,14 @@ def test_npz_without_velocities_gets_them_from_differences(tmp_path: Path) -> No
     qpos = np.tile([0.0, 1.25, 0, 0, 0, 0], (20, 1))
     qpos[:, 0] = 0.03 * np.arange(20)
     np.savez(tmp_path / "x.npz", qpos=qpos, control_hz=50.0)
-    world = Imitate(str(tmp_path / "x.npz"), control_hz=50, clip_start=0.0, period=None)
+    world = imitate(clip=str(tmp_path / "x.npz"), control_hz=50, clip_start=0.0, period=None)
     np.testing.assert_allclose(world.clip.qvel[:, 0], 1.5)
 
 
 def test_saved_cycle_is_read_as_it_was(tmp_path: Path) -> None:
-    one = Imitate()
+    one = imitate()
     motion_clip.save(one.clip, str(tmp_path / "x.npz"))
-    other = Imitate(str(tmp_path / "x.npz"))
+    other = imitate(clip=str(tmp_path / "x.npz"))
     assert other.clip.loop
     np.testing.assert_allclose(other.clip.qpos, one.clip.qpos, atol=1e-6)
     np.testing.assert_allclose(other.clip.stride, one.clip.stride, atol=1e-6)
@@ -160,14 +167,14 @@ def test_saved_cycle_is_read_as_it_was(tmp_path: Path) -> None:
 def test_worlds_keep_the_contract() -> None:
     cases: list[dict[str, Any]] = [{}, {"sees": "reference", "reward": "product", "start": "rest"}]
     for options in cases:
-        assert check(make(3, 0, world=Imitate(**options), num_threads=1), steps=80) == []
+        assert check(make(3, 0, world=imitate(**options), options=ONE_THREAD), steps=80) == []
 
 
 @pytest.mark.parametrize("cycles", [0, 3])
 def test_state_of_the_reference_earns_everything_at_every_frame(cycles: int) -> None:
     """Starts are frames of the clip, velocities too; and the reference travels on from cycle to cycle."""
-    world = Imitate(**EXACT)
-    env = make(200, 0, world=world, num_threads=1)
+    world = imitate(**EXACT)
+    env = make(200, 0, world=world, options=ONE_THREAD)
     env.reset(seed=1)
     view = env._view
     frame = view.task["frame"]
@@ -184,16 +191,16 @@ def test_state_of_the_reference_earns_everything_at_every_frame(cycles: int) -> 
 
 
 def test_starts_other_than_the_clip_are_its_first_frame_and_the_rest_pose() -> None:
-    first, rest = (make(4, 0, world=Imitate(start=start, **EXACT), num_threads=1) for start in ("first", "rest"))
+    first, rest = (make(4, 0, world=imitate(start=start, **EXACT), options=ONE_THREAD) for start in ("first", "rest"))
     first.reset(seed=0)
     rest.reset(seed=0)
-    np.testing.assert_allclose(first._view.qpos, np.tile(Imitate().clip.qpos[0], (4, 1)), atol=1e-6)
+    np.testing.assert_allclose(first._view.qpos, np.tile(imitate().clip.qpos[0], (4, 1)), atol=1e-6)
     np.testing.assert_allclose(rest._view.qpos, np.tile([0, 1.25, 0, 0, 0, 0], (4, 1)), atol=1e-6)
     assert not rest._view.qvel.any()
 
 
 def test_a_fall_ends_the_episode_and_earns_nothing() -> None:
-    env = make(3, 0, world=Imitate(max_lag=0.5, **EXACT), num_threads=1)
+    env = make(3, 0, world=imitate(max_lag=0.5, **EXACT), options=ONE_THREAD)
     env.reset(seed=0)
     world, view = env.world, env._view
     qpos, qvel = np.array(view.qpos), np.array(view.qvel)
@@ -205,7 +212,7 @@ def test_a_fall_ends_the_episode_and_earns_nothing() -> None:
     assert world.terminated(view).all()
     assert not world.reward(view).any()
     assert not world.success(view).any()
-    calm = Imitate(max_tilt=None, touch=(), **EXACT)
+    calm = imitate(max_tilt=None, touch=(), **EXACT)
     calm.update(view)
     assert not calm.terminated(view).any()
     assert (calm.reward(view) > 0).all()
@@ -214,7 +221,12 @@ def test_a_fall_ends_the_episode_and_earns_nothing() -> None:
 def test_a_clip_that_is_no_cycle_ends_with_its_last_frame(tmp_path: Path) -> None:
     qpos = np.tile([0.0, 1.25, 0, 0, 0, 0], (12, 1))
     np.savez(tmp_path / "x.npz", qpos=qpos, control_hz=62.5)
-    env = make(50, 0, world=Imitate(str(tmp_path / "x.npz"), clip_start=0.0, period=None, **EXACT), num_threads=1)
+    env = make(
+        50,
+        0,
+        world=imitate(clip=str(tmp_path / "x.npz"), clip_start=0.0, period=None, **EXACT),
+        options=ONE_THREAD,
+    )
     env.reset(seed=0)
     left = 11 - env._view.task["frame"]
     assert left.min() == 1
@@ -237,10 +249,10 @@ def test_free_root_in_any_heading_earns_everything_in_its_own_frames(tmp_path: P
     qpos[:, 3], qpos[:, 6] = np.cos(turn), np.sin(turn)
     qpos[:, 7:] = [0.0, 1.0, 0.0, -1.0, 0.0, -1.0, 0.0, 1.0] + rng.normal(size=8) * 0.1
     np.savez(tmp_path / "ant.npz", qpos=qpos, control_hz=20.0)
-    world = Imitate(str(tmp_path / "ant.npz"), model="ant", control_hz=50.0, clip_start=0.0, period=None, **EXACT)
+    world = imitate(clip=str(tmp_path / "ant.npz"), model="ant", control_hz=50.0, clip_start=0.0, period=None, **EXACT)
     np.testing.assert_allclose(np.linalg.norm(world._qpos[:, 3:7], axis=1), 1.0)
     assert "lead_y" in world.obs_names
-    env = make(30, 0, world=world, num_threads=1)
+    env = make(30, 0, world=world, options=ONE_THREAD)
     env.reset(seed=0)
     for name, value in world.errors(env._view).items():
         np.testing.assert_allclose(value, 0.0, atol=1e-9, err_msg=name)
@@ -252,7 +264,7 @@ def test_other_planar_bodies_load(tmp_path: Path, model: str, joints: int) -> No
     qpos[:, 1] = 1.25 if model == "walker2d" else 0.0
     np.savez(tmp_path / "x.npz", qpos=qpos, control_hz=20.0)
     options: dict[str, Any] = {"model": model, "control_hz": 20.0, "clip_start": 0.0, "period": None}
-    env = make(2, 0, world=Imitate(str(tmp_path / "x.npz"), **options), num_threads=1)
+    env = make(2, 0, world=imitate(clip=str(tmp_path / "x.npz"), **options), options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     assert obs["state"].shape == (2, len(env.world.obs_names))
     assert len(env.io.action_names) == joints
@@ -262,16 +274,17 @@ def test_other_planar_bodies_load(tmp_path: Path, model: str, joints: int) -> No
     ("options", "said"),
     [
         ({"clip": "nowhere"}, "no motion at"),
-        ({"start": "middle"}, "expected one of"),
+        ({"start": "middle"}, "start is 'middle', expected one of clip, first or rest"),
         ({"touch": ["tail"]}, "bodies of hopper"),
         ({"model": "cat"}, "hopper or walker2d"),
         ({"model": "walker2d"}, "expected"),
-        ({"control_hz": 0.0}, "expected > 0"),
+        ({"control_hz": 0.0}, "control_hz is 0.0, expected a number above 0"),
+        ({"seconds": 0.01, "control_hz": 20.0}, "are no step"),
     ],
 )
 def test_wrong_options_say_what_was_expected(options: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=said):
-        Imitate(**options)
+        imitate(**options)
 
 
 @pytest.mark.slow
@@ -281,10 +294,10 @@ def test_ppo_learns_to_hop() -> None:
     from robot_rl.loops.on_policy import OnPolicy
     from robot_rl.policies.online.ppo import Ppo, PpoOptions
 
-    env = make(32, 0, world=Imitate(), num_threads=1)
+    env = make(32, 0, world=imitate(), options=ONE_THREAD)
     options = PpoOptions(rollout_steps=64, minibatch=256, epochs=5, lr=1e-3, log_std_init=-1.0, normalize_reward=False)
     learner = Ppo(options, env.io, gamma=0.97)
     loop = OnPolicy(env, learner)
     loop.run(150_000)
-    score = evaluate(make(20, 7, world=Imitate(), num_threads=1), learner.policy, episodes=20).returns
+    score = evaluate(make(20, 7, world=imitate(), options=ONE_THREAD), learner.policy, episodes=20).returns
     assert np.mean(score) > 90.0, score

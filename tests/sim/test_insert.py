@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.arm import downward
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.insert import DEPTH, Insert
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 
 def contacts(aside: tuple[float, float], height: float, turn: float = 0.0, yaw: float = 0.0) -> int:
@@ -52,7 +55,7 @@ def test_insert_hole_is_square_and_has_a_floor() -> None:
 
 
 def test_insert_peg_pushed_down_beside_the_hole_stays_on_top_and_fails() -> None:
-    env = make(8, 0, world=Insert(), num_threads=1)
+    env = make(8, 0, world=Insert(), options=ONE_THREAD)
     obs, info = env.reset(seed=0)
     lowest = np.full(8, 1.0)
     for _ in range(env.world.episode_steps - 1):
@@ -69,7 +72,7 @@ def test_insert_peg_pushed_down_beside_the_hole_stays_on_top_and_fails() -> None
 
 def test_insert_peg_lower_than_the_mouth_outside_the_socket_is_no_success() -> None:
     world = Insert()
-    env = make(2, 0, world=world, num_threads=1)
+    env = make(2, 0, world=world, options=ONE_THREAD)
     env.reset(seed=0)
     view: Any = env._view
     mouth = np.concatenate([view.qpos[:, 8:10], np.full((2, 1), 0.04)], axis=1)
@@ -82,7 +85,7 @@ def test_insert_peg_lower_than_the_mouth_outside_the_socket_is_no_success() -> N
 
 
 def test_insert_socket_does_not_give_way() -> None:
-    env = make(4, 0, world=Insert(), num_threads=1)
+    env = make(4, 0, world=Insert(), options=ONE_THREAD)
     env.reset(seed=0)
     start = np.array(env._view.qpos[:, 8:11])
     obs = env.observe()
@@ -97,7 +100,7 @@ def test_insert_socket_does_not_give_way() -> None:
 
 def test_insert_angle_counts_from_the_nearest_side() -> None:
     world = Insert()
-    env = make(3, 0, world=world, num_threads=1)
+    env = make(3, 0, world=world, options=ONE_THREAD)
     env.reset(seed=0)
     view: Any = env._view
     view.task["yaw"][...] = 0.1

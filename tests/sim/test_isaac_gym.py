@@ -12,6 +12,7 @@ import torch
 
 from robot_rl.sim import isaac_env, isaac_model, mujoco_env
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.tensor_env import TensorVectorEnv
 from robot_rl.sim.worlds.double_pendulum import DoublePendulum
@@ -46,7 +47,8 @@ def make(world: Any, num_envs: int, **options: Any) -> TensorVectorEnv:
         latency=randomize.latency is not None,
         command=[sys.executable, str(DOUBLE)],
     )
-    return TensorVectorEnv(num_envs, 0, world=world, physics=physics, device=CPU, randomize=randomize)
+    o = TensorOptions(randomize=randomize)
+    return TensorVectorEnv(num_envs, 0, world=world, physics=physics, device=CPU, options=o)
 
 
 @pytest.mark.parametrize("world", [Reach, Pick, Insert, Quadruped, HalfCheetah, DoublePendulum])
@@ -193,7 +195,7 @@ def test_without_an_interpreter_the_error_says_how_to_get_one(monkeypatch: pytes
     with pytest.raises(ImportError, match=r"ISAACGYM_PYTHON is not set.*\n.*conda create -n isaacgym python=3.8"):
         isaac_env.make(1, 0, world=Reach())
     with pytest.raises(ValueError, match="randomize changes the model"):
-        isaac_env.make(1, 0, world=Reach(), randomize=Randomize(mass=(0.5, 1.0)))
+        isaac_env.make(1, 0, world=Reach(), options=TensorOptions(randomize=Randomize(mass=(0.5, 1.0))))
     monkeypatch.setenv(isaac_env.VARIABLE, "/nowhere/python")
     with pytest.raises(ImportError, match="which is no program"):
         isaac_env.interpreter()

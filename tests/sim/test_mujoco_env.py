@@ -5,6 +5,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robot_rl.sim import crash
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.mujoco_physics import mujoco
 
@@ -126,7 +127,7 @@ def test_bad_actions_name_the_environment_and_the_actuator(slider):
 def test_trajectory_of_an_environment_depends_neither_on_the_number_nor_on_the_threads(slider):
     played = []
     for count, threads in ((5, 1), (2, 1), (5, 2)):
-        env = make(count, 3, world=slider(), num_threads=threads)
+        env = make(count, 3, world=slider(), options=EngineOptions(num_threads=threads))
         states = [env.reset()[0]["state"][:2]]
         states += [env.step(action[:count])[0]["state"][:2] for action in actions(70, 5)]
         played.append(np.array(states))
@@ -193,7 +194,7 @@ def test_diverging_physics_is_reported_and_can_be_repeated(slider, tmp_path):
             return np.where(action > 0.9, 1e9, action)
 
     world = Bomb(xml=slider().xml.replace('gear="1"', 'gear="1e6"'))  # MuJoCo warns from 1e10 m/s^2 on
-    env = make(2, 0, world=world, crash_dir=str(tmp_path))
+    env = make(2, 0, world=world, options=EngineOptions(crash_dir=str(tmp_path)))
     env.reset()
     env.step([[0.0], [0.0]])
     x = env.physics.qpos[1, 0]
@@ -212,7 +213,7 @@ def test_nan_from_a_term_names_the_observation(slider, tmp_path):
             state[:, 1] = np.sqrt(state[:, 1])  # NaN as soon as the car moves backwards
             return state
 
-    env = make(2, 0, world=Root(), crash_dir=str(tmp_path))
+    env = make(2, 0, world=Root(), options=EngineOptions(crash_dir=str(tmp_path)))
     env.reset()
     with (
         np.errstate(invalid="ignore"),
@@ -236,15 +237,15 @@ def test_wrong_shapes_from_a_world_name_the_term(slider):
 
 def test_options_that_do_not_fit_say_what_does(slider):
     with pytest.raises(ValueError, match=r"no camera 'back'; it has \['front'\]"):
-        make(1, 0, world=slider(), cameras=["back"])
+        make(1, 0, world=slider(), options=EngineOptions(cameras=("back",)))
     with pytest.raises(ValueError, match="nothing to observe"):
-        make(1, 0, world=slider(), state=False)
+        make(1, 0, world=slider(), options=EngineOptions(state=False))
     world = slider()
     world.control_hz = 30.0
     with pytest.raises(ValueError, match=r"gives 3\.33333 physics steps per control step, expected a whole number"):
         make(1, 0, world=world)
     with pytest.raises(ValueError, match="num_threads is 0"):
-        make(1, 0, world=slider(), num_threads=0)
+        make(1, 0, world=slider(), options=EngineOptions(num_threads=0))
 
 
 def test_a_world_that_keeps_a_view_of_the_state_keeps_its_values(slider):
@@ -348,7 +349,7 @@ def test_mistyped_sensor_is_answered_with_those_that_there_are(slider):
 def test_reward_that_is_not_finite_is_not_blamed_on_the_physics(slider, tmp_path):
     world = slider()
     world.reward = lambda view: view.qpos[:, 0] * np.nan
-    env = make(2, 0, world=world, crash_dir=str(tmp_path))
+    env = make(2, 0, world=world, options=EngineOptions(crash_dir=str(tmp_path)))
     env.reset()
     with pytest.raises(crash.UnstableSimulationError, match=r"physics is finite, so .*reward made it"):
         env.step(np.zeros((2, 1), np.float32))

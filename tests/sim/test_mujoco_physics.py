@@ -5,8 +5,10 @@ import importlib
 import numpy as np
 import pytest
 
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.mujoco_physics import Physics, check_version, mujoco
+from robot_rl.sim.worlds.imitate import Imitate, ImitateOptions
 
 FULL = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 WORLDS = ("reach", "pick", "insert", "transfer", "quadruped", "halfcheetah", "imitate", "double_pendulum")
@@ -19,10 +21,10 @@ objtype="site" objname="s"/></sensor></mujoco>"""
 
 
 def world(name):
-    return getattr(
-        importlib.import_module(f"robot_rl.sim.worlds.{name}"),
-        name.title().replace("_", "").replace("Halfcheetah", "HalfCheetah"),
-    )()
+    if name == "imitate":
+        return Imitate(ImitateOptions())
+    module = importlib.import_module(f"robot_rl.sim.worlds.{name}")
+    return getattr(module, name.title().replace("_", "").replace("Halfcheetah", "HalfCheetah"))()
 
 
 def loop(model, states):
@@ -58,7 +60,7 @@ def balls(count, threads=1):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", WORLDS)
 def test_worlds_equal_a_loop_of_mj_step_bit_for_bit(name, threads):
-    env = make(5, 3, world=world(name), num_threads=threads)
+    env = make(5, 3, world=world(name), options=EngineOptions(num_threads=threads))
     env.reset()
     physics, model = env.physics, env.physics.model
     reference = loop(model, physics.state)

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.pick import Pick
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 
 def test_pick_cube_at_the_goal_without_fingers_around_it_is_no_success() -> None:
     world = Pick()
-    env = make(3, 0, world=world, num_threads=1)
+    env = make(3, 0, world=world, options=ONE_THREAD)
     env.reset(seed=0)
     view: Any = env._view
     view.qpos[:, 8:11] = view.task["goal"]  # floating where it should be
@@ -25,7 +28,7 @@ def test_pick_cube_at_the_goal_without_fingers_around_it_is_no_success() -> None
 
 
 def test_pick_dropped_cube_is_no_success() -> None:
-    env = make(6, 0, world=Pick(), num_threads=1)
+    env = make(6, 0, world=Pick(), options=ONE_THREAD)
     obs, info = env.reset(seed=0)
     for _ in range(20):
         obs, _, _, _, info = env.step(env.expert(obs))
@@ -39,7 +42,7 @@ def test_pick_dropped_cube_is_no_success() -> None:
 
 def test_pick_cube_on_the_table_below_the_goal_is_no_success() -> None:
     world = Pick()
-    env = make(1, 0, world=world, num_threads=1)
+    env = make(1, 0, world=world, options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     view: Any = env._view
     for _ in range(20):
@@ -52,7 +55,7 @@ def test_pick_cube_on_the_table_below_the_goal_is_no_success() -> None:
 
 
 def test_pick_grasp_holds_without_slipping() -> None:
-    env = make(6, 0, world=Pick(), num_threads=1)
+    env = make(6, 0, world=Pick(), options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     for _ in range(20):
         obs, *_ = env.step(env.expert(obs))
@@ -64,7 +67,7 @@ def test_pick_grasp_holds_without_slipping() -> None:
 
 
 def test_pick_reward_grows_from_reaching_to_grasping_to_placing() -> None:
-    env = make(20, 0, world=Pick(), num_threads=1)
+    env = make(20, 0, world=Pick(), options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     curve = []
     for _ in range(50):
@@ -77,7 +80,7 @@ def test_pick_reward_grows_from_reaching_to_grasping_to_placing() -> None:
 
 
 def test_pick_start_has_cube_flat_on_the_table_and_goal_in_the_air() -> None:
-    env = make(200, 0, world=Pick(), num_threads=1)
+    env = make(200, 0, world=Pick(), options=ONE_THREAD)
     env.reset(seed=0)
     view: Any = env._view
     np.testing.assert_allclose(view.qpos[:, 10], 0.02)

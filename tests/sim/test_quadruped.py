@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from robot_rl.sim.draw import Streams
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.quadruped import (
@@ -28,6 +29,8 @@ from robot_rl.sim.worlds.quadruped import (
     tracking_error,
     trunk_velocity,
 )
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 
 def standing(n=2, command=(0.5, 0.0, 0.0)) -> Any:
@@ -60,7 +63,7 @@ def as_torch(view: Any) -> Any:
 
 
 def play(world, n, policy, seed=0):
-    env = make(n, seed, world=world, num_threads=1)
+    env = make(n, seed, world=world, options=ONE_THREAD)
     obs, _ = env.reset()
     rng = np.random.default_rng(0)
     total, alive, success, length, states = np.zeros(n), np.ones(n, bool), np.zeros(n, bool), np.zeros(n, int), []
@@ -75,7 +78,7 @@ def play(world, n, policy, seed=0):
 
 
 def test_interface():
-    io = make(2, 0, world=Quadruped(), num_threads=1).io
+    io = make(2, 0, world=Quadruped(), options=ONE_THREAD).io
     assert io.obs == {"state": ((50,), "float32")}
     assert io.action_names[:3] == ("fl_hip", "fl_thigh", "fl_calf")
     # nominal 0, 0.8, -1.6 less and plus 0.5, 0.8, 0.9

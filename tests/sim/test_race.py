@@ -16,10 +16,13 @@ import pytest
 import torch
 
 from robot_rl.sim.draw import Streams
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.race import FASTEST, STEER, Race, heading
 from robot_rl.sim.worlds.race_track import centre_line, load_points
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 
 def draw(n, seed=0):
@@ -59,7 +62,7 @@ def as_torch(view: Any) -> Any:
 
 
 def play(world, n, steps, policy, seed=0):
-    env = make(n, seed, world=world, num_threads=1)
+    env = make(n, seed, world=world, options=ONE_THREAD)
     obs, _ = env.reset()
     rng = np.random.default_rng(0)
     total, alive, success, states = np.zeros(n), np.ones(n, bool), np.zeros(n, bool), [obs["state"]]
@@ -93,7 +96,7 @@ def test_lanes_of_the_track_keep_their_distance():
 
 
 def test_interface():
-    env = make(2, 0, world=Race(), num_threads=1)
+    env = make(2, 0, world=Race(), options=ONE_THREAD)
     assert env.io.obs == {"state": ((len(Race.obs_names),), "float32")}
     assert (env.io.action_low, env.io.action_high) == ((-STEER, -1.0), (STEER, FASTEST))
 
@@ -259,7 +262,7 @@ def test_driver_laps_and_random_does_not():
 def test_car_reaches_the_speed_it_is_asked_for():
     # Straight ahead on the longest straight, 2 m/s: action (2 - 1.5) / 2.5 = 0.2.
     world = Race()
-    env = make(1, 0, world=world, num_threads=1)
+    env = make(1, 0, world=world, options=ONE_THREAD)
     env.reset()
     state = None
     for _ in range(30):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.driving_reward import DrivingLimits, SimpleReward
 from robot_rl.sim.worlds.race import Race
@@ -86,7 +87,7 @@ def test_timers_belong_to_their_environment() -> None:
 
 
 def test_world_with_the_simple_reward_keeps_the_contract_and_pays_the_expert() -> None:
-    env = make(4, 0, world=Race(reward="simple"), num_threads=1)
+    env = make(4, 0, world=Race(reward="simple"), options=EngineOptions(num_threads=1))
     assert check(env, steps=900) == []
     obs, _ = env.reset(seed=1)
     total = np.zeros(4)

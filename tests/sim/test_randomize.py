@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from robot_rl import build
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.randomize import Randomize
 from robot_rl.words import Refused
@@ -15,7 +16,7 @@ def pushed(env, steps=1, push=1.0):
 
 
 def test_mass_changes_the_acceleration(slider):
-    env = make(6, 0, world=slider(), randomize=Randomize(mass=(0.5, 2.0)))
+    env = make(6, 0, world=slider(), options=EngineOptions(randomize=Randomize(mass=(0.5, 2.0))))
     speed = pushed(env)
     factor = env.state_dict()["random.factor.mass"][:, 2]  # bodies: world, goal, car
     assert len(np.unique(factor)) == 6
@@ -23,7 +24,7 @@ def test_mass_changes_the_acceleration(slider):
 
 
 def test_gain_changes_the_force(slider):
-    env = make(6, 0, world=slider(), randomize=Randomize(gain=(0.5, 2.0)))
+    env = make(6, 0, world=slider(), options=EngineOptions(randomize=Randomize(gain=(0.5, 2.0))))
     speed = pushed(env)
     factor = env.state_dict()["random.factor.gain"][:, 0]
     assert speed == pytest.approx(10.0 * factor / 2.0 * 0.04, rel=1e-5)
@@ -37,7 +38,7 @@ def test_gain_keeps_the_rest_point_of_a_position_servo(slider):
             return 0.3 + 0.0 * action
 
     xml = slider().xml.replace('<motor joint="x" gear="1"/>', '<position joint="x" kp="50" kv="20"/>')
-    env = make(3, 0, world=Servo(xml=xml), randomize=Randomize(gain=(0.5, 2.0)))
+    env = make(3, 0, world=Servo(xml=xml), options=EngineOptions(randomize=Randomize(gain=(0.5, 2.0))))
     env.reset()
     obs = [env.step(np.zeros((3, 1)))[0] for _ in range(200)][-1]
     assert obs["state"][:, 0] == pytest.approx(0.3, abs=1e-3)
@@ -45,7 +46,7 @@ def test_gain_keeps_the_rest_point_of_a_position_servo(slider):
 
 def test_damping_changes_the_decay(slider):
     xml = slider().xml.replace('axis="1 0 0"', 'axis="1 0 0" damping="4"')
-    env = make(4, 0, world=slider(xml=xml), randomize=Randomize(damping=(0.5, 2.0)))
+    env = make(4, 0, world=slider(xml=xml), options=EngineOptions(randomize=Randomize(damping=(0.5, 2.0))))
     speed = pushed(env)
     factor = env.state_dict()["random.factor.damping"][:, 0]
     expected = np.zeros(4)
@@ -73,7 +74,7 @@ def test_friction_changes_the_sliding_distance(slider):
         def observe(self, view):
             return view.xp.concat([view.qpos[:, :1], view.qvel[:, :1], view.qpos, view.qvel[:, 1:]], axis=1)
 
-    env = make(4, 0, world=Sliding(xml=xml), randomize=Randomize(friction=(0.2, 0.6)))
+    env = make(4, 0, world=Sliding(xml=xml), options=EngineOptions(randomize=Randomize(friction=(0.2, 0.6))))
     speed = pushed(env, steps=5, push=0.0)  # 0.2 s
     factor = env.state_dict()["random.factor.friction"][:, 0]
     assert (speed > 0).all()
@@ -84,20 +85,24 @@ def test_friction_changes_the_sliding_distance(slider):
 
 
 def test_latency_of_whole_control_steps_delays_the_effect(slider):
-    env = make(2, 0, world=slider(), randomize=Randomize(latency=(0.08, 0.08)))  # two control steps
+    env = make(
+        2, 0, world=slider(), options=EngineOptions(randomize=Randomize(latency=(0.08, 0.08)))
+    )  # two control steps
     assert pushed(env, 2) == pytest.approx([0.0, 0.0])
     assert pushed(env, 3) == pytest.approx([0.2, 0.2])  # 5 m/s^2 for 40 ms
 
 
 def test_latency_of_physics_steps_delays_within_a_control_step(slider):
-    env = make(2, 0, world=slider(), randomize=Randomize(latency=(0.05, 0.05)))  # one control step and 10 ms
+    env = make(
+        2, 0, world=slider(), options=EngineOptions(randomize=Randomize(latency=(0.05, 0.05)))
+    )  # one control step and 10 ms
     assert pushed(env, 1) == pytest.approx([0.0, 0.0])
     assert pushed(env, 2) == pytest.approx([0.15, 0.15])  # 30 ms of 5 m/s^2
     assert pushed(env, 3) == pytest.approx([0.35, 0.35])
 
 
 def test_latency_range_gives_each_environment_its_own_delay(slider):
-    env = make(40, 0, world=slider(), randomize=Randomize(latency=(0.0, 0.08)))
+    env = make(40, 0, world=slider(), options=EngineOptions(randomize=Randomize(latency=(0.0, 0.08))))
     speed = pushed(env, 2)
     steps = env.state_dict()["random.factor.latency"]
     assert set(steps.tolist()) == set(range(9))  # 0 to 8 physics steps of 10 ms
@@ -107,7 +112,7 @@ def test_latency_range_gives_each_environment_its_own_delay(slider):
 def test_latency_starts_anew_with_the_episode(slider):
     world = slider()
     world.episode_steps = 3
-    env = make(1, 0, world=world, randomize=Randomize(latency=(0.08, 0.08)))
+    env = make(1, 0, world=world, options=EngineOptions(randomize=Randomize(latency=(0.08, 0.08))))
     env.reset()
     speeds = [float(env.step([[1.0]])[4]["final_obs"]["state"][0, 1]) for _ in range(6)]
     assert speeds == pytest.approx([0, 0, 0.2, 0, 0, 0.2])
@@ -115,7 +120,7 @@ def test_latency_starts_anew_with_the_episode(slider):
 
 def test_noise_is_added_to_the_observation_alone(slider):
     quiet = make(400, 0, world=slider())
-    noisy = make(400, 0, world=slider(), randomize=Randomize(noise=(0.1, 0.0, 0.0, 0.0, 0.0)))
+    noisy = make(400, 0, world=slider(), options=EngineOptions(randomize=Randomize(noise=(0.1, 0.0, 0.0, 0.0, 0.0))))
     difference = noisy.reset()[0]["state"] - quiet.reset()[0]["state"]
     assert difference[:, 0].std() == pytest.approx(0.1, rel=0.12)  # 400 numbers: standard error 3.5 %
     assert (difference[:, 1:] == 0).all()
@@ -131,7 +136,7 @@ def test_factors_per_episode_change_and_per_environment_stay(slider):
         (Randomize(mass=(0.5, 2.0), per="episode"), False),
         (Randomize(mass=(0.5, 2.0), per="environment"), True),
     ):
-        env = make(3, 0, world=slider(), randomize=options)
+        env = make(3, 0, world=slider(), options=EngineOptions(randomize=options))
         env.reset()
         first = env.state_dict()["random.factor.mass"]
         env.reset()
@@ -142,13 +147,16 @@ def test_factors_per_episode_change_and_per_environment_stay(slider):
 
 def test_factors_do_not_depend_on_the_number_of_environments(slider):
     options = Randomize(mass=(0.5, 2.0), latency=(0.0, 0.1))
-    few, many = make(2, 1, world=slider(), randomize=options), make(5, 1, world=slider(), randomize=options)
+    few, many = (
+        make(2, 1, world=slider(), options=EngineOptions(randomize=options)),
+        make(5, 1, world=slider(), options=EngineOptions(randomize=options)),
+    )
     assert np.array_equal(pushed(few, 4), pushed(many, 4)[:2])
 
 
 def test_saved_randomised_environment_continues_bit_for_bit(slider):
     options = Randomize(mass=(0.5, 2), gain=(0.5, 2), damping=(0.5, 2), friction=(0.5, 2), latency=(0, 0.1), noise=0.05)
-    env, other = (make(3, seed, world=slider(), randomize=options) for seed in (0, 9))
+    env, other = (make(3, seed, world=slider(), options=EngineOptions(randomize=options)) for seed in (0, 9))
     actions = np.random.default_rng(0).uniform(-1, 1, (60, 3, 1))
     env.reset()
     for action in actions[:7]:
@@ -186,6 +194,6 @@ def test_options_come_from_a_configuration_as_a_mapping():
 
 
 def test_saved_state_of_other_options_is_refused(slider):
-    saved = make(2, 0, world=slider(), randomize=Randomize(latency=(0.0, 0.1))).state_dict()
+    saved = make(2, 0, world=slider(), options=EngineOptions(randomize=Randomize(latency=(0.0, 0.1)))).state_dict()
     with pytest.raises(ValueError, match=r"history of shape \(2, 4, 1\), expected \(2, 1, 1\)"):
         make(2, 0, world=slider()).load_state_dict(saved)

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 
 def test_reach_success_is_two_centimetres_and_reward_falls_with_distance() -> None:
     world = Reach()
-    env = make(3, 0, world=world, num_threads=1)
+    env = make(3, 0, world=world, options=ONE_THREAD)
     env.reset(seed=0)
     view: Any = env._view
     view.task["goal"][...] = view.task["tip"] + np.array([[0.0, 0.0, 0.0], [0.0, 0.019, 0.0], [0.0, 0.0, 0.021]])
@@ -27,7 +30,7 @@ def test_reach_success_is_two_centimetres_and_reward_falls_with_distance() -> No
 
 
 def test_reach_start_lies_inside_the_work_space() -> None:
-    env = make(200, 0, world=Reach(), num_threads=1)
+    env = make(200, 0, world=Reach(), options=ONE_THREAD)
     env.reset(seed=0)
     for key in ("tip", "goal"):
         value = env._view.task[key]
@@ -39,7 +42,7 @@ def test_reach_start_lies_inside_the_work_space() -> None:
 def test_reach_same_seed_same_start_and_steps() -> None:
     runs = []
     for _ in range(2):
-        env = make(4, 7, world=Reach(), num_threads=1)
+        env = make(4, 7, world=Reach(), options=ONE_THREAD)
         obs, _ = env.reset()
         states = [obs["state"].copy()]
         for _ in range(10):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from robot_rl.sim import render
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 
 
@@ -26,7 +27,7 @@ def column(picture, channel):
 
 
 def test_pictures_show_the_state_of_each_environment(slider):
-    env = make(3, 0, world=slider(), cameras=["front"], camera_size=(60, 80))
+    env = make(3, 0, world=slider(), options=EngineOptions(cameras=("front",), camera_size=(60, 80)))
     obs, _ = env.reset()
     picture = obs["image.front"]
     assert picture.shape == (3, 60, 80, 3)
@@ -38,7 +39,9 @@ def test_pictures_show_the_state_of_each_environment(slider):
 
 
 def test_final_picture_is_the_true_successor(slider):
-    env = make(2, 0, world=slider(spread=0.0, limit=0.5), cameras=["front"], camera_size=(60, 80))
+    env = make(
+        2, 0, world=slider(spread=0.0, limit=0.5), options=EngineOptions(cameras=("front",), camera_size=(60, 80))
+    )
     env.reset()
     obs, _, terminated, _, info = [env.step([[1.0], [0.0]]) for _ in range(12)][-1]
     assert terminated.tolist() == [True, False]
@@ -49,7 +52,7 @@ def test_final_picture_is_the_true_successor(slider):
 
 
 def test_markers_show_the_goal(slider):
-    env = make(3, 1, world=slider(spread=0.0), cameras=["front"], camera_size=(60, 80))
+    env = make(3, 1, world=slider(spread=0.0), options=EngineOptions(cameras=("front",), camera_size=(60, 80)))
     obs, _ = env.reset()
     goal = obs["state"][:, 3]
     for picture, position in zip(obs["image.front"], goal):
@@ -58,7 +61,7 @@ def test_markers_show_the_goal(slider):
 
 
 def test_pictures_alone_are_enough_and_the_expert_still_sees_the_state(slider):
-    env = make(2, 0, world=slider(), cameras=["front"], state=False)
+    env = make(2, 0, world=slider(), options=EngineOptions(cameras=("front",), state=False))
     obs, _ = env.reset()
     assert set(obs) == {"image.front"}
     assert env.io.obs_names == ()
@@ -67,7 +70,7 @@ def test_pictures_alone_are_enough_and_the_expert_still_sees_the_state(slider):
 
 
 def test_render_gives_one_frame_per_environment(slider):
-    env = make(2, 0, world=slider(), render_mode="rgb_array", render_size=(48, 64))
+    env = make(2, 0, world=slider(), render_mode="rgb_array", options=EngineOptions(render_size=(48, 64)))
     env.reset()
     frames = env.render()
     assert isinstance(frames, tuple)

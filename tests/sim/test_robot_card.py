@@ -14,6 +14,7 @@ import torch
 
 from robot_rl.sim.card_arm import TOOL, CardArm
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
@@ -21,6 +22,8 @@ from robot_rl.sim.robot_model import digest, load, mujoco
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types.card import OPEN, Card
+
+ONE_THREAD = EngineOptions(num_threads=1)
 
 SMALL = Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf"
 ROBOTS = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), Path("absent"))
@@ -36,7 +39,7 @@ def small() -> Card:
 
 def solved(card: Card, action: str, count: int = 40) -> float:
     """Share of episodes that the scripted expert ends on its target."""
-    env = make(count, 0, world=Reach(robot=card, action=action), num_threads=2)
+    env = make(count, 0, world=Reach(robot=card, action=action), options=EngineOptions(num_threads=2))
     obs, info = env.reset()
     for _ in range(env.world.episode_steps):
         obs, _, _, _, info = env.step(env.expert(obs))
@@ -135,7 +138,7 @@ def test_approach_goes_to_the_place_and_drifts_to_rest_without_leaving_it(small:
 
 @both
 def test_reach_on_a_new_arm_keeps_the_contract_and_can_be_solved(small: Card, action: str) -> None:
-    env = make(3, 0, world=Reach(robot=small, action=action), num_threads=1)
+    env = make(3, 0, world=Reach(robot=small, action=action), options=ONE_THREAD)
     assert check(env) == []
     assert len(env.io.obs_names) == env.io.obs["state"][0][0]
     env.close()
@@ -178,7 +181,7 @@ def test_terms_are_the_same_in_numpy_and_torch_so_that_gpu_engines_run_them(smal
 
 
 def test_starts_and_targets_are_free_of_contacts_and_in_the_workspace(small: Card) -> None:
-    env = make(50, 3, world=Reach(robot=small), num_threads=1)
+    env = make(50, 3, world=Reach(robot=small), options=ONE_THREAD)
     env.reset()
     model, data = env.physics.model, mujoco.MjData(env.physics.model)
     assert small.workspace is not None
@@ -194,7 +197,7 @@ def test_starts_and_targets_are_free_of_contacts_and_in_the_workspace(small: Car
 
 
 def test_arm_holds_against_gravity_where_it_starts(small: Card) -> None:
-    env = make(4, 0, world=Reach(robot=small, action="joint"), num_threads=1)
+    env = make(4, 0, world=Reach(robot=small, action="joint"), options=ONE_THREAD)
     env.reset()
     before = env.physics.qpos[:, :5].copy()
     for _ in range(20):

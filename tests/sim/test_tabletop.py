@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.film import Film
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, PLATES, WORK_MIN, Tabletop
 from robot_rl.sim.worlds.tabletop_clips import KINDS, TabletopClips
 from robot_rl.sim.worlds.tabletop_text import phrasings
 
+ONE_THREAD = EngineOptions(num_threads=1)
+
 
 def test_tabletop_passes_the_check() -> None:
-    env = make(4, 0, world=Tabletop(seconds=2.0), num_threads=1)
+    env = make(4, 0, world=Tabletop(seconds=2.0), options=ONE_THREAD)
     findings = check(env, steps=60)
     env.close()
     assert not findings, "\n".join(findings)
@@ -24,7 +27,7 @@ def test_tabletop_passes_the_check() -> None:
 
 def test_tabletop_expert_meets_every_goal_and_work_never_grows() -> None:
     world = Tabletop()
-    env = make(36, 0, world=world, num_threads=1)
+    env = make(36, 0, world=world, options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     view: Any = env._view
     view.task["goal"][...] = np.arange(36) % 6
@@ -42,7 +45,7 @@ def test_tabletop_expert_meets_every_goal_and_work_never_grows() -> None:
 
 
 def test_tabletop_random_actions_meet_nothing() -> None:
-    env = make(16, 1, world=Tabletop(), num_threads=1)
+    env = make(16, 1, world=Tabletop(), options=ONE_THREAD)
     env.reset(seed=1)
     random = np.random.default_rng(0)
     met = [env.step(random.uniform(-1, 1, (16, 4)).astype(np.float32))[4]["success"] for _ in range(79)]
@@ -52,7 +55,7 @@ def test_tabletop_random_actions_meet_nothing() -> None:
 
 def placed() -> tuple[Any, Any, Any]:
     """One environment with the red block at the origin, the yellow plate 30 cm to the right, open fingers far above."""
-    env = make(1, 0, world=Tabletop(), num_threads=1)
+    env = make(1, 0, world=Tabletop(), options=ONE_THREAD)
     env.reset(seed=0)
     view: Any = env._view
     view.qpos[0, :5] = (0.0, 0.0, 0.12, 0.04, 0.04)
@@ -98,7 +101,7 @@ def test_tabletop_block_in_the_air_or_beside_the_plate_is_not_there() -> None:
 
 def test_tabletop_start_meets_no_goal_and_nothing_overlaps() -> None:
     world = Tabletop()
-    env = make(200, 3, world=world, num_threads=1)
+    env = make(200, 3, world=world, options=ONE_THREAD)
     env.reset(seed=3)
     view: Any = env._view
     assert not world.satisfied(view).any()
@@ -113,7 +116,7 @@ def test_tabletop_start_meets_no_goal_and_nothing_overlaps() -> None:
 
 def test_tabletop_work_reward_is_minus_the_remaining_work() -> None:
     world = Tabletop(reward="work")
-    env = make(3, 0, world=world, num_threads=1)
+    env = make(3, 0, world=world, options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     _, reward, *_ = env.step(env.expert(obs))
     view: Any = env._view
@@ -186,7 +189,12 @@ def test_clips_refuse_unknown_kinds_and_cameras() -> None:
 
 
 def test_tabletop_says_the_goal_and_rows_of_one_seed_have_one_start() -> None:
-    env = make(4, 0, world=Tabletop(seconds=1.0, sentences="train", layout="fixed", hand_spread=0.0), num_threads=1)
+    env = make(
+        4,
+        0,
+        world=Tabletop(seconds=1.0, sentences="train", layout="fixed", hand_spread=0.0),
+        options=ONE_THREAD,
+    )
     obs, _ = env.reset(seed=[3, 3, 4, 4])
     for key in ("state", "instruction"):
         np.testing.assert_array_equal(obs[key][::2], obs[key][1::2])
@@ -203,7 +211,7 @@ def test_tabletop_says_the_goal_and_rows_of_one_seed_have_one_start() -> None:
     np.testing.assert_array_equal(info["task"], before)  # of the episode that ended, not of the next
     assert len(env.parts.task_names) == 6
     env.close()
-    plain = make(2, 0, world=Tabletop(), num_threads=1)
+    plain = make(2, 0, world=Tabletop(), options=ONE_THREAD)
     assert "instruction" not in plain.io.obs
     plain.close()
 
@@ -211,7 +219,7 @@ def test_tabletop_says_the_goal_and_rows_of_one_seed_have_one_start() -> None:
 def test_tabletop_starts_are_what_they_were_without_sentences() -> None:
     states = []
     for sentences in (None, "plain"):
-        env = make(3, 5, world=Tabletop(sentences=sentences), num_threads=1)
+        env = make(3, 5, world=Tabletop(sentences=sentences), options=ONE_THREAD)
         states.append(env.reset(seed=5)[0]["state"])
         env.close()
     np.testing.assert_array_equal(states[0], states[1])
@@ -258,7 +266,7 @@ def test_film_takes_new_pictures_only_when_they_are_due() -> None:
 
 def test_tabletop_asks_only_what_it_is_told_and_says_it_in_words() -> None:
     world = Tabletop(only=["red on yellow", "blue on purple"])
-    env = make(40, 0, world=world, num_threads=1)
+    env = make(40, 0, world=world, options=ONE_THREAD)
     env.reset(seed=0)
     goals = np.asarray(env._view.task["goal"])
     assert set(goals) == {0, 5}
@@ -271,7 +279,7 @@ def test_tabletop_asks_only_what_it_is_told_and_says_it_in_words() -> None:
     env.close()
     with pytest.raises(ValueError, match="expected some of red on yellow"):
         Tabletop(only=["pink on yellow"])
-    worded = make(3, 0, world=Tabletop(sentences="held_out"), num_threads=1)
+    worded = make(3, 0, world=Tabletop(sentences="held_out"), options=ONE_THREAD)
     obs, _ = worded.reset(seed=0)
     assert worded.parts.instructions is not None
     found = worded.parts.instructions()
@@ -281,7 +289,7 @@ def test_tabletop_asks_only_what_it_is_told_and_says_it_in_words() -> None:
 
 def test_tabletop_mistaken_states_ask_for_another_goal_and_nothing_else_changes() -> None:
     world = Tabletop()
-    env = make(30, 0, world=world, num_threads=1)
+    env = make(30, 0, world=world, options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     draw = np.where(np.arange(30) % 3 == 0, np.nan, np.linspace(0, 0.999, 30))
     assert env.parts.mistaken is not None
@@ -297,9 +305,17 @@ def test_tabletop_mistaken_states_ask_for_another_goal_and_nothing_else_changes(
 
 def test_held_pictures_are_new_at_the_ends_of_an_episode() -> None:
     env = make(
-        2, 0, world=Tabletop(seconds=0.5), num_threads=1, cameras=["front"], camera_size=(16, 16), camera_every=3
+        2,
+        0,
+        world=Tabletop(seconds=0.5),
+        options=EngineOptions(num_threads=1, cameras=("front",), camera_size=(16, 16), camera_every=3),
     )
-    whole = make(2, 0, world=Tabletop(seconds=0.5), num_threads=1, cameras=["front"], camera_size=(16, 16))
+    whole = make(
+        2,
+        0,
+        world=Tabletop(seconds=0.5),
+        options=EngineOptions(num_threads=1, cameras=("front",), camera_size=(16, 16)),
+    )
     for each in (env, whole):
         each.reset(seed=0)
     action = np.tile(np.array([1.0, 1.0, -1.0, 1.0], np.float32), (2, 1))

@@ -15,6 +15,7 @@ from robot_rl.sim.check import check
 from robot_rl.sim.crash import UnstableSimulationError
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.draw_torch import TorchStreams
+from robot_rl.sim.engine_options import EngineOptions, TensorOptions
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.tensor_env import TensorVectorEnv, torch_device
 
@@ -29,8 +30,8 @@ TorchSlider: Any = _MODULE.TorchSlider
 def make(world: Any, num_envs: int = 4, seed: int = 0, **options: Any) -> TensorVectorEnv:
     randomize = Randomize(**options)
     physics = TorchSlider(num_envs, latency=randomize.latency is not None)
-    cpu = torch.device("cpu")
-    return TensorVectorEnv(num_envs, seed, world=world, physics=physics, device=cpu, randomize=randomize)
+    cpu, o = torch.device("cpu"), TensorOptions(randomize=randomize)
+    return TensorVectorEnv(num_envs, seed, world=world, physics=physics, device=cpu, options=o)
 
 
 def test_streams_draw_the_same_numbers_as_on_the_cpu_engine() -> None:
@@ -74,7 +75,7 @@ def test_constants_are_made_once_per_kind() -> None:
 def test_episodes_are_those_of_the_cpu_engine(slider: Any, options: dict[str, Any]) -> None:
     """Same seed, same actions: same starts, noise, latency, rewards, ends and successors, over several episodes."""
     ours = make(slider(limit=0.7), seed=3, **options)
-    theirs = mujoco_env.make(4, 3, world=slider(limit=0.7), randomize=Randomize(**options))
+    theirs = mujoco_env.make(4, 3, world=slider(limit=0.7), options=EngineOptions(randomize=Randomize(**options)))
     a, b = ours.reset()[0], theirs.reset()[0]
     rng = np.random.default_rng(0)
     ended = 0
@@ -100,7 +101,7 @@ def test_tensor_environment_keeps_the_contract(slider: Any) -> None:
 
 def test_models_are_drawn_as_the_cpu_engine_draws_them(slider: Any) -> None:
     options: dict[str, Any] = {"mass": [0.5, 2.0], "gain": [0.8, 1.2]}
-    theirs = mujoco_env.make(3, 7, world=slider(), randomize=Randomize(**options))
+    theirs = mujoco_env.make(3, 7, world=slider(), options=EngineOptions(randomize=Randomize(**options)))
     theirs.reset()
     for per, count in (("episode", 2), ("environment", 1)):
         ours = make(slider(), 3, 7, per=per, **options)

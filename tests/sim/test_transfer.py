@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.transfer import Transfer
 
+ONE_THREAD = EngineOptions(num_threads=1)
+
 
 def test_transfer_keeps_the_contract() -> None:
-    env = make(4, 0, world=Transfer(seconds=4.0), num_threads=1)
+    env = make(4, 0, world=Transfer(seconds=4.0), options=ONE_THREAD)
     assert check(env) == []
     assert len(env.io.obs_names) == env.io.obs["state"][0][0]
     env.close()
@@ -22,7 +25,7 @@ def test_transfer_keeps_the_contract() -> None:
 
 @pytest.mark.parametrize("hz", [10.0, 20.0])
 def test_transfer_expert_hands_over_and_random_actions_do_not(hz: float) -> None:
-    env = make(24, 3, world=Transfer(control_hz=hz, seconds=5.0), num_threads=1)
+    env = make(24, 3, world=Transfer(control_hz=hz, seconds=5.0), options=ONE_THREAD)
     obs, _ = env.reset(seed=3)
     rng = np.random.default_rng(0)
     info: dict[str, Any] = {}
@@ -41,7 +44,7 @@ def test_transfer_expert_hands_over_and_random_actions_do_not(hz: float) -> None
 def test_transfer_cannot_be_done_by_one_instrument() -> None:
     """The left one cannot reach the goal, the right one not the rod."""
     world = Transfer()
-    env = make(8, 0, world=world, num_threads=1)
+    env = make(8, 0, world=world, options=ONE_THREAD)
     env.reset(seed=0)
     view: Any = env._view
     assert (view.task["goal"][:, 1] < world.left_edge - 0.06).all()
@@ -55,7 +58,7 @@ def test_transfer_cannot_be_done_by_one_instrument() -> None:
 
 def test_transfer_counts_a_rod_that_both_hold_as_not_handed_over() -> None:
     world = Transfer()
-    env = make(3, 0, world=world, num_threads=1)
+    env = make(3, 0, world=world, options=ONE_THREAD)
     obs, _ = env.reset(seed=1)
     view: Any = env._view
     for _ in range(40):
@@ -71,7 +74,7 @@ def test_transfer_counts_a_rod_that_both_hold_as_not_handed_over() -> None:
 
 
 def test_transfer_tool_is_what_the_actions_move() -> None:
-    env = make(1, 0, world=Transfer(), num_threads=1)
+    env = make(1, 0, world=Transfer(), options=ONE_THREAD)
     env.reset(seed=0)
     tool = env.parts.tool
     assert tool is not None
@@ -90,7 +93,7 @@ def test_transfer_tool_is_what_the_actions_move() -> None:
 
 def test_transfer_terms_agree_between_numpy_and_torch() -> None:
     world = Transfer()
-    env = make(6, 0, world=world, num_threads=1)
+    env = make(6, 0, world=world, options=ONE_THREAD)
     obs, _ = env.reset(seed=0)
     for _ in range(12):
         obs, *_ = env.step(env.expert(obs))

@@ -10,6 +10,7 @@ import torch
 from benchmarks.engines import run as compare_returns
 from robot_rl.sim import mujoco_env
 from robot_rl.sim.check import check
+from robot_rl.sim.engine_options import WarpOptions
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.worlds.double_pendulum import DoublePendulum
 from robot_rl.sim.worlds.halfcheetah import HalfCheetah
@@ -49,16 +50,19 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.
 
 
 def test_options_of_the_cpu_engine_are_refused_with_a_way_out(make: Any) -> None:
-    for options, words in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"num_threads": 2}, "num_threads is 2"),
-        ({"cameras": ["front"]}, "engine=mujoco"),
-        ({"state": False}, "observes the state only"),
+        ({"cameras": ("front",)}, "engine=mujoco"),
+        ({"state": False}, "observes the whole state only"),
+        ({"proprio": "own"}, "observes the whole state only"),
         ({"render_camera": "back"}, "no camera 'back'"),
-        ({"render_mode": "human"}, "expected 'rgb_array'"),
-        ({"check_every": 0}, "check_every 0"),
-    ):
+        ({"check_every": 0}, "check_every is 0"),
+    ]
+    for options, words in cases:
         with pytest.raises(ValueError, match=words):
-            make(1, 0, world=Reach(), **options)
+            make(1, 0, world=Reach(), options=WarpOptions(**options))
+    with pytest.raises(ValueError, match="expected 'rgb_array'"):
+        make(1, 0, world=Reach(), render_mode="human")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="sees no CUDA device"):
             make(1, 0, "cuda", world=Reach())
@@ -116,7 +120,8 @@ def test_warp_environment_keeps_the_contract(make: Any) -> None:
 )
 def test_randomised_worlds_agree_too(make: Any, options: dict[str, Any]) -> None:
     """The same factors from the same seed have the same effect, over an episode's end."""
-    ours, theirs = (engine(3, 5, world=Reach(), randomize=Randomize(**options)) for engine in (make, mujoco_env.make))
+    o = WarpOptions(randomize=Randomize(**options))
+    ours, theirs = (engine(3, 5, world=Reach(), options=o) for engine in (make, mujoco_env.make))
     ours.reset()
     theirs.reset()
     rng = np.random.default_rng(1)
@@ -143,7 +148,8 @@ def test_sensors_belong_to_the_state_that_is_handed_out(make: Any, slider: Any) 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_full_buffers_are_reported(make: Any) -> None:
-    env = make(2, 0, world=Quadruped(), max_contacts=4, max_constraints=4)  # four feet want four rows each
+    few = WarpOptions(max_contacts=4, max_constraints=4)  # four feet want four rows each
+    env = make(2, 0, world=Quadruped(), options=few)
     env.reset()
 
     def stand() -> None:

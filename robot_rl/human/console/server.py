@@ -18,12 +18,15 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from robot_rl.extras import require
+from robot_rl.types import Options
 
 FOLDER = Path(__file__).parent
 FILES = {"/console.js": "text/javascript", "/input.js": "text/javascript", "/console.css": "text/css"}
@@ -41,20 +44,32 @@ SILENT_S = 2.0
 """A page in the seat that says nothing for so long may be replaced without being asked."""
 
 
+class ServeOptions(Options):
+    """Where a console listens, and who may open it."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8765
+    """0 takes a free one."""
+    token: str | None = None
+    """What clients must know; null makes one."""
+    hosts: tuple[str, ...] = ()
+    """Further names under which the page may be opened, for listening elsewhere: `robot.lab`, `10.0.0.7`."""
+    certificate: str | None = None
+    """PEM file with certificate chain; with `key` the console speaks TLS."""
+    key: str | None = None
+    """PEM file with the private key."""
+
+
 class ConsoleServer:
     """Serves one operator, and viewers.
 
     Args:
         on_message: called in the server's thread with every message of the operator (a dict with "type").
         on_leave: called when the operator is gone.
+        options: where it listens, and who may open it.
         now: the clock of the control loop [s]; pages learn it, so that they know how old what they get is.
-        host: address to listen on.
-        port: 0 takes a free one.
-        token: what clients must know; None makes one.
-        hosts: further names under which the page may be opened, for listening elsewhere: `robot.lab`, `10.0.0.7`.
         replay: (episode, number) -> a JPEG of a past episode, or None; called in the server's thread.
-        certificate: PEM file with certificate chain; with `key` the console speaks TLS.
-        key: PEM file with the private key.
 
     Raises:
         ImportError: aiohttp is not installed.
@@ -66,29 +81,24 @@ class ConsoleServer:
         self,
         on_message: Callable[[dict[str, Any]], None],
         on_leave: Callable[[], None],
+        options: ServeOptions,
         *,
         now: Callable[[], float] = time.monotonic,
-        host: str = "127.0.0.1",
-        port: int = 8765,
-        token: str | None = None,
-        hosts: Sequence[str] = (),
         replay: Callable[[int, int], bytes | None] | None = None,
-        certificate: str | None = None,
-        key: str | None = None,
     ) -> None:
-        self._web: Any = require("aiohttp.web")
-        if not _loopback(host) and not certificate:
+        o, self._web = options, require("aiohttp.web")
+        if not _loopback(o.host) and not o.certificate:
             raise ValueError(
-                f"host is {host}: commands would cross the network in the clear. Use an SSH tunnel to 127.0.0.1, or "
+                f"host is {o.host}: commands would cross the network in the clear. Use an SSH tunnel to 127.0.0.1, or "
                 "give a TLS certificate and key"
             )
-        self.token = token or secrets.token_urlsafe(18)
-        self._host, self._port = host, port
+        self.token = o.token or secrets.token_urlsafe(18)
+        self._host, self._port = o.host, o.port
         self._ssl = None
-        if certificate:
+        if o.certificate:
             self._ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._ssl.load_cert_chain(certificate, key)
-        self._hosts, self._replay = tuple(hosts), replay
+            self._ssl.load_cert_chain(o.certificate, o.key)
+        self._hosts, self._replay = o.hosts, replay
         self._on_message, self._on_leave, self._now = on_message, on_leave, now
         self._operator: Any = None
         self._page_of: dict[Any, str] = {}  # client -> what its page calls itself
@@ -106,7 +116,7 @@ class ConsoleServer:
         self._thread.start()
         self._ready.wait(20.0)
         if self._failure is not None:
-            raise RuntimeError(f"the console cannot listen on {host}:{port}: {self._failure}") from self._failure
+            raise RuntimeError(f"the console cannot listen on {o.host}:{o.port}: {self._failure}") from self._failure
 
     @property
     def port(self) -> int:

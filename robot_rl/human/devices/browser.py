@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from pydantic import Field
 
 from robot_rl.arbiter import Reading
 from robot_rl.extras import require
-from robot_rl.human.console.server import ConsoleServer
+from robot_rl.human.console.server import ConsoleServer, ServeOptions
 from robot_rl.human.devices.remote import RemoteTeleop
 from robot_rl.human.devices.teleop import Camera, Frame
 from robot_rl.real.core.clock import Clock
@@ -25,44 +25,32 @@ from robot_rl.types import IOSpec, Obs
 from robot_rl.types.options import Count, Positive
 
 
+class BrowserOptions(ServeOptions):
+    """Of the console of `human=browser`."""
+
+    speed: Positive = 0.6
+    """Factor on the axes."""
+    frame_every: Count = 1
+    """Ticks per camera picture, which may come as pixels or as a JPEG."""
+    quality: Annotated[int, Field(ge=1, le=95)] = 75
+    """Of the JPEGs; only for the screen, learners never see them."""
+
+
 class BrowserTeleop(RemoteTeleop):
     """Keyboard, mouse and gamepad of a web page, and its screen.
 
     Args:
+        options: where the console listens, and what it shows.
         io: interface of the policy.
-        host: see `ConsoleServer`; likewise port, token, certificate and key.
-        port: 0 takes a free one.
-        token: None makes one.
-        hosts: see `ConsoleServer`.
-        certificate: for TLS.
-        key: for TLS.
-        speed: factor on the axes.
-        frame_every: ticks per camera picture, which may come as pixels or as a JPEG.
-        quality: of the JPEGs, 1 to 95; only for the screen, learners never see them.
         clock: of the control loop.
         announce: print the address.
     """
 
     def __init__(
-        self,
-        io: IOSpec,
-        *,
-        host: str = "127.0.0.1",
-        port: Annotated[int, Field(ge=0, le=65535)] = 8765,
-        token: str | None = None,
-        hosts: Sequence[str] = (),
-        certificate: str | None = None,
-        key: str | None = None,
-        speed: float = 0.6,
-        frame_every: int = 1,
-        quality: Annotated[int, Field(ge=1, le=95)] = 75,
-        clock: Clock | None = None,
-        announce: bool = True,
+        self, options: BrowserOptions, io: IOSpec, *, clock: Clock | None = None, announce: bool = True
     ) -> None:
-        super().__init__(io, clock=clock, speed=speed)
-        if frame_every < 1 or not 1 <= quality <= 95:
-            raise ValueError(f"frame_every is {frame_every} and quality {quality}, expected >= 1 and in [1, 95]")
-        self._every, self._quality, self._tick = frame_every, quality, 0
+        super().__init__(io, clock=clock, speed=options.speed)
+        self._every, self._quality, self._tick = options.frame_every, options.quality, 0
         self._hz = io.control_hz
         self._ages: deque[float] = deque(maxlen=200)
         self._episodes = -1
@@ -71,16 +59,7 @@ class BrowserTeleop(RemoteTeleop):
         self._encoding: Future[None] | None = None
         self._image: Any = require("PIL.Image")
         self.server = ConsoleServer(
-            self._message,
-            self.disconnect,
-            now=self._clock.now,
-            host=host,
-            port=port,
-            token=token,
-            hosts=hosts,
-            replay=self.reel.picture,
-            certificate=certificate,
-            key=key,
+            self._message, self.disconnect, options, now=self._clock.now, replay=self.reel.picture
         )
         if announce:
             sys.stderr.write(f"console: {self.server.url}\n")
@@ -193,32 +172,3 @@ class Reel:
         with self._lock:
             kept = self._episodes.get(episode, [])
             return kept[number] if 0 <= number < len(kept) else None
-
-
-def make(
-    io: IOSpec,
-    expert: Any = None,
-    *,
-    host: str = "127.0.0.1",
-    port: Annotated[int, Field(ge=0, le=65535)] = 8765,
-    token: str | None = None,
-    hosts: Sequence[str] = (),
-    certificate: str | None = None,
-    key: str | None = None,
-    speed: Positive = 0.6,
-    frame_every: Count = 1,
-    quality: Annotated[int, Field(ge=1, le=95)] = 75,
-) -> BrowserTeleop:
-    """The console; see `BrowserTeleop`."""
-    return BrowserTeleop(
-        io,
-        host=host,
-        port=port,
-        token=token,
-        hosts=hosts,
-        certificate=certificate,
-        key=key,
-        speed=speed,
-        frame_every=frame_every,
-        quality=quality,
-    )

@@ -273,10 +273,7 @@ def test_job_reads_undiscounted_returns_whatever_the_run_discounts(tmp_path: Pat
 
     data = mixed_log(tmp_path)
     settings = LogSettings(data=str(data.store.path), gamma=0.5, reward="scale_bias", reward_scale=2.0, reward_bias=1.0)
-    need = build().need
-    found, _ = logs.sampler(
-        data.store, settings, seed=0, reads=need.extras, window=need.window, return_gamma=need.return_gamma
-    )
+    found, _ = logs.sampler(data.store, settings, seed=0, need=build().need)
     facts = logs.facts(found)
     returns = data.store.returns() * 2.0 + 12.0
     assert (facts.return_low, facts.return_high) == pytest.approx((returns.min(), returns.max()))

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from robot_rl.policies.reward.annotator import (
+    AnnotatorOptions,
     AsyncLabelReward,
+    LabelOptions,
     ObservableCells,
     ProgramAnnotator,
     annotator,
@@ -35,7 +37,7 @@ def made(code: str = "way[0] < 1", **options: Any) -> AsyncLabelReward:
     values: dict[str, Any] = {"beta": 1.0, "scale": 0.4, "keep": 2.0, "inline": True, **options}
     if "replay" not in values:
         values["model"] = f"program:{code}"
-    reward = annotator(names=["way"], size=0.5, **values)
+    reward = annotator(AnnotatorOptions(names=("way",), size=0.5, **values))
     reward.bind(IO)
     reward.start(np.ones(2, bool), seen((0, 0, 0), (0, 0, 0)))
     return reward
@@ -74,7 +76,8 @@ class Slow:
 
 def test_training_does_not_wait_for_labels(tmp_path: Path) -> None:
     model = Slow()
-    reward = AsyncLabelReward(ObservableCells(["way"], 0.5), model, scale=1.0, beta=0.0, save=str(tmp_path / "t.jsonl"))
+    cells, table = ObservableCells(["way"], 0.5), str(tmp_path / "t.jsonl")
+    reward = AsyncLabelReward(LabelOptions(scale=1.0, beta=0.0, save=table), cells, model)
     reward.bind(IO)
     reward.start(np.ones(2, bool), seen((0, 0, 0), (9, 0, 0)))
     states = seen((0, 0, 0), (9, 0, 0))
@@ -88,7 +91,7 @@ def test_training_does_not_wait_for_labels(tmp_path: Path) -> None:
     assert later == [1.0, 1.0]
     assert model.asked == 2  # each message once
     reward.close()
-    again = AsyncLabelReward(ObservableCells(["way"], 0.5), None, scale=1.0, beta=0.0, replay=str(tmp_path / "t.jsonl"))
+    again = AsyncLabelReward(LabelOptions(scale=1.0, beta=0.0, replay=table), cells, None)
     again.bind(IO)
     again.start(np.ones(2, bool), states)
     assert [again.step(states, NO).tolist() for _ in range(4)] == [*first, later]  # at the same steps
@@ -118,7 +121,7 @@ def test_labeller_that_keeps_failing_stops_the_run_and_unreadable_is_no() -> Non
             return "hm"
 
     for model, fails in ((Broken(), True), (Mute(), False)):
-        reward = AsyncLabelReward(ObservableCells(["way"], 0.5), model, inline=True)
+        reward = AsyncLabelReward(LabelOptions(inline=True), ObservableCells(["way"], 0.5), model)
         reward.bind(IO)
         reward.start(np.ones(2, bool), seen((0, 0, 0), (0, 0, 0)))
         if fails:
@@ -167,18 +170,18 @@ def test_table_repeats_a_run_and_a_state_continues_it(mode: str, tmp_path: Path)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="mode is 'x'"):
+    with pytest.raises(ValueError, match="mode is 'x', expected one of retrieval"):
         made(mode="x")
     with pytest.raises(ValueError, match="either a model"):
-        annotator(names=["way"])
+        annotator(AnnotatorOptions(names=("way",)))
     with pytest.raises(ValueError, match="expected the observables"):
-        annotator(model="program:1")
+        annotator(AnnotatorOptions(model="program:1"))
     with pytest.raises(FileNotFoundError):
         made(replay=str(tmp_path / "none"))
     (tmp_path / "bad").write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match="line 1 is no label"):
         made(replay=str(tmp_path / "bad"))
-    with pytest.raises(ValueError, match="most is 0"):
+    with pytest.raises(ValueError, match="queue is 0, expected a whole number of at least 1"):
         made(queue=0)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from robot_rl.policies.nets.reference import BOTH, SHOWN, TOLD, RefClip, announced, reference_indices
-from robot_rl.policies.vla.context import ContextCritic, ContextLearner
-from robot_rl.policies.vla.context_clips import ContextSampler
+from robot_rl.policies.vla.context import ContextCritic, ContextCriticOptions, ContextLearner
+from robot_rl.policies.vla.context_clips import ContextSampler, ShowOptions
 from robot_rl.policies.vla.context_net import ContextNet
 from robot_rl.policies.vla.context_report import evaluate, lines
 from robot_rl.policies.vla.critic import TinyCritic
@@ -74,8 +74,9 @@ def clips(count: int = 40, seed: int = 0) -> Clips:
     return Clips.of(arrays(count, seed), FACTS)
 
 
-def learner(**changes: Any) -> ContextLearner:
-    return ContextLearner((SIZE, SIZE), **{"items": 4, "goals": 2, "width": 32, **changes})
+def learner(seed: int = 0, **changes: Any) -> ContextLearner:
+    options = ContextCriticOptions(size=(SIZE, SIZE), **{"items": 4, "goals": 2, "width": 32, **changes})
+    return ContextLearner(options, seed=seed)
 
 
 def untrained() -> ContextCritic:
@@ -185,7 +186,8 @@ def test_clips_that_show_a_goal_met_it_alone_and_from_the_start_did_not() -> Non
 
 def test_batches_label_what_is_asked_and_never_show_a_clip_itself() -> None:
     data = clips(12)
-    sampler = ContextSampler(data, items=16, goals=2, shares=(0.2, 0.2, 0.2, 0.4), picture=0.5, seed=1)
+    options = ShowOptions(items=16, goals=2, shares=(0.2, 0.2, 0.2, 0.4), picture=0.5)
+    sampler = ContextSampler(data, options, seed=1)
     seen = set()
     for _ in range(4):
         batch = next(sampler)
@@ -206,11 +208,11 @@ def test_batches_label_what_is_asked_and_never_show_a_clip_itself() -> None:
                 assert not batch.done[slot].any()
     assert seen == {(TOLD, False), (SHOWN, False), (BOTH, False), (BOTH, True)}
     with pytest.raises(ValueError, match="four numbers"):
-        ContextSampler(data, shares=(1.0,))
-    with pytest.raises(ValueError, match="labels=work"):
-        ContextSampler(data, labels="vlac", successes_only=True)
+        ShowOptions(shares=(1.0,))
+    with pytest.raises(ValueError, match="references is 1, expected a whole number of at least 2"):
+        ShowOptions(references=1)  # a clip is never its own reference
     with pytest.raises(ValueError, match="nothing can be shown"):
-        ContextSampler(data.part(np.flatnonzero(~data.succeeded())))
+        ContextSampler(data.part(np.flatnonzero(~data.succeeded())), options)
 
 
 def test_training_resumes_exactly_and_saved_critics_answer_alike(tmp_path: Path) -> None:

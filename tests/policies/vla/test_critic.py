@@ -13,8 +13,8 @@ import torch
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.policies.nets.vla_words import HashedWords
 from robot_rl.policies.reward.critic_reward import progress_reward
-from robot_rl.policies.vla.critic import Clips, CriticLearner, TinyCritic
-from robot_rl.policies.vla.critic_clips import ClipSampler
+from robot_rl.policies.vla.critic import Clips, CriticLearner, TinyCritic, TinyCriticOptions
+from robot_rl.policies.vla.critic_clips import ClipSampler, DrawOptions
 from robot_rl.policies.vla.critic_net import CriticNet
 from robot_rl.policies.vla.critic_report import evaluate, lines
 from robot_rl.policies.vla.guard import check_critic
@@ -70,7 +70,7 @@ def clips(count: int = 40, seed: int = 0) -> Clips:
 
 
 def learner(**changes: Any) -> CriticLearner:
-    return CriticLearner((SIZE, SIZE), **{"items": 8, "goals": 1, "width": 32, **changes})
+    return CriticLearner(TinyCriticOptions(size=(SIZE, SIZE), **{"items": 8, "goals": 1, "width": 32, **changes}))
 
 
 def untrained(readout: str = "pairwise") -> TinyCritic:
@@ -176,7 +176,7 @@ def test_words_are_the_same_everywhere_and_never_cut() -> None:
 
 def test_sampler_labels_pairs_by_work_under_the_goal_drawn() -> None:
     data = clips()
-    sampler = ClipSampler(data, items=16, other_goals=1.0, seed=3)
+    sampler = ClipSampler(data, DrawOptions(items=16, goals=1, other_goals=1.0), seed=3)
     batch = next(sampler)
     share = batch.share
     assert torch.equal(share, -share.transpose(1, 2))
@@ -189,8 +189,9 @@ def test_sampler_labels_pairs_by_work_under_the_goal_drawn() -> None:
 def test_success_only_recipe_sees_successes_alone_and_time() -> None:
     data = clips()
     with pytest.raises(ValueError, match="successes_only"):
-        ClipSampler(data, labels="vlac")
-    sampler = ClipSampler(data, labels="vlac", successes_only=True, other_goals=0.0, items=32)
+        ClipSampler(data, DrawOptions(), labels="vlac")
+    drawn = DrawOptions(items=32, goals=1, other_goals=0.0)
+    sampler = ClipSampler(data, drawn, labels="vlac", successes_only=True)
     assert set(data.kind[sampler._rows]) == {0}
     batch = next(sampler)
     assert float(batch.share.min()) >= -0.981
@@ -199,7 +200,8 @@ def test_success_only_recipe_sees_successes_alone_and_time() -> None:
     assert (batch.share[rows, late, late] == 0).all()
     same = batch.log_work[:, :, None] == batch.log_work[:, None, :]
     assert (batch.share[same] == 0).all()
-    mismatched = next(ClipSampler(data, labels="vlac", successes_only=True, other_goals=1.0, items=8))
+    drawn = DrawOptions(items=8, goals=1, other_goals=1.0)
+    mismatched = next(ClipSampler(data, drawn, labels="vlac", successes_only=True))
     assert (mismatched.share == 0).all()
     assert (mismatched.done == 0).all()
     assert mismatched.done_mask.all()
@@ -207,7 +209,7 @@ def test_success_only_recipe_sees_successes_alone_and_time() -> None:
 
 def test_sampler_labels_every_goal_of_an_item() -> None:
     data = clips()
-    sampler = ClipSampler(data, items=6, goals=9, seed=3)  # more than there are: all
+    sampler = ClipSampler(data, DrawOptions(items=6, goals=9), seed=3)  # more than there are: all
     batch = next(sampler)
     assert batch.images.shape[:2] == (6, 4)
     assert batch.share.shape == (12, 4, 4)
@@ -225,7 +227,7 @@ def test_sampler_labels_every_goal_of_an_item() -> None:
 
 
 def test_words_of_every_goal_may_be_missing_and_the_others_never() -> None:
-    sampler = ClipSampler(clips(), seed=0)
+    sampler = ClipSampler(clips(), DrawOptions(), seed=0)
     assert sampler._common == {"go", "to", "the", "side"}
     said = [sampler._filled("go to the red side").split() for _ in range(200)]
     assert all("red" in words for words in said)
@@ -353,8 +355,8 @@ def test_label_keeps_what_was_there_and_pays_at_the_frames_looked_at() -> None:
         intervened=np.zeros(5, bool), stamp=np.arange(6.0), meta={},
     )  # fmt: skip
     judge = untrained()
-    options: dict[str, Any] = {"instruction": "x", "camera": "front", "mode": "delta", "gamma": 0.9, "stride": 2}
-    out = job.label(episode, judge, progress_reward, **options)
+    options = job.LabelledOptions(mode="delta", gamma=0.9, stride=2)
+    out = job.label(episode, judge, progress_reward, options, instruction="x")
     path = judge.trajectory(frames, "x", stride=2)  # frames 0, 2, 4, 5
     columns = out.meta["columns"]
     np.testing.assert_allclose(out.reward, [0, path.deltas[0], 0, path.deltas[1], path.deltas[2]], atol=1e-6)
@@ -362,12 +364,12 @@ def test_label_keeps_what_was_there_and_pays_at_the_frames_looked_at() -> None:
     np.testing.assert_allclose(columns["critic_progress"], expected, atol=1e-6)
     np.testing.assert_array_equal(columns["env_reward"], reward)
     assert out.meta["instruction"] == "x"
-    twice = job.label(out, judge, progress_reward, **{**options, "mode": "potential"})
+    twice = job.label(out, judge, progress_reward, job.LabelledOptions(gamma=0.9, stride=2), instruction="x")
     np.testing.assert_array_equal(twice.meta["columns"]["env_reward"], reward)  # the first, not the critic's
     with pytest.raises(ValueError, match="never written over"):
-        job.label(out, judge, progress_reward, **options)
+        job.label(out, judge, progress_reward, options, instruction="x")
     with pytest.raises(ValueError, match=r"holds no 'image\.top'"):
-        job.label(episode, judge, progress_reward, **{**options, "camera": "top"})
+        job.label(episode, judge, progress_reward, job.LabelledOptions(camera="top"), instruction="x")
 
 
 def test_label_pays_for_a_goal_that_is_met_and_may_leave_the_pictures_out() -> None:
@@ -380,14 +382,15 @@ def test_label_pays_for_a_goal_that_is_met_and_may_leave_the_pictures_out() -> N
         reward=zeros[:, 0], terminated=False, truncated=True, intervened=np.zeros(5, bool), stamp=np.arange(6.0),
         meta={"io": io},
     )  # fmt: skip
-    options: dict[str, Any] = {"instruction": "x", "camera": "front", "mode": "potential", "gamma": 0.9, "stride": 2}
 
     def met(done: np.ndarray, values: np.ndarray) -> np.ndarray:
         assert len(done) == len(values) == 4  # frames 0, 2, 4, 5
         return np.array([False, False, True, False])
 
-    shaped = job.label(episode, judge, progress_reward, **options)
-    paid = job.label(episode, judge, progress_reward, met=met, done_reward=3.0, pictures=False, **options)
+    plain = job.LabelledOptions(gamma=0.9, stride=2)
+    shaped = job.label(episode, judge, progress_reward, plain, instruction="x")
+    more = job.LabelledOptions(gamma=0.9, stride=2, done_reward=3.0, pictures=False)
+    paid = job.label(episode, judge, progress_reward, more, instruction="x", met=met)
     np.testing.assert_allclose(paid.reward - shaped.reward, [0, 0, 0, 3, 0], atol=1e-6)
     assert list(paid.obs) == ["state"] == list(paid.meta["io"]["obs"])
     values = shaped.meta["columns"]["critic_progress"]

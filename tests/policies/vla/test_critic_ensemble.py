@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from robot_rl.policies.nets.progress import add_up
-from robot_rl.policies.reward.critic_reward import CriticReward
+from robot_rl.policies.reward.critic_reward import CriticReward, CriticRewardOptions
 from robot_rl.policies.vla.critic_ensemble import CriticEnsemble
 from robot_rl.policies.vla.interface import CriticMeta, CriticOutput, Trajectory
 
@@ -90,7 +90,8 @@ def test_pairs_have_the_mean_step_and_say_how_much_members_disagree() -> None:
 
 def paid(judge: Any, greys: list[int], **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """Reward and "met" of one episode through these grey levels."""
-    reward = CriticReward(judge, **{"every": 1, "gamma": 1.0, "done_reward": 0.0, "on_done": "pay", **options})
+    how = CriticRewardOptions(**{"every": 1, "done_reward": 0.0, "on_done": "pay", **options})
+    reward = CriticReward(how, judge, gamma=1.0)
     reward.start(np.ones(1, bool), pictures(0), [GOAL])
     no = np.zeros(1, bool)
     rows = [reward.step(pictures(grey), no, no) for grey in greys]
@@ -114,7 +115,7 @@ def test_a_reward_from_an_ensemble_pays_its_cautious_level_and_cannot_be_had_by_
 
 def test_the_reward_of_an_ensemble_continues_exactly_and_reads_older_states() -> None:
     judge = CriticEnsemble([Grey(), Grey(fooled_by=40)], "uwo")
-    no, rewards = np.zeros(1, bool), [CriticReward(judge, every=2), CriticReward(judge, every=2)]
+    no, rewards = np.zeros(1, bool), [CriticReward(CriticRewardOptions(), judge) for _ in range(2)]
     for reward in rewards:
         reward.start(np.ones(1, bool), pictures(0), [GOAL])
     for grey in (100, 40, 40):
@@ -122,7 +123,7 @@ def test_the_reward_of_an_ensemble_continues_exactly_and_reads_older_states() ->
     rewards[1].load_state_dict(rewards[0].state_dict())
     a, b = (reward.step(pictures(180), no, no)[0] for reward in rewards)
     np.testing.assert_array_equal(a, b)
-    single, older = CriticReward(Grey()), CriticReward(Grey())
+    single, older = (CriticReward(CriticRewardOptions(), Grey()) for _ in range(2))
     single.start(np.ones(1, bool), pictures(0), [GOAL])
     state = single.state_dict()
     older.load_state_dict({**state, "u": state["u"][0], "from": state["from"][0]})  # as saved before ensembles

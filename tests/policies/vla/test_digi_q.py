@@ -15,10 +15,11 @@ from robot_rl.chunks import chunk_rows
 from robot_rl.data.features import features
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
-from robot_rl.policies.vla.critic import CriticLearner
+from robot_rl.policies.vla.critic import CriticLearner, TinyCriticOptions
 from robot_rl.policies.vla.digi_q import DigiQ, DigiQOptions, best_candidate
 from robot_rl.policies.vla.frozen import FrozenReader
 from robot_rl.policies.vla.imitation import VlaImitation, VlaImitationOptions
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.tabletop import Tabletop
 from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
@@ -165,7 +166,7 @@ def test_policy_refuses_features_of_another_reader() -> None:
 
 
 def test_reader_reads_the_trunk_of_a_critic_and_of_a_policy(tmp_path: Path) -> None:
-    critic = CriticLearner((16, 16), width=24)
+    critic = CriticLearner(TinyCriticOptions(size=(16, 16), width=24))
     (tmp_path / "checkpoints/step_000000001").mkdir(parents=True)
     torch.save(critic.state_dict(), tmp_path / "checkpoints/step_000000001/learner.pt")
     reader = FrozenReader(IO, {"kind": "critic", "path": str(tmp_path)})
@@ -230,8 +231,8 @@ def test_what_the_networks_read_at_play_is_what_they_read_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same camera, size, held pictures and moments: an episode is played, recorded, and read again as a log."""
-    env = make(3, 0, world=Tabletop(sentences="plain", seconds=0.8), cameras=["top"], camera_size=(16, 16),
-               camera_every=2, num_threads=1)  # fmt: skip
+    seen = EngineOptions(cameras=("top",), camera_size=(16, 16), camera_every=2, num_threads=1)
+    env = make(3, 0, world=Tabletop(sentences="plain", seconds=0.8), options=seen)
     learner = new(env.io, horizon=2, proprio=["tip_*", "opening"])
     rng, width = np.random.default_rng(0), learner.reader.width
     size = env.io.obs["state"][0][0]

@@ -14,7 +14,7 @@ import torch
 from robot_rl.data.store import write_store
 from robot_rl.policies.vla.imitation import MARKS, VlaImitation, VlaImitationOptions
 from robot_rl.policies.vla.imitation_weights import mean_one, progress_weights, top_share
-from robot_rl.types import Episode, IOSpec, LogFacts, Transitions
+from robot_rl.types import Episode, IOSpec, LogFacts, Needs, Transitions
 from robot_rl.verbs import logs
 
 IO = IOSpec(
@@ -145,13 +145,13 @@ def test_progress_of_a_log_stands_at_its_observations(tmp_path: Path) -> None:
             )
         )  # fmt: skip
     store = write_store(tmp_path / "log.store", made, io=IO)
-    data, _ = logs.sampler(store, logs.LogSettings(data=str(tmp_path)), seed=0, progress="critic_progress")
+    data, _ = logs.sampler(store, logs.LogSettings(data=str(tmp_path)), seed=0, need=Needs(progress="critic_progress"))
     np.testing.assert_allclose(data.derived["progress"][:, 0], [0, 0.1, 0.2, 0.3, 0, 1.1, 1.2], atol=1e-6)
     batch = next(data.ordered(5))
     gained = (batch.next_obs["progress"] - batch.obs["progress"])[:, 0]
     np.testing.assert_allclose(gained, [0.1, 0.1, 0.1, 1.1, 0.1], atol=1e-6)
     with pytest.raises(ValueError, match="robot-rl critic label"):
-        logs.sampler(store, logs.LogSettings(data=str(tmp_path)), seed=0, progress="none_such")
+        logs.sampler(store, logs.LogSettings(data=str(tmp_path)), seed=0, need=Needs(progress="none_such"))
 
 
 def test_bad_options_are_refused() -> None:
