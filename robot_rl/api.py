@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
 from robot_rl.loops.evaluate import evaluate as run_evaluation
+from robot_rl.run import Callback
 from robot_rl.types import Learner, Policy, VecEnv
 from robot_rl.verbs.build import load_policy, saved_config
 from robot_rl.verbs.compose import choices, compose_verb
@@ -88,6 +89,7 @@ def train(
     steps: int = 100_000,
     options: Mapping[str, Any] | None = None,
     folder: PathLike | None = None,
+    callback: Callback | None = None,
     **settings: Any,
 ) -> RunResult:
     """Train a policy in simulation, with evaluations, checkpoints, learning curve, video and report in a run folder.
@@ -99,6 +101,8 @@ def train(
         steps: environment steps (transitions) in all.
         options: of the method.
         folder: of the run; default: a new one below `output`.
+        callback: (step, metrics) -> anything, called with every row of metrics.jsonl; False ends the run there, evaluated
+            and saved as at its end.
         settings: everything else that `robot-rl train` takes: seed, device, eval_every, demos, log, rewarder …
 
     Raises:
@@ -110,7 +114,7 @@ def train(
     values = {**settings, "env": _node_of(env), "total_steps": steps}
     cfg = _compose("train", _policy_name(policy), options, values)
     learner_of_init(cfg)
-    return _train(cfg, _folder(folder, cfg, "train"))
+    return _train(cfg, _folder(folder, cfg, "train"), callback)
 
 
 def offline(
@@ -121,6 +125,7 @@ def offline(
     env: EnvLike | None = None,
     options: Mapping[str, Any] | None = None,
     folder: PathLike | None = None,
+    callback: Callback | None = None,
     **settings: Any,
 ) -> RunResult:
     """Train a policy from a log.
@@ -132,6 +137,8 @@ def offline(
         env: where it is evaluated; None: nowhere.
         options: of the method.
         folder: of the run; default: a new one below `output`.
+        callback: (step, metrics) -> anything, called with every row of metrics.jsonl; False ends the run there, evaluated
+            and saved as at its end.
         settings: everything else that `robot-rl offline` takes; estimate=0 leaves out the estimate from the log alone.
 
     Raises:
@@ -140,14 +147,15 @@ def offline(
     """
     values = {**settings, "env": None if env is None else _node_of(env), "data": str(log), "updates": updates}
     cfg = _compose("offline", _policy_name(policy), options, values)
-    return _offline(cfg, _folder(folder, cfg, "offline"))
+    return _offline(cfg, _folder(folder, cfg, "offline"), callback)
 
 
-def resume(run: PathLike, **settings: Any) -> RunResult:
+def resume(run: PathLike, *, callback: Callback | None = None, **settings: Any) -> RunResult:
     """Go on with an interrupted run of `train` or `offline`, exactly where its newest checkpoint stands.
 
     Args:
         run: its folder.
+        callback: as of `train`.
         settings: what changes, such as total_steps or updates.
 
     Raises:
@@ -160,7 +168,7 @@ def resume(run: PathLike, **settings: Any) -> RunResult:
     cfg: Any = OmegaConf.merge(kept, settings, {"resume": str(folder)})
     _trust(cfg)
     read_options(OPTIONS[verb](), cfg, verb)
-    return (_offline if verb == "offline" else _train)(cfg, folder)
+    return (_offline if verb == "offline" else _train)(cfg, folder, callback)
 
 
 def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> Policy:
@@ -218,14 +226,14 @@ def evaluate(
             world.close()
 
 
-def _train(cfg: DictConfig, folder: Path) -> RunResult:
+def _train(cfg: DictConfig, folder: Path, callback: Callback | None) -> RunResult:
     job = train_job(cfg, folder, config=saved_config(cfg))
-    return RunResult(job.folder, job.run())
+    return RunResult(job.folder, job.run(callback))
 
 
-def _offline(cfg: DictConfig, folder: Path) -> RunResult:
+def _offline(cfg: DictConfig, folder: Path, callback: Callback | None) -> RunResult:
     job = offline_job(cfg, folder)
-    return RunResult(job.folder, job.run())
+    return RunResult(job.folder, job.run(callback))
 
 
 def _compose(verb: str, policy: str, options: Mapping[str, Any] | None, values: Mapping[str, Any]) -> DictConfig:

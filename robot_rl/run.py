@@ -25,6 +25,9 @@ from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, Many, read_metrics
 from robot_rl.types import Metrics
 
+Callback = Callable[[int, Metrics], object]
+"""(step, metrics) of every row that is recorded; False ends the run in good order."""
+
 
 class Run:
     """A run from its claim to its report.
@@ -77,6 +80,7 @@ class Run:
         self._last = self._evaluated_at = -1
         self._saved_at: int | None = None
         self._best: list[float] | None = None
+        self._callback: Callback | None = None
         self.keeps_best = True
         """Whether a better evaluation than all before keeps the policy; not where an earlier one is tried again."""
         if claim.note:
@@ -164,8 +168,10 @@ class Run:
         *,
         calls: Mapping[str, Callable[[], Any]] | None = None,
         more: Callable[[], dict[str, Any]] | None = None,
+        callback: Callback | None = None,
     ) -> dict[str, Any]:
         """`follow`, `finish` and, whatever happens, `close`; the summary."""
+        self._callback = callback
         try:
             self.follow(work)
             return self.finish(calls=calls, more=more)
@@ -200,6 +206,8 @@ class Run:
             metrics |= found
         self._bar.note(metrics)
         self.tracker.log(metrics, step)
+        if self._callback is not None:
+            stop |= self._callback(step, metrics) is False
         if s.passed(s.checkpoint_every, self._last, step):
             self.save()
         self._last = step

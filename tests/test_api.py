@@ -1,5 +1,6 @@
 """The verbs from Python: the same names, checks and run folders as the command line."""
 
+import json
 import re
 import subprocess
 import sys
@@ -64,6 +65,29 @@ def test_the_code_on_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pyte
     text = (Path(__file__).resolve().parents[1] / page).read_text()
     for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         assert exec(code.replace("steps=10_000", "steps=150, video_episodes=0, final_episodes=1"), {}) is None
+
+
+def test_a_callback_hears_every_row_and_ends_the_run_in_good_order(tmp_path: Path):
+    heard: list[int] = []
+
+    def callback(step: int, metrics: dict[str, float]) -> bool:
+        heard.append(step)
+        return step < 200
+
+    small = {**QUICK, "log_every": 50, "options": {"hidden": [8, 8], "batch_size": 8}}
+    run = rr.train(
+        "online/sac", "pendulum", steps=1000, num_envs=1, folder=tmp_path / "run", callback=callback, **small
+    )
+    assert heard == [50, 100, 150, 200]
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows][:4] == [50, 100, 150, 200]
+    assert run.summary["steps"] == 200
+    assert np.isfinite(run.summary["return"])
+    more = rr.resume(run, callback=lambda step, metrics: step < 300)  # the rest of the thousand, as far as it is wanted
+    assert more.summary["steps"] == 300
+    with pytest.raises(ZeroDivisionError):  # an error of the caller's own comes through, the last checkpoint stays
+        rr.resume(run, callback=lambda step, metrics: step / 0)
+    assert rr.resume(run, callback=lambda step, metrics: False).summary["steps"] == 350
 
 
 def test_a_policy_from_a_log(tmp_path: Path):

@@ -22,7 +22,7 @@ from robot_rl.data.seen import measure_seen
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.parts import Parts
-from robot_rl.run import Run
+from robot_rl.run import Callback, Run
 from robot_rl.schedule import Schedule
 from robot_rl.stats import iqm, stratified
 from robot_rl.track import Many
@@ -277,8 +277,11 @@ class OfflineJob:
             return name
         return None
 
-    def run(self) -> dict[str, Any]:
+    def run(self, callback: Callback | None = None) -> dict[str, Any]:
         """Train, evaluate, write curve, video and report; returns the summary.
+
+        Args:
+            callback: hears of every row of metrics.
 
         Raises:
             CheckpointError: a checkpoint could not be written.
@@ -288,7 +291,8 @@ class OfflineJob:
         if self._judges is not None and self._estimate_updates:  # minutes: what is known already comes first
             calls |= {"report so far": self._report_so_far, "value, from the log alone": self._estimate}
         self._run.numbers |= {"score_of": self._score, "findings": self.findings, "estimate": None}
-        return self._run.play(self._learn, calls=calls, more=lambda: {"transitions": len(self.sampler)})
+        more = {"transitions": len(self.sampler)}
+        return self._run.play(self._learn, calls=calls, more=lambda: more, callback=callback)
 
     def _learn(self) -> None:
         if self.loop.updates < self.settings.updates:

@@ -28,7 +28,7 @@ from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.loops.stepping import begins_anew
 from robot_rl.parts import Parts
-from robot_rl.run import Run, reason
+from robot_rl.run import Callback, Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
 from robot_rl.types import Learner, Needs, OwnLoop, Seen
@@ -411,14 +411,17 @@ class TrainJob:
         env.close()
         return buffer
 
-    def run(self) -> dict[str, Any]:
+    def run(self, callback: Callback | None = None) -> dict[str, Any]:
         """Train, evaluate, write curve, video and report; returns the summary.
+
+        Args:
+            callback: hears of every row of metrics.
 
         Raises:
             CheckpointError: a checkpoint could not be written.
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
-        return self._run.play(self._train, calls={"model": self._model, "video": self._video})
+        return self._run.play(self._train, calls={"model": self._model, "video": self._video}, callback=callback)
 
     def _train(self) -> None:
         try:

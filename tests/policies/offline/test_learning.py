@@ -16,7 +16,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+FAST = ("rebrac.ReBrac", "cql.Cql")  # of a policy that acts by its critic, and of a pessimistic one; all: make test-all
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in CASES])
 def test_learns_to_walk_home_from_random_actions(name, point):
     options, updates, wanted = CASES[name]
     shared = {"name": f"offline/{name.split('.')[0]}", "hidden": (32, 32), "batch_size": 128, "lr": 2e-3, "tau": 0.02}
