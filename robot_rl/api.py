@@ -101,8 +101,8 @@ def train(
         steps: environment steps (transitions) in all.
         options: of the method.
         folder: of the run; default: a new one below `output`.
-        callback: (step, metrics) -> anything, called with every row of metrics.jsonl; False ends the run there, evaluated
-            and saved as at its end.
+        callback: (step, metrics) -> anything, called with every row of metrics.jsonl; False ends the run there,
+            evaluated and saved as at its end.
         settings: everything else that `robot-rl train` takes: seed, device, eval_every, demos, log, rewarder …
 
     Raises:
@@ -137,8 +137,8 @@ def offline(
         env: where it is evaluated; None: nowhere.
         options: of the method.
         folder: of the run; default: a new one below `output`.
-        callback: (step, metrics) -> anything, called with every row of metrics.jsonl; False ends the run there, evaluated
-            and saved as at its end.
+        callback: (step, metrics) -> anything, called with every row of metrics.jsonl; False ends the run there,
+            evaluated and saved as at its end.
         settings: everything else that `robot-rl offline` takes; estimate=0 leaves out the estimate from the log alone.
 
     Raises:
