@@ -21,8 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
 from robot_rl.loops.evaluate import evaluate as run_evaluation
-from robot_rl.run import Callback
-from robot_rl.types import Learner, Policy, VecEnv
+from robot_rl.types import Callback, Learner, Policy, VecEnv
 from robot_rl.verbs.build import load_policy, saved_config
 from robot_rl.verbs.compose import choices, compose_verb
 from robot_rl.verbs.offline import offline_job

@@ -23,10 +23,7 @@ from robot_rl.parts import Checkpoints, Parts
 from robot_rl.schedule import Result, Schedule
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, Many, read_metrics
-from robot_rl.types import Metrics
-
-Callback = Callable[[int, Metrics], object]
-"""(step, metrics) of every row that is recorded; False ends the run in good order."""
+from robot_rl.types import Callback, Metrics
 
 
 class Run:

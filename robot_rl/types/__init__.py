@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     )
     from robot_rl.types.options import Options
     from robot_rl.types.policy import Action, Critic, Loaded, Policy, PolicyParts, ProgressCritic, TrainedPolicy
-    from robot_rl.types.track import Stateful, Tracker
+    from robot_rl.types.track import Callback, Stateful, Tracker
 
 __all__ = [
     "Action",
     "Array",
+    "Callback",
     "Critic",
     "EnvParts",
     "Episode",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from robot_rl.types.data import Metrics
+
+Callback = Callable[[int, Metrics], object]
+"""(step, metrics) of every row that is recorded; False ends the run in good order."""
 
 
 class Tracker(Protocol):

@@ -75,6 +75,11 @@ def leave_interrupted(verb: str, folder: Path) -> NoReturn:
     sys.exit(130)
 
 
+def folder() -> Path | None:
+    """Where the newest run of this process writes; None if it is no run."""
+    return Path(_runs[-1]["folder"]) if _runs and "folder" in _runs[-1] else None
+
+
 def error(text: str) -> None:
     """Say what was wrong, on stderr and in the document."""
     note(error=text)

@@ -22,11 +22,11 @@ from robot_rl.data.seen import measure_seen
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.parts import Parts
-from robot_rl.run import Callback, Run
+from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.stats import iqm, stratified
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Learner, Metrics
+from robot_rl.types import Callback, IOSpec, Learner, Metrics
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer, logs, ope
 from robot_rl.verbs.build import (

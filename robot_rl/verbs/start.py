@@ -7,10 +7,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -33,13 +37,35 @@ from robot_rl.verbs.lines import find_slip
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import read_options
 from robot_rl.verbs.robot import put_card, robot
+from robot_rl.verbs.sweep import VERBS as SWEPT
 from robot_rl.verbs.sweep import sweep
+from robot_rl.verbs.sweep_curves import conclude
 from robot_rl.verbs.table import VERBS, Verb
 from robot_rl.verbs.tune import tune
 from robot_rl.words import Refused
 
 
-def _guard(verb: Verb, debug: bool) -> Callable[[DictConfig], None]:
+@dataclass
+class _Several:
+    """The runs of one -m.
+
+    Attributes:
+        folder: of what they have in common.
+        words: folder of each run -> what it was told.
+    """
+
+    folder: Path = Path()
+    words: dict[Path, list[str]] = field(default_factory=dict)
+
+    def add(self, folder: Path | None) -> None:
+        """A run is done that wrote there."""
+        settings = HydraConfig.get()
+        if settings.mode == RunMode.MULTIRUN and folder is not None:
+            self.folder = self.folder if self.words else Path(settings.sweep.dir)
+            self.words[folder] = list(settings.overrides.task)
+
+
+def _guard(verb: Verb, debug: bool, several: _Several) -> Callable[[DictConfig], None]:
     """Turn errors into one readable paragraph; --debug keeps the traceback."""
 
     def task(cfg: DictConfig) -> None:
@@ -52,6 +78,7 @@ def _guard(verb: Verb, debug: bool) -> Callable[[DictConfig], None]:
                 put_pictures(cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb.run(cfg)
+            several.add(answer.folder())
         except KeyboardInterrupt:
             answer.note(interrupted=True)
             print("\ninterrupted", file=sys.stderr)
@@ -207,14 +234,17 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, and told below
     flags = [item for item in rest if item.startswith("-")]
     sys.argv = [f"robot-rl {verb}", *rest, *([] if flags else ["--run"])]  # else Hydra composes twice, to find its mode
+    several = _Several()
     try:
         hydra.main(config_path="pkg://robot_rl.configs", config_name=config, version_base="1.3")(
-            _guard(VERBS[verb], debug)
+            _guard(VERBS[verb], debug, several)
         )()
     except (HydraException, OmegaConfBaseException) as error:  # what the checks above leave: "+" and "++"
         if debug:
             raise
         _refuse(f"{' '.join(str(error).split())} (all keys: robot-rl {verb} --help)")
+    if verb in SWEPT:
+        conclude(several.words, several.folder)
 
 
 def _refuse(text: str) -> NoReturn:

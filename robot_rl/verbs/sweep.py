@@ -23,6 +23,7 @@ from robot_rl.types.options import NotNegative, Positive, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.lines import split_values
 from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.sweep_curves import conclude
 from robot_rl.words import Refused
 
 VERBS = ("train", "offline")
@@ -221,6 +222,8 @@ def sweep(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"\ninterrupted; continue with the same command and --folder={folder}", file=sys.stderr)
         return 130
+    words = {trial.name: trial.arguments for trial in trials(plain)}
+    conclude({Path(row["folder"]): words[row["trial"]] for row in rows if "error" not in row}, folder)
     failed = sum("error" in row for row in rows)
     answer.note(folder=str(folder), trials=rows)
     print(f"{len(rows) - failed} of {len(rows)} trials done; numbers: {folder / 'sweep.json'}")

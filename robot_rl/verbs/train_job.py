@@ -28,10 +28,10 @@ from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.loops.stepping import begins_anew
 from robot_rl.parts import Parts
-from robot_rl.run import Callback, Run, reason
+from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Learner, Needs, OwnLoop, Seen
+from robot_rl.types import Callback, Learner, Needs, OwnLoop, Seen
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.build import EnvMaker

@@ -1,10 +1,13 @@
 """Sweeps: combinations, finished and interrupted trials, failures (Ray itself in the slow test)."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from robot_rl.verbs import sweep
+from robot_rl.stats import iqm
+from robot_rl.verbs import sweep, sweep_curves
 from robot_rl.verbs.sweep import sweep as verb
 
 
@@ -68,8 +71,50 @@ def test_two_trials_run_and_the_sweep_is_continued(tmp_path, capsys):
     command = ["train", "env=reach", "policy=online/sac", "seed=0,1", "total_steps=120", "eval_every=0"]
     command += ["final_episodes=1", "video_episodes=0", "policy.hidden=[8,8]", f"--folder={tmp_path}"]
     assert verb(command) == 0
-    assert "2 of 2 trials done" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 of 2 trials done" in said
+    assert "  all runs   return " in said
     rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
     assert {row["trial"] for row in rows} == {"seed=0", "seed=1"}
     assert all(row["steps"] == 120 for row in rows)
     assert verb(command) == 0  # nothing left to do
+
+
+def test_words_that_differ_name_the_runs_and_seeds_are_one_thing():
+    runs = {
+        Path(str(i)): ["env=reach", f"seed={seed}", *more]
+        for i, (seed, more) in enumerate([(0, []), (1, []), (0, ["policy.lr=1e-4"]), (1, ["policy.lr=1e-4"])])
+    }
+    assert sweep_curves.groups(runs) == {
+        "as given": [Path("0"), Path("1")],
+        "policy.lr=1e-4": [Path("2"), Path("3")],
+    }
+    assert sweep_curves.groups({Path("a"): ["seed=0"], Path("b"): ["seed=1"]}) == {"all runs": [Path("a"), Path("b")]}
+
+
+def test_middle_of_seeds_is_the_interquartile_mean_where_all_have_a_curve():
+    lines = [([0, 10, 20], [0.0, 1.0, 2.0]), ([10, 20, 30], [3.0, 4.0, 9.0]), ([0, 20, 30], [0.0, 8.0, 0.0])]
+    steps, middle, low, high = sweep_curves.between(lines)
+    assert steps.tolist() == [10, 20]
+    # of three values the middle one whole and the outer ones by a quarter: (1/4 * 1 + 3 + 1/4 * 4) / 1.5
+    assert middle.tolist() == pytest.approx([(0.25 * 1 + 3 + 0.25 * 4) / 1.5, (0.25 * 2 + 4 + 0.25 * 8) / 1.5])
+    assert low.tolist() == [1.0, 2.0]  # the worst of three drawn thrice: one draw in 27
+    assert high.tolist() == [4.0, 8.0]
+    _, middle, low, _ = sweep_curves.between(lines[:2])
+    assert middle.tolist() == [2.0, 3.0]
+    assert np.isnan(low).all()  # of two seeds no interval
+
+
+def test_runs_of_several_options_end_in_a_table_and_one_picture(tmp_path, robot_rl):
+    done = robot_rl(
+        "train", "-m", "env=pendulum", "policy=online/sac", "policy.hidden=[8,8]", "policy.batch_size=8", "seed=0,1,2",
+        "total_steps=40", "learning_starts=20", "updates_per_step=0.1", "eval_every=20", "eval_episodes=1",
+        "final_episodes=1", "video_episodes=0", "track.tensorboard=false",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = [line.split("   ") for line in done.stdout.splitlines() if line.startswith("  all runs")]
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    assert (folder / "sweep.png").read_bytes()[:4] == b"\x89PNG"
+    ends = [json.loads((folder / str(i) / "evaluation.json").read_text())["return"] for i in range(3)]
+    assert row[1].startswith(f"return {iqm(np.array(ends)):.4g} [{min(ends):.4g}, {max(ends):.4g}]")
+    assert row[-1] == "3 seeds"
