@@ -185,6 +185,7 @@ kill $inner
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_actor_and_learner_in_two_networks(tmp_path):
     reason = _networks()

@@ -67,8 +67,8 @@ def log(tmp_path: Path) -> Path:
 def evaluate(log: Path, mean: float, **options: Any):
     settings = OpeSettings(
         **{
-            **{"data": str(log), "gamma": GAMMA, "updates": 2500, "behaviour_updates": 800, "resamples": 300},
-            **{"methods": ("fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr"), "model_updates": 1200},
+            **{"data": str(log), "gamma": GAMMA, "updates": 1500, "behaviour_updates": 800, "resamples": 300},
+            **{"methods": ("fqe", "mb", "is", "wis", "pdis", "wpdis", "dr", "wdr"), "model_updates": 700},
             **options,
         }
     )

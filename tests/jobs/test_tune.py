@@ -119,10 +119,14 @@ def test_an_interrupted_search_goes_on_with_the_run_it_had_begun(search, tmp_pat
         wait(seconds)
 
     line = ("x=interval(0.0,1.0)", "wait=1")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune.time, "sleep", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            search(*line, trials=1)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins deaf to it
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tune.time, "sleep", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                search(*line, trials=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
     begun = json.loads((folder / "train/run/words.json").read_text())
     (row,) = search(*line, trials=1)
     assert row["folder"] == str(folder)
