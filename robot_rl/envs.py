@@ -85,11 +85,12 @@ class WorldEnv(gymnasium.Env):
         return self._row(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One control step; info holds "success" and "executed" (A,)."""
+        """One control step; info holds "success", "executed" (A,) and "reward_<term>"."""
         obs, reward, terminated, truncated, info = self._world.env.step(np.asarray(action)[None])
         over = bool(terminated[0] | truncated[0])
         last = info["final_obs"] if over else obs  # the world below has begun its next episode
         found = {key: info[key][0] for key in ("success", "executed") if key in info}
+        found |= {f"reward_{name}": float(term[0]) for name, term in info.get("reward_terms", {}).items()}
         return self._row(last), float(reward[0]), bool(terminated[0]), bool(truncated[0]), found
 
     def render(self) -> Any:

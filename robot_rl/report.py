@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -116,6 +117,72 @@ def write_curve(
     figure.savefig(partial, dpi=110, format="png")
     plt.close(figure)
     partial.replace(path)
+    return path
+
+
+def _terms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key.removeprefix("reward/") for row in rows for key in row if key.startswith("reward/")))
+
+
+def rank_terms(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What a reward consisted of over a run, the largest share first.
+
+    Args:
+        rows: rows of metrics.jsonl, with "reward/<term>", "reward_low/<term>" and "reward_high/<term>".
+
+    Returns:
+        Up to three lines: shares of all that was paid, shares of all penalties, and terms that were 0 in every step;
+        empty where no terms are named.
+    """
+    paid, penalty, never = {}, {}, []
+    for name in _terms(rows):
+        mean = float(np.mean([row[f"reward/{name}"] for row in rows if f"reward/{name}" in row]))
+        ends = [row[f"reward_{end}/{name}"] for end in ("low", "high") for row in rows if f"reward_{end}/{name}" in row]
+        if not any(ends):
+            never.append(name)
+        elif mean:
+            (paid if mean > 0.0 else penalty)[name] = abs(mean)
+    lines = {}
+    for title, shares in (("reward", paid), ("penalties", penalty)):
+        whole = sum(shares.values())
+        ranked = sorted(shares, key=lambda name: -shares[name])
+        if ranked:
+            lines[title] = ", ".join(f"{name} {shares[name] / whole:.0%}" for name in ranked)
+    return {**lines, **({"always 0": ", ".join(never)} if never else {})}
+
+
+def write_terms(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None:
+    """Plot a reward term by term: the mean of a step over the run, and the least and the most that a step was paid.
+
+    Args:
+        path: the PNG file.
+        rows: see `rank_terms`.
+
+    Returns:
+        The file, or None where the rows name no terms.
+    """
+    names = _terms(rows)
+    if not names:
+        return None
+    matplotlib = require("matplotlib")
+    matplotlib.use("Agg")
+    plt = require("matplotlib.pyplot")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for i, name in enumerate(names):
+        some = [row for row in rows if f"reward/{name}" in row]
+        at = [row["step"] for row in some]
+        axes[0].plot(at, [row[f"reward/{name}"] for row in some], color=f"C{i % 10}", label=name)
+        low, high = ([row[f"reward_{end}/{name}"] for row in some] for end in ("low", "high"))
+        axes[1].fill_between(at, low, high, color=f"C{i % 10}", alpha=0.25)
+    for axis, words in zip(axes, ("mean of a step", "from the least to the most of a step")):
+        axis.set_title(words, fontsize=10)
+        axis.set_xlabel("environment steps")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=110, format="png")
+    plt.close(figure)
+    write_bytes(path, picture.getvalue())
     return path
 
 

@@ -282,7 +282,13 @@ class Run:
         self.summary["checkpoint"] = str(self.checkpoints.root / f"step_{step:09d}")
         self._weights(step)
         self._write_numbers()
-        made = {"curve": self._curve, **(calls or {}), "tensorboard": self._finish_tracker, "report": self.report}
+        made = {
+            "curve": self._curve,
+            "reward terms": self._reward_terms,
+            **(calls or {}),
+            "tensorboard": self._finish_tracker,
+            "report": self.report,
+        }
         for name, call in made.items():
             value = self._try(name, call)
             if isinstance(value, dict):
@@ -315,6 +321,14 @@ class Run:
         rows = read_metrics(self.folder / METRICS_FILE)
         unit = "environment step" if self.schedule.unit == "step" else self.schedule.unit
         return report.write_curve(self.folder / "curve.png", rows, title=self.folder.name, unit=unit)
+
+    def _reward_terms(self) -> dict[str, str]:
+        """Which terms the reward consisted of, for the summary; drawn for the report."""
+        rows = read_metrics(self.folder / METRICS_FILE)
+        picture = report.write_terms(self.folder / "reward_terms.png", rows)
+        if picture is not None:
+            self.pictures["The reward, term by term"] = picture
+        return report.rank_terms(rows)
 
     def _finish_tracker(self) -> None:
         self.failures |= self.tracker.failures

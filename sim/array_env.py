@@ -12,6 +12,8 @@ from gymnasium.vector.utils import batch_space
 from robot_rl.types import EnvParts, IOSpec
 
 State = dict[str, np.ndarray]
+Reward = np.ndarray | dict[str, np.ndarray]
+"""(N,), or terms by name, whose sum it is: then a run records each."""
 
 
 class ArrayWorld(Protocol):
@@ -29,8 +31,8 @@ class ArrayWorld(Protocol):
         """Arrays of one new episode, without a row axis."""
         ...
 
-    def step(self, state: State, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Move on in place: actions (N, A) -> reward, terminated, success, (N,) each."""
+    def step(self, state: State, action: np.ndarray) -> tuple[Reward, np.ndarray, np.ndarray]:
+        """Move on in place: actions (N, A) -> reward, or its named terms, terminated, success, (N,) each."""
         ...
 
     def observe(self, state: State) -> np.ndarray:
@@ -109,10 +111,13 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         if np.shape(actions) != wanted or not np.isfinite(actions).all():
             raise ValueError(f"actions of shape {np.shape(actions)}, expected finite numbers of shape {wanted}")
         executed = np.clip(actions, -1.0, 1.0).astype(np.float32)
-        reward, terminated, success = self.world.step(self.state, executed)
+        paid, terminated, success = self.world.step(self.state, executed)
+        terms = paid if isinstance(paid, dict) else {}
+        reward = sum(terms.values(), np.zeros(self.num_envs)) if isinstance(paid, dict) else paid
         self._tick += 1
         truncated = (self._tick >= self.world.episode_steps) & ~terminated
         info = {"success": success.copy(), "executed": executed, "intervened": np.zeros(self.num_envs, bool)}
+        info["reward_terms"] = {name: term.astype(np.float32) for name, term in terms.items()}
         obs, over = self._obs(), terminated | truncated
         if over.any():
             info["final_obs"] = obs

@@ -7,7 +7,7 @@ it. On the CPU, where asking costs nothing, starts are computed only in steps in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -104,6 +104,7 @@ class Episodes:
         state: (N, S) float32 observation to act on.
         final: (N, S) true successor of the last step.
         reward, terminated, truncated, done, success: (N,) of the last step.
+        paid: name -> (N,) of the last step, what the reward was added up from, where its world names that.
         flags: (N,) uint8, what went wrong since somebody looked: `BAD_STATE`, `BAD_REWARD`, `BAD_ACTION`.
     """
 
@@ -145,6 +146,7 @@ class Episodes:
         self.flags = zeros(dtype=torch.uint8)
         self.everyone = ~zeros(dtype=torch.bool)
         self.task: dict[str, Tensor] = {}
+        self.paid: dict[str, Tensor] = {}
         self.view = View(
             xp=xp,
             qpos=physics.qpos,
@@ -242,18 +244,27 @@ class Episodes:
         self.count += 1
         world.update(view)
         self._keep_task()
+        view.terms = {}
         for target, value in (
             (self.reward, world.reward(view)),
             (self.terminated, world.terminated(view)),
             (self.success, world.success(view)),
         ):
             target.copy_(_vector(value, target, world.name))
+        self._keep_terms(view.terms)
         self.truncated.copy_((self.count >= world.episode_steps) & ~self.terminated)
         self.done.copy_(self.terminated | self.truncated)
         self._look_after(self.everyone, self.final)
         self.flags |= BAD_REWARD * (~torch.isfinite(self.reward)).to(torch.uint8)
         if not (self._host or self._models_change):
             self._begin(self.done, ended=True)
+
+    def _keep_terms(self, terms: Mapping[str, Any]) -> None:
+        """Bring the reward's terms to arrays that stay where they are; made in the eager calls before a capture."""
+        for name, value in terms.items():
+            if name not in self.paid:
+                self.paid[name] = torch.zeros_like(self.reward)
+            self.paid[name].copy_(_vector(value, self.reward, self.world.name))
 
     def _look(self) -> None:
         """What to act on next: the true successor, or the first observation where an episode ended."""

@@ -22,6 +22,10 @@ from robot_rl.sim.headless import prefer_headless
 
 SUCCESS = ("success", "is_success", "succeed")
 """Names under which environments report success in their info."""
+TERM = "reward_"
+"""How the names of a reward's terms begin in the info of Gymnasium's own tasks, such as "reward_ctrl"."""
+MOST_TERMS = 16
+"""Terms that are kept, those that an environment names first."""
 
 _PACKAGES = {
     "gym_hil/": "gym_hil",
@@ -223,6 +227,11 @@ class Copies:
         self.nominal = [gym_state.nominal_model(env) for env in self.envs]
         self._before = [gym_state.Before(env) for env in self.envs if gym_state.mujoco_parts(env)]
         self.arrays: dict[str, np.ndarray] = {}
+        self.terms: tuple[str, ...] | None = None  # of the reward, once an info was seen
+
+    def term_names(self) -> tuple[str, ...]:
+        """Names of the columns of "terms" without their beginning, as of the first info that said anything."""
+        return tuple(name.removeprefix(TERM) for name in self.terms or ())
 
     def bind(self, arrays: dict[str, np.ndarray]) -> None:
         """Write from now on into these arrays: see `GymVectorEnv` for their names."""
@@ -266,11 +275,14 @@ class Copies:
                 cut = True
             terminated[i] = end
             truncated[i] = cut and not end
-            if info and any(name in info for name in SUCCESS):
-                known[i] = True
-                success[i] = _succeeded(info)
-            else:
-                success[i] = False
+            success[i] = False
+            if info:
+                if any(name in info for name in SUCCESS):
+                    known[i], success[i] = True, _succeeded(info)
+                if self.terms is None:
+                    self.terms = _terms(info)
+                for column, name in enumerate(self.terms):
+                    arrays["terms"][i, column] = info.get(name, 0.0)
             if end or cut:
                 ended = True
                 for key, array in arrays.items():
@@ -324,6 +336,14 @@ def _first(space: Any, path: tuple[str, ...]) -> int:
     for key in path:
         space = space.spaces[key]
     return int(space.start)
+
+
+def _terms(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names in an info that hold a term of the reward: numbers whose name begins with "reward_"."""
+    numbers = (int, float, np.integer, np.floating)
+    return tuple(name for name, value in info.items() if name.startswith(TERM) and isinstance(value, numbers))[
+        :MOST_TERMS
+    ]
 
 
 def _succeeded(info: Mapping[str, Any]) -> bool:

@@ -157,6 +157,7 @@ class GymVectorEnv(VectorEnv):
         self._images = tuple(layout.images)
         self._has_state = bool(layout.state_names)
         self._started = False
+        self._terms: tuple[str, ...] | None = None  # of the reward; known from the first step on
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -225,6 +226,11 @@ class GymVectorEnv(VectorEnv):
             info |= {key: arrays[key].copy() for key in ("achieved_goal", "desired_goal")}
         if arrays["knows_success"].any():  # most Gymnasium tasks have no notion of success: then none is reported
             info["success"] = arrays["success"].copy()
+        if self._terms is None:
+            self._terms = tuple(self._each("term_names")[0])
+        if self._terms:
+            found = arrays["terms"].T.copy()
+            info["reward_terms"] = dict(zip(self._terms, found))
         return dict(obs), reward, terminated, truncated, info
 
     def observe(self) -> Obs:
@@ -414,6 +420,7 @@ def _shapes(
     if goal:
         out |= dict.fromkeys(("achieved_goal", "desired_goal"), ((num_envs, goal), "float32"))
     out["reward"] = ((num_envs,), "float32")
+    out["terms"] = ((num_envs, gym_copies.MOST_TERMS), "float32")
     for key in ("terminated", "truncated", "success", "knows_success"):
         out[key] = ((num_envs,), "bool")
     return out

@@ -2,7 +2,7 @@
 
 Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Every step's info holds the world's facts,
 "final_obs": the true successor of all N environments (a dict like the observation; where nothing ended it equals it),
-"success": (N,) bool, "executed": (N, A) float32 the action after clipping to [-1, 1], "intervened": (N,) bool, False.
+"success" (N,) bool, "executed" (N, A) float32, the clipped action, "intervened" (N,) bool, "reward_terms" name -> (N,).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from robot_rl.sim.interface import check_options, checked
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer
 from robot_rl.sim.scene import Sensors, check_markers, check_scene
-from robot_rl.sim.view_rows import flags, select
+from robot_rl.sim.view_rows import flags, pay, select
 from robot_rl.sim.world import Reset, View, World, parts_of
 from robot_rl.types import EnvParts, IOSpec, Obs
 from robot_rl.types.data import all_finite
@@ -199,7 +199,7 @@ class MujocoVectorEnv(VectorEnv):
         for key, value in task.items():
             if value.base is not None:  # a view into arrays that the next step overwrites
                 task[key] = value.copy()
-        reward = np.asarray(world.reward(view), np.float32)
+        reward, terms = pay(world, view)
         terminated = flags(world.terminated(view), world.name, "terminated")
         success = flags(world.success(view), world.name, "success")
         truncated = (self._step >= world.episode_steps) & ~terminated
@@ -221,6 +221,7 @@ class MujocoVectorEnv(VectorEnv):
             "success": success,
             "executed": action,
             "intervened": np.zeros(self.num_envs, bool),
+            "reward_terms": terms,
             **facts,
         }
         return dict(obs), reward, terminated, truncated, info

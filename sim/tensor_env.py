@@ -138,6 +138,7 @@ class TensorVectorEnv(VectorEnv):
             "success": episodes.success.clone(),
             "executed": episodes.wish.clone(),
             "intervened": torch.zeros_like(episodes.done),
+            "reward_terms": {name: term.clone() for name, term in episodes.paid.items()},
         }
         ends = episodes.terminated.clone(), episodes.truncated.clone()
         return self.observe(), episodes.reward.clone(), *ends, info

@@ -1,4 +1,4 @@
-"""Small reads of what a world answers: flags that are flags, and the view of some environments."""
+"""Small reads of what a world answers: flags that are flags, a reward and its terms, the view of some environments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.scene import Sensors
-from robot_rl.sim.world import View
+from robot_rl.sim.world import View, World
+
+
+def pay(world: World, view: View) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The reward (N,) float32, and the named terms (N,) float32 that it was added up from, if it was (`View.total`)."""
+    view.terms = {}
+    reward = np.asarray(world.reward(view), np.float32)
+    return reward, {name: np.array(term, np.float32) for name, term in view.terms.items()}
 
 
 def flags(value: Any, world: str, term: str) -> np.ndarray:

@@ -31,6 +31,7 @@ class View:
         previous_action: (N, A) the one before.
         step: (N,) int64 control steps since the reset.
         task: per-environment variables of the world (goal, latch, checkpoint index ...), name -> (N, ...).
+        terms: what `total` added up last, name -> (N,); the engine empties it before it asks for the reward.
     """
 
     xp: Any
@@ -42,6 +43,33 @@ class View:
     previous_action: Array
     step: Array
     task: dict[str, Any] = field(default_factory=dict)
+    terms: dict[str, Array] = field(default_factory=dict)
+
+    def total(self, terms: Mapping[str, Array]) -> Array:
+        """The sum (N,) of a reward's named terms (N,), weighted already, which are kept so that a run can record each.
+
+        A reward that ends in `return view.total({"near": ..., "effort": -0.1 * ...})` is one of which a run's report
+        says which term is how large, and which was never paid.
+
+        Raises:
+            ValueError: there is no term.
+        """
+        self.terms = dict(terms)
+        return add_terms(terms, self.xp)
+
+
+def add_terms(terms: Mapping[str, Array], xp: Any) -> Array:
+    """The sum (N,) float32 of named terms (N,).
+
+    Raises:
+        ValueError: there is no term.
+    """
+    if not terms:
+        raise ValueError("a reward has no term; expected at least one name -> (N,)")
+    first, *others = terms.values()
+    for term in others:
+        first = first + term
+    return xp.astype(first, xp.float32)
 
 
 class Draw(Protocol):
@@ -153,7 +181,7 @@ class World(Protocol):
         ...
 
     def reward(self, view: View) -> Array:
-        """(N,); engines convert it to float32."""
+        """(N,); engines convert it to float32. Named terms are recorded where it ends in `return view.total({...})`."""
         ...
 
     def terminated(self, view: View) -> Array:

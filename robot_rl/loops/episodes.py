@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.types import Array, Metrics, Step
+from robot_rl.loops.reward_terms import RewardTerms, to_numpy
+from robot_rl.types import Metrics, Step
 
 
 class EpisodeStats:
@@ -20,7 +21,7 @@ class EpisodeStats:
     """
 
     def __init__(self, num_envs: int, window: int = 100) -> None:
-        self.episodes = 0
+        self.episodes, self._terms = 0, RewardTerms()
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
         self._returns: deque[float] = deque(maxlen=window)
@@ -30,15 +31,16 @@ class EpisodeStats:
 
     def add(self, step: Step) -> None:
         """Count one step of every environment; rows with `valid` False are left out."""
-        reward, valid = _numpy(step.reward), _numpy(step.valid)
-        terminated, truncated = _numpy(step.terminated), _numpy(step.truncated)
+        self._terms.add(step)
+        reward, valid = to_numpy(step.reward), to_numpy(step.valid)
+        terminated, truncated = to_numpy(step.terminated), to_numpy(step.truncated)
         self._length += valid
         self._return += reward * valid
         if np.count_nonzero(terminated) + np.count_nonzero(truncated) == 0:
             return
         over = (terminated | truncated) & valid
         success = step.info.get("success")
-        success = None if success is None else _numpy(success)
+        success = None if success is None else to_numpy(success)
         for row in np.flatnonzero(over):
             self._returns.append(float(self._return[row]))
             self._lengths.append(int(self._length[row]))
@@ -53,8 +55,8 @@ class EpisodeStats:
     def metrics(self) -> Metrics:
         """Means over the window: `rollout/return`, `rollout/length`, `rollout/success` (where environments report
         it), `rollout/critic_success` (where a critic pays) and the number of finished episodes so far; only the last
-        before the first episode has ended."""
-        row = {"rollout/episodes": float(self.episodes)}
+        before the first episode has ended. Reward terms (`RewardTerms`) are of the steps since the last reading."""
+        row = {"rollout/episodes": float(self.episodes), **self._terms.metrics()}
         kept = {"return": self._returns, "length": self._lengths, "success": self._successes}
         for name, values in {**kept, "critic_success": self._claims}.items():
             if values:
@@ -71,6 +73,7 @@ class EpisodeStats:
             "lengths": list(self._lengths),
             "successes": list(self._successes),
             "claims": list(self._claims),
+            "terms": self._terms.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -91,7 +94,4 @@ class EpisodeStats:
             values = getattr(self, f"_{name}")
             values.clear()
             values.extend(state.get(name, []))
-
-
-def _numpy(value: Array) -> np.ndarray:
-    return value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        self._terms.load_state_dict(state.get("terms", {}))

@@ -93,7 +93,7 @@ class Rewarded(Hiding):
                 self._reward.start(new | ended, obs[self._key], self._sentences())
             else:
                 info = {**info, "final_obs": self._shown(info.get("final_obs", final))}
-        info = {**info, "critic_success": met, "env_reward": own}
+        info = {**info, "critic_success": met, "env_reward": own, "reward_terms": {}}  # those were of the own one
         self._look_after(new | ended, met, info)
         return self._shown(obs), reward.astype(np.float32), terminated, truncated, info
 

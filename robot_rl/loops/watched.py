@@ -90,7 +90,7 @@ class Watched(Hiding):
             if ended.any():
                 self._reward.start(ended, {**obs, "instructions": self._asked()})
             info = {**info, "final_obs": self._shown(info.get("final_obs", final))}
-        info = {**info, "env_reward": own.astype(np.float32)}
+        info = {**info, "env_reward": own.astype(np.float32), "reward_terms": {}}  # those were of the own one
         return self._shown(obs), np.asarray(reward, np.float32), terminated, truncated, info
 
     def _own_state(self) -> dict[str, Any]:

@@ -167,8 +167,8 @@ class DoublePendulum:
         Returns:
             (N,) float32 in [-1.01, 1].
         """
-        value = tip_height(view) / (LINK1 + LINK2) - 0.01 * view.action[:, 0] ** 2
-        return view.xp.astype(value, view.xp.float32)
+        height = tip_height(view) / (LINK1 + LINK2)
+        return view.total({"height": height, "effort": -0.01 * view.action[:, 0] ** 2})
 
     def terminated(self, view: View) -> Array:
         """Never: the episode lasts its 10 s.

@@ -141,7 +141,7 @@ class HalfCheetah:
     def reward(self, view: View) -> Array:
         """Speed minus the price of control."""
         cost = (view.action * view.action).sum(axis=1)  # type: ignore[call-overload]
-        return self.forward_weight * view.task["speed"] - self.control_weight * cost
+        return view.total({"forward": self.forward_weight * view.task["speed"], "control": -self.control_weight * cost})
 
     def terminated(self, view: View) -> Array:
         """Never."""

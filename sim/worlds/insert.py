@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import array_api_compat
 
-from robot_rl.sim.arm import Arm, ArmOptions, norm, scene, span
+from robot_rl.sim.arm import Arm, ArmOptions, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
@@ -140,17 +140,18 @@ class Insert:
         """Dense: 0.4 for being over the hole, 0.1 for the angle, 0.2 for coming down over it and 0.3 for depth."""
         xp = view.xp
         if not self._dense:
-            return xp.astype(self.success(view), xp.float32)
+            return view.total({"success": xp.astype(self.success(view), xp.float32)})
         offset, turn = self._to_hole(view)
         aside, depth = norm(offset[:, :2]), offset[:, 2]
-        value = 0.2 * (1.0 - xp.tanh(aside / 0.05)) + 0.2 * (1.0 - xp.tanh(aside / 0.01))
-        value = value + 0.1 * (1.0 - xp.tanh(xp.abs(turn) / 0.2))
+        terms = {"over": 0.2 * (1.0 - xp.tanh(aside / 0.05)) + 0.2 * (1.0 - xp.tanh(aside / 0.01))}
+        terms["angle"] = 0.1 * (1.0 - xp.tanh(xp.abs(turn) / 0.2))
         over = xp.astype(aside < 0.004, aside.dtype)
         inside = xp.astype(aside < 2 * CLEARANCE, aside.dtype)
-        value = value + 0.2 * over * (1.0 - xp.tanh(xp.clip(-depth, 0.0, 1.0) / 0.05))
-        value = value + 0.3 * inside * xp.clip(depth / self.success_depth, 0.0, 1.0)
-        value = xp.where(self.success(view), xp.ones_like(value), value)
-        return xp.astype(value - 1.0 if self._terminate else value, xp.float32)
+        terms["down"] = 0.2 * over * (1.0 - xp.tanh(xp.clip(-depth, 0.0, 1.0) / 0.05))
+        terms["depth"] = 0.3 * inside * xp.clip(depth / self.success_depth, 0.0, 1.0)
+        rest = 1.0 - (terms["over"] + terms["angle"] + terms["down"] + terms["depth"])
+        terms["success"] = xp.where(self.success(view), rest, xp.zeros_like(rest))  # 1 in all
+        return view.total(terms | time_cost(rest) if self._terminate else terms)
 
     def terminated(self, view: View) -> Array:
         """Success, when asked to end there."""

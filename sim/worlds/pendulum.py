@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from robot_rl.sim.array_env import Reward
 from robot_rl.types import IOSpec
 from robot_rl.types.options import Count, Number, Positive
 
@@ -55,16 +56,16 @@ class Pendulum:
         pose = {"angle": np.array(rng.uniform(-np.pi, np.pi)), "velocity": np.array(rng.uniform(-1.0, 1.0))}
         return pose | {name: np.array(rng.uniform(*bounds)) for name, bounds in self.ranges.items()}
 
-    def step(self, state: dict[str, np.ndarray], action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, state: dict[str, np.ndarray], action: np.ndarray) -> tuple[Reward, np.ndarray, np.ndarray]:
         """One step of 0.05 s; nothing ends an episode but time."""
         torque, angle, velocity = _TORQUE * action[:, 0], state["angle"], state["velocity"]
         wrapped = (angle + np.pi) % (2 * np.pi) - np.pi
-        reward = -(wrapped**2 + 0.1 * velocity**2 + 0.001 * torque**2)
+        reward: Reward = {"angle": -(wrapped**2), "speed": -0.1 * velocity**2, "torque": -0.001 * torque**2}
         mass, length = state["mass"], state["length"]
         pull = 15.0 / length * np.sin(angle) + 3.0 / (mass * length**2) * (torque + state["wind"])
         state["velocity"] = np.clip(velocity + _DT * pull, -_FASTEST, _FASTEST)
         state["angle"] = angle + _DT * state["velocity"]
-        no = np.zeros(len(reward), bool)
+        no = np.zeros(len(torque), bool)
         return reward, no, no | (np.cos(state["angle"]) > 0.95)
 
     def observe(self, state: dict[str, np.ndarray]) -> np.ndarray:

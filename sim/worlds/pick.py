@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import array_api_compat
 
-from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span
+from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View, WorldGoals
 from robot_rl.types import Array, Goals
@@ -138,7 +138,7 @@ class Pick:
         """Dense: 0.3 for the tip at the cube, 0.1 for fingers on it, 0.2 for lifting 0.4 for its way to the goal."""
         xp = view.xp
         if not self._dense:
-            return xp.astype(self.success(view), xp.float32)
+            return view.total({"success": xp.astype(self.success(view), xp.float32)})
         cube = view.qpos[:, self._cube : self._cube + 3]
         near = norm(cube - view.task["tip"])
         far = norm(view.task["goal"] - cube)
@@ -146,8 +146,9 @@ class Pick:
         closed = around * xp.clip((STROKE - self._arm.opening(view)) / (STROKE - 2 * _HALF), 0.0, 1.0)
         held = xp.astype(self._held(view), near.dtype)
         on_the_way = 1.0 - 0.5 * xp.tanh(far / 0.2) - 0.5 * xp.tanh(far / 0.04)
-        value = 0.3 * (1.0 - xp.tanh(near / 0.1)) + 0.1 * closed + held * (0.2 + 0.4 * on_the_way)
-        return xp.astype(value - 1.0 if self._terminate else value, xp.float32)
+        terms = {"near": 0.3 * (1.0 - xp.tanh(near / 0.1)), "grasp": 0.1 * closed}
+        terms |= {"lift": 0.2 * held, "carry": 0.4 * held * on_the_way}
+        return view.total(terms | time_cost(near) if self._terminate else terms)
 
     def terminated(self, view: View) -> Array:
         """Success, when asked to end there."""

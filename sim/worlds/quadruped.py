@@ -177,8 +177,7 @@ class Quadruped:
         Returns:
             (N,) float32.
         """
-        terms = self.reward_terms(view)
-        return view.xp.astype(sum(terms.values()), view.xp.float32)
+        return view.total(self.reward_terms(view))
 
     def reward_terms(self, view: View) -> dict[str, Array]:
         """The weighted parts of the reward by name.

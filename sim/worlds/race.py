@@ -246,9 +246,15 @@ class Race:
         xp, task = view.xp, view.task
         if self._simple is not None:
             return xp.astype(self._simple.value(task, self.terminated(view), xp), xp.float32)
-        value = task["advance"] - STEER_COST * (view.action[:, 0] - view.previous_action[:, 0]) ** 2
-        value = value - COLLISION_PENALTY * xp.astype(self.terminated(view), value.dtype)
-        return xp.astype(value + LAP_BONUS * xp.astype(task["finished"], value.dtype), xp.float32)
+        progress = task["advance"]
+        return view.total(
+            {
+                "progress": progress,
+                "steering": -STEER_COST * (view.action[:, 0] - view.previous_action[:, 0]) ** 2,
+                "collision": -COLLISION_PENALTY * xp.astype(self.terminated(view), progress.dtype),
+                "lap": LAP_BONUS * xp.astype(task["finished"], progress.dtype),
+            }
+        )
 
     def terminated(self, view: View) -> Array:
         """A corner of the car's footprint is beyond the border.

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import array_api_compat
 
-from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span
+from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
-from robot_rl.sim.world import Draw, Reset, View, WorldGoals
+from robot_rl.sim.world import Draw, Reset, View, WorldGoals, add_terms
 from robot_rl.types import Array, Goals
 from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
@@ -115,7 +115,7 @@ class Reach:
 
     def reward(self, view: View) -> Array:
         """Dense: half for the way (20 cm wide), half for precision (3 cm wide)."""
-        return self._pay(view.task["tip"], view.task["goal"])
+        return view.total(self._terms(view.task["tip"], view.task["goal"]))
 
     def terminated(self, view: View) -> Array:
         """Success, when asked to end there."""
@@ -139,13 +139,16 @@ class Reach:
     def _near(self, tip: Array, goal: Array) -> Array:
         return norm(goal - tip) < self.radius
 
-    def _pay(self, tip: Array, goal: Array) -> Array:
+    def _terms(self, tip: Array, goal: Array) -> dict[str, Array]:
         xp = array_api_compat.array_namespace(tip)
         if not self._dense:
-            return xp.astype(self._near(tip, goal), xp.float32)
+            return {"success": xp.astype(self._near(tip, goal), xp.float32)}
         distance = norm(goal - tip)
-        value = 1.0 - 0.5 * xp.tanh(distance / 0.2) - 0.5 * xp.tanh(distance / 0.03)
-        return xp.astype(value - 1.0 if self._terminate else value, xp.float32)
+        terms = {"way": 0.5 - 0.5 * xp.tanh(distance / 0.2), "precise": 0.5 - 0.5 * xp.tanh(distance / 0.03)}
+        return terms | time_cost(distance) if self._terminate else terms
+
+    def _pay(self, tip: Array, goal: Array) -> Array:
+        return add_terms(self._terms(tip, goal), array_api_compat.array_namespace(tip))
 
     def _show(self, state: Array, asked: Array, goal: Array) -> Array:
         xp = array_api_compat.array_namespace(state)

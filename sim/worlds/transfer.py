@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import array_api_compat
 
-from robot_rl.sim.arm import marker, norm, span
+from robot_rl.sim.arm import marker, norm, span, time_cost
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
@@ -211,7 +211,7 @@ class Transfer:
         0.3 for the way to the goal; stages behind count in full."""
         xp = view.xp
         if not self._dense:
-            return xp.astype(self.success(view), xp.float32)
+            return view.total({"success": xp.astype(self.success(view), xp.float32)})
         rod, tips, axis = view.qpos[:, 10:13], _tips(view), _axis(view)
         left = norm(rod + _REACH * axis - tips[:, :3])
         right = norm(rod - _REACH * axis - tips[:, 3:])
@@ -221,9 +221,10 @@ class Transfer:
         far = norm(view.task["goal"] - rod)
         way = 1.0 - 0.5 * xp.tanh(far / 0.15) - 0.5 * xp.tanh(far / 0.04)
         one = xp.ones_like(left)
-        value = 0.1 * xp.where(alone > 0, one, near_left) + 0.2 * up
-        value = value + 0.2 * up * xp.where(alone > 0, one, near_right) + alone * (0.2 + 0.3 * way)
-        return xp.astype(value - 1.0 if self._terminate else value, xp.float32)
+        terms = {"left_at_rod": 0.1 * xp.where(alone > 0, one, near_left), "lift": 0.2 * up}
+        terms["right_at_rod"] = 0.2 * up * xp.where(alone > 0, one, near_right)
+        terms |= {"hand_over": 0.2 * alone, "carry": 0.3 * alone * way}
+        return view.total(terms | time_cost(left) if self._terminate else terms)
 
     def terminated(self, view: View) -> Array:
         """Success, when asked to end there."""
