@@ -267,9 +267,18 @@ class WorldParts:
 
 
 def parts_of(world: Any) -> WorldParts:
-    """What a world has beyond `World`: the one place that looks."""
+    """What a world has beyond `World`: the one place that looks.
+
+    Raises:
+        ValueError: `goals` is something of the world's own.
+    """
     found = {item.name: getattr(world, item.name, None) for item in fields(WorldParts)}
     parts = WorldParts(**{name: value for name, value in found.items() if value is not None})
+    if parts.goals is not None and not isinstance(parts.goals, WorldGoals):
+        raise ValueError(
+            f"{type(world).__name__}.goals is a {type(parts.goals).__name__}, expected sim.world.WorldGoals: "
+            "what is achieved and what a step earns under other goals; give what you keep there another name"
+        )
     if parts.task_names and not parts.asked_tasks:
         return replace(parts, asked_tasks=tuple(range(len(parts.task_names))))
     return parts

@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 from robot_rl import child
 from robot_rl.checkpoint import write_json
 from robot_rl.extras import require
+from robot_rl.interrupt import Interrupt
 from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Whole
@@ -286,16 +287,19 @@ class Search:
         running: list[Attempt] = []
         proven = False  # that runs accept what is fixed
         try:
-            while True:
-                while len(running) < self.options.at_once and self._left(len(running)):
-                    running.append(self._begin())
-                if not running:
-                    break
-                time.sleep(0.2)
-                for attempt in list(running):
-                    if self._advance(attempt, proven):
-                        running.remove(attempt)
-                        proven = True
+            with Interrupt() as interrupt:  # SIGTERM too, and where a shell's background job is deaf to SIGINT
+                while not interrupt.asked:
+                    while len(running) < self.options.at_once and self._left(len(running)):
+                        running.append(self._begin())
+                    if not running:
+                        break
+                    time.sleep(0.2)
+                    for attempt in list(running):
+                        if self._advance(attempt, proven):
+                            running.remove(attempt)
+                            proven = True
+            if interrupt.asked:
+                raise KeyboardInterrupt
         finally:
             for attempt in running:
                 attempt.stop()

@@ -110,16 +110,20 @@ def test_the_mean_over_seeds_counts(search, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "f/trial_000").iterdir()) == ["seed=0", "seed=1", "seed=2"]
 
 
-def test_an_interrupted_search_goes_on_with_the_run_it_had_begun(search, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_search_goes_on_with_the_run_it_had_begun(search, tmp_path: Path, number: int) -> None:
     folder, wait = tmp_path / "f/trial_000", time.sleep
 
+    asked: list[int] = []
+
     def interrupt(seconds: float) -> None:
-        if (folder / "train/run/waits").exists():
-            signal.raise_signal(signal.SIGINT)
+        if not asked and (folder / "train/run/waits").exists():
+            asked.append(number)
+            signal.raise_signal(number)
         wait(seconds)
 
     line = ("x=interval(0.0,1.0)", "wait=1")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins deaf to it
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background job
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tune.time, "sleep", interrupt)

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from robot_rl import build
 from robot_rl.sim import gym_env
+from robot_rl.sim.world import parts_of
 
 
 class Walk(gymnasium.Env):
@@ -178,3 +179,11 @@ def test_pick_goal_on_the_table_is_met_by_a_cube_that_lies_there_and_one_in_the_
     achieved = np.array([[0.4, 0, 0.02, 0], [0.4, 0, 0.2, 1], [0.4, 0, 0.2, 0], [0.4, 0, 0.2, 1]])
     goal = np.array([[0.4, 0.02, 0.02], [0.4, 0, 0.2], [0.4, 0, 0.2], [0.4, 0.04, 0.2]])
     np.testing.assert_array_equal(goals.reward(achieved, goal), [1, 1, 0, 0])
+
+
+def test_an_attribute_of_the_same_name_is_no_goal() -> None:
+    class Own:
+        goals = ("red", "blue")
+
+    with pytest.raises(ValueError, match=r"Own.goals is a tuple, expected sim.world.WorldGoals.*another name"):
+        parts_of(Own())
