@@ -324,7 +324,8 @@ class Run:
 
     def _reward_terms(self) -> dict[str, str]:
         """Which terms the reward consisted of, for the summary; drawn for the report."""
-        rows = read_metrics(self.folder / METRICS_FILE)
+        metrics = self.folder / METRICS_FILE
+        rows = read_metrics(metrics) if metrics.exists() else []  # a caller's own tracker keeps none there
         picture = report.write_terms(self.folder / "reward_terms.png", rows)
         if picture is not None:
             self.pictures["The reward, term by term"] = picture
