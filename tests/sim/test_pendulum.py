@@ -22,7 +22,7 @@ def test_pendulum_nominal_equals_gymnasium_step_by_step() -> None:
         mine, *_ = world.step(state, action)
         np.testing.assert_allclose(world.observe(state)[0], obs, atol=1e-5)
         assert isinstance(mine, dict)  # its terms
-        assert sum(mine.values())[0] == pytest.approx(float(reward), abs=1e-6)
+        assert sum(float(term[0]) for term in mine.values()) == pytest.approx(float(reward), abs=1e-6)
 
 
 def test_pendulum_length_and_wind_by_hand() -> None:

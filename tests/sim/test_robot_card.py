@@ -162,7 +162,7 @@ def test_terms_are_the_same_in_numpy_and_torch_so_that_gpu_engines_run_them(smal
     for xp, kind in ((numpy_xp, np.array), (torch_xp, lambda x: torch.tensor(np.array(x)))):
         task = {key: kind(value) for key, value in start.task.items()}
         zero = kind(np.zeros((6, len(world.action_names)), np.float32))
-        state = {name: kind(value) for name, value in numbers.items()}
+        state: dict[str, Any] = {name: kind(value) for name, value in numbers.items()}
         views.append(
             View(xp=xp, sensors={}, action=zero, previous_action=zero, step=kind(np.zeros(6)), task=task, **state)
         )
