@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -15,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
@@ -162,15 +164,25 @@ class Attempt:
         return next(iter(sorted(self.home.glob(f"{verb}/*/"))), None)
 
     def start(self, space: Space, variables: dict[str, str]) -> None:
-        """Begin the present run, or go on with what is there of it."""
-        made = self.run_folder(space.verb)
-        if made is not None and any(made.glob("checkpoints/step_*")):
-            words = (f"resume={made}",)
-        else:
-            seed = (f"seed={len(self.values)}",) if self.seeds > 1 else ()
-            words = (*space.fixed, *self.words, *seed, f"output={self.home}")
+        """Begin the present run, or go on with what is there of it.
+
+        A call that was killed leaves its run alone in the world: while that one lives, nothing is started here.
+        """
+        self.process = None
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "log.txt").open("ab") as log:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the run inherits it and holds it until it ends
+            except BlockingIOError:
+                return
+            except OSError:  # a file system without locks keeps no two calls apart
+                pass
+            made = self.run_folder(space.verb)
+            if made is not None and any(made.glob("checkpoints/step_*")):
+                words = (f"resume={made}",)
+            else:
+                seed = (f"seed={len(self.values)}",) if self.seeds > 1 else ()
+                words = (*space.fixed, *self.words, *seed, f"output={self.home}")
             self.process = subprocess.Popen(
                 child.command("robot_rl", space.verb, *words),
                 env={**os.environ, **variables},
@@ -203,7 +215,7 @@ class Attempt:
     def last_words(self) -> str:
         """The end of what its run has said."""
         lines = (self.home / "log.txt").read_text(errors="replace").strip().splitlines()
-        said = [line.removeprefix("robot-rl: ") for line in lines if line.startswith("robot-rl: ")]
+        said = [line.partition("robot-rl: ")[2] for line in lines if "robot-rl: " in line]  # also behind a progress bar
         return " ".join(said[-1:] or lines[-1:])
 
 
@@ -212,6 +224,7 @@ class Study(Protocol):
 
     trials: list[Any]
     user_attrs: dict[str, Any]
+    sampler: Any
 
     def ask(self) -> Any:
         """A trial with the next set of options."""
@@ -251,9 +264,10 @@ class Search:
         backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
         startup = options.startup
         samplers = {
-            "tpe": lambda: optuna.samplers.TPESampler(n_startup_trials=startup, seed=options.seed),
-            "random": lambda: optuna.samplers.RandomSampler(seed=options.seed),
+            "tpe": lambda seed: optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed),
+            "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
         }
+        self.sampler: Callable[[int], Any] = samplers[options.sampler]
         pruners = {
             "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=startup),
             "hyperband": optuna.pruners.HyperbandPruner,
@@ -263,7 +277,6 @@ class Search:
             storage=optuna.storages.JournalStorage(backend),
             study_name="search",
             direction="maximize",
-            sampler=samplers[options.sampler](),
             pruner=pruners[options.pruner](),
             load_if_exists=True,
         )
@@ -319,7 +332,8 @@ class Search:
             if trial.state == self.states.RUNNING:
                 self.study.tell(trial.number, state=self.states.FAIL)
                 if "place" in trial.user_attrs:  # else its options were not all proposed yet
-                    self.study.enqueue_trial(trial.params, user_attrs={"place": trial.user_attrs["place"]})
+                    kept = {key: trial.user_attrs[key] for key in ("number", "place")}
+                    self.study.enqueue_trial(trial.params, user_attrs=kept)
 
     def _left(self, running: int) -> bool:
         done = {self.states.COMPLETE, self.states.PRUNED}
@@ -327,9 +341,15 @@ class Search:
         return len(counted) + running < self.options.trials
 
     def _begin(self) -> Attempt:
+        number = len({t.user_attrs["number"] for t in self.study.trials if "place" in t.user_attrs})
+        # its own numbers for every set: one generator, begun anew by each call, would propose the first ones again
+        state = np.random.SeedSequence([self.options.seed, number]).generate_state(1)
+        self.study.sampler = self.sampler(int(state[0]))
         trial = self.study.ask()
+        number = trial.user_attrs.get("number", number)
+        trial.set_user_attr("number", number)
         words = self.space.ask(trial)
-        place = Path(trial.user_attrs.get("place") or self.folder / f"trial_{trial.number:03d}")
+        place = Path(trial.user_attrs.get("place") or self.folder / f"trial_{number:03d}")
         trial.set_user_attr("place", str(place))
         trial.set_user_attr("words", list(words))
         attempt = Attempt(trial, words, place, self.options.seeds)
@@ -338,8 +358,10 @@ class Search:
 
     def _advance(self, attempt: Attempt, proven: bool) -> bool:
         """Look after a trial; whether it has ended."""
-        assert attempt.process is not None
         attempt.tell(self.space.verb, self.options.metric)
+        if attempt.process is None:
+            attempt.start(self.space, self.variables)
+            return False
         code = attempt.process.poll()
         if code is None:
             if not attempt.values and attempt.trial.should_prune():
@@ -375,13 +397,13 @@ class Search:
         mean = sum(attempt.values) / len(attempt.values) if complete else None
         self.study.tell(attempt.trial, mean, state=None if complete else state)
         rows = {row["trial"]: row for row in self.rows()}
-        self.on_done(rows[attempt.trial.number])
+        self.on_done(rows[attempt.trial.user_attrs["number"]])
         return True
 
     def _row(self, trial: Any) -> dict[str, Any]:
         curve = sorted(trial.intermediate_values.items())
         return {
-            "trial": trial.number,
+            "trial": trial.user_attrs.get("number", trial.number),
             "state": {"COMPLETE": "complete", "PRUNED": "dropped", "FAIL": "failed"}[trial.state.name],
             "value": trial.value if trial.state == self.states.COMPLETE else None,
             "curve": [[step, value] for step, value in curve],

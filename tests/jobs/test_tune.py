@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,9 +35,10 @@ if "wrong" in words:
 x = float(words["x"])
 value = -(x - 0.3) ** 2 + 0.001 * float(words.get("seed", 0))
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-if "wait" in words and "resumed" not in words:
+if "wait" in words and "resumed" not in words and "trial_000" in str(folder):
     (folder / "waits").touch()
-    time.sleep(60)
+    while not (folder / "go").exists():
+        time.sleep(0.05)
 with (folder / "metrics.jsonl").open("a") as rows:
     for step in (1, 2, 3):
         rows.write(json.dumps({"step": step, "eval/return": value}) + "\\n")
@@ -136,6 +138,34 @@ def test_an_interrupted_search_goes_on_with_the_run_it_had_begun(search, tmp_pat
     assert row["folder"] == str(folder)
     assert row["value"] == pytest.approx(-((float(begun["x"]) - 0.3) ** 2), abs=1e-9)
     assert [path.name for path in (tmp_path / "f").glob("trial_*")] == ["trial_000"]
+    second = next(row for row in search(*line, trials=2) if row["trial"] == 1)
+    assert abs(second["params"]["x"] - row["params"]["x"]) > 1e-3  # not the first draw of the same seed again
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_search_in_pieces_proposes_what_one_in_one_piece_does(tmp_path: Path, search, sampler: str) -> None:
+    line, options = ("x=interval(0.0,1.0)", "y=choice(1,2,3)"), {"sampler": sampler, "startup": 2, "pruner": "none"}
+    for trials in (1, 3, 4):
+        pieces = search(*line, trials=trials, **options)
+    (tmp_path / "f").rename(tmp_path / "pieces")
+    whole = search(*line, trials=4, **options)
+    assert [row["params"] for row in pieces] == [row["params"] for row in whole]
+    assert len({row["params"]["x"] for row in whole}) == 4
+
+
+def test_a_run_that_outlived_a_killed_search_is_waited_for_and_counts(search, tmp_path: Path) -> None:
+    space = read_space(["train", "x=interval(0.0,1.0)", "wait=1"])
+    killed = Search(space, TuneOptions(trials=1), tmp_path / "f", lambda _: None)._begin()
+    run = tmp_path / "f/trial_000/train/run"
+    while not (run / "waits").exists():
+        time.sleep(0.05)
+    threading.Timer(1.0, (run / "go").touch).start()
+    (row,) = search("x=interval(0.0,1.0)", "wait=1", trials=1)
+    assert killed.process is not None
+    assert killed.process.poll() == 0  # by itself
+    assert row["state"] == "complete"
+    assert row["folder"] == str(tmp_path / "f/trial_000")
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
 
 
 def test_words_that_a_run_refuses_end_the_search_with_its_sentence(search) -> None:
