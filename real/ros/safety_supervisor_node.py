@@ -322,7 +322,7 @@ class SafetySupervisorNode(LifecycleNode):
         if request.data and not refused:
             self._look_around()
             others = (*self._rivals, *self._strangers)
-            refused = [f"duplicate publisher: {', '.join(others)}"] if others else []
+            refused = [f"duplicate publisher: {', '.join(others)}"] if others else self._unfit()
         refused = refused or self.pipeline.enable(request.data)  # type: ignore[union-attr]
         response.success, response.message = not refused, "; ".join(refused)
         return response
@@ -334,7 +334,8 @@ class SafetySupervisorNode(LifecycleNode):
         return response
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        refused = self._running() or self.pipeline.reset()  # type: ignore[union-attr]
+        self._look_around()
+        refused = self._running() or self._unfit() or self.pipeline.reset()  # type: ignore[union-attr]
         response.success, response.message = not refused, "; ".join(refused)
         return response
 
@@ -348,8 +349,13 @@ class SafetySupervisorNode(LifecycleNode):
     def _running(self) -> list[str]:
         return [] if self.loop is not None and self.loop.alive else ["the supervisor is not active"]
 
+    def _unfit(self) -> list[str]:
+        """What stands against the controller that listens now; the control thread hears of it a tick later."""
+        problem = "" if self._trusting else self._controller.problem
+        return [problem] if problem and self._hardware.get_subscription_count() else []
+
     def _look_around(self) -> None:
-        """Who else speaks; four times a second and before enabling, in the callback thread."""
+        """Who else speaks, who listens: four times a second and before enable and reset, in the callback thread."""
         if self.pipeline is None:
             return
         self._tell_faults()
@@ -384,9 +390,8 @@ class SafetySupervisorNode(LifecycleNode):
             heard = now - self.inputs.age(name, now)
             if np.isfinite(heard):
                 pipeline.alive(name, heard)
-        problem = "" if self._trusting else self._controller.problem
-        listeners = self._hardware.get_subscription_count()
-        pipeline.controller(Controller(listeners, self._rivals, self._strangers, problem if listeners else ""))
+        listeners, problem = self._hardware.get_subscription_count(), "; ".join(self._unfit())
+        pipeline.controller(Controller(listeners, self._rivals, self._strangers, problem))
         mismatches = () if state is not None else tuple(self.health.mismatches)
         sent = pipeline.tick(now, state, mismatches=mismatches)
         self._send(sent, now)

@@ -118,6 +118,20 @@ def test_a_driver_that_comes_back_with_another_order_is_not_enabled(cell):
     assert made.driver.moved(-np.inf) == 0.0
 
 
+def test_a_driver_that_is_replaced_while_idle_is_not_enabled_a_moment_later(cell):
+    made = cell().idle()
+    made.driver.close()
+    made.driver = ForeignDriver(ORDER, START)
+
+    def refused() -> bool:
+        answers = made.station.enable(), made.station.reset()
+        assert not answers[0].success, answers
+        return any("reads arrays as j2, j0, j1" in answer.message for answer in answers)
+
+    wait(refused, limit=40.0, what="the refusal")
+    assert made.driver.moved(-np.inf) == 0.0
+
+
 def test_a_robot_that_leaves_its_place_while_armed_is_halted(cell):
     # nobody could ask the controller, and somebody said that its order were known: 0.8 rad away, the wrong way
     driver = {"joints": ORDER, "parameters": False, "timeout": 0.1, "speed": 1.0}
