@@ -177,6 +177,11 @@ def judge(spec: RobotSpec, joint: int, way: float, seen: np.ndarray, told: np.nd
             f"wiggle: told to move {names[joint]}, the robot moved {', '.join(others)}: the order or the names "
             "of the joints differ between the controller, the joint states and the RobotSpec"
         )
+    elif peak[joint] < SEEN * AMPLITUDE and (sent := float(np.abs(told[:, 1]).max())) < SEEN * AMPLITUDE:
+        trial.problems.append(
+            f"wiggle: told to move {names[joint]} by {way:g} rad, the supervisor sent it at most {sent:.4f}: it braked, or "
+            "heard of the motion too late; look for a fault in its diagnostics, and try again on a quieter machine"
+        )
     elif peak[joint] < SEEN * AMPLITUDE:
         trial.problems.append(
             f"wiggle: told to move {names[joint]} by {way:g} rad, it moved by {signed:.4f}: not driven, braked, or "

@@ -39,6 +39,7 @@ def test_delay_is_that_of_the_joint_whatever_its_gain(late: float) -> None:
         (seen(1), TOLD, "told to move j0, the robot moved j1"),
         (seen(0, gain=-1.0), TOLD, "j0 moves the other way"),
         (seen(0, gain=0.0), TOLD, "it moved by 0.0000"),
+        (seen(0, gain=0.0), TOLD * (1.0, 0.1), "the supervisor sent it at most 0.0010: it braked"),
         (seen(0), TOLD[:0], "the supervisor sent nothing"),
         (seen(0, of=slice(0, 50)), TOLD[100:], "joint states came no more"),
     ],
