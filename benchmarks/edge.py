@@ -20,12 +20,13 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robot_rl.extras import require
+from robot_rl.figure import panels, save
 from robot_rl.types import IOSpec, LogFacts, Transitions
 
 
@@ -209,37 +210,31 @@ def run(
 
 
 def _draw(rows: list[dict[str, Any]], path: str) -> None:
-    require("matplotlib").use("Agg")
-    plt = require("matplotlib.pyplot")
     names = list(dict.fromkeys(row["case"] for row in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(3.4 * len(names), 3), sharey=True)
-    for axis, name in zip(axes, names):
+    figure, axes = panels(1, len(names), width=3.4, height=3, sharey=True)
+    for axis, name in zip(axes[0], names):
         own = [row for row in rows if row["case"] == name]
         for key in ("promised", "achieved"):
             axis.plot([row["updates"] for row in own], [row[key] for row in own], label=key)
         axis.set_title(name, fontsize=9)
         axis.set_xlabel("updates")
-    axes[0].set_ylabel("discounted value")
-    axes[0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    axes[0, 0].set_ylabel("discounted value")
+    axes[0, 0].legend()
+    save(figure, Path(path), dpi=80)
 
 
 def _draw_steps(rows: list[dict[str, Any]], path: str, task: Task) -> None:
-    require("matplotlib").use("Agg")
-    plt = require("matplotlib.pyplot")
     assert task.most is not None
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    figure, axes = panels(1, 2, width=4.5, height=3.2)
     for colour, case in enumerate(task.cases):
         own = [row for row in rows if row["case"] == case.name]
         for i, seed in enumerate(sorted({row["seed"] for row in own})):
             line = [row for row in own if row["seed"] == seed]
             label = None if i else case.name
-            for axis, key in zip(axes, ("promised", "reward_per_step")):
+            for axis, key in zip(axes[0], ("promised", "reward_per_step")):
                 axis.plot([r["updates"] for r in line], [r[key] for r in line], f"C{colour}", label=label)
     for axis, best, title in zip(
-        axes,
+        axes[0],
         (task.most / (1.0 - task.gamma), task.most),
         ("promised value; dotted: the most that exists", "reward per step achieved; dotted: the best"),
     ):
@@ -247,7 +242,5 @@ def _draw_steps(rows: list[dict[str, Any]], path: str, task: Task) -> None:
         axis.set_yscale("symlog", linthresh=best)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("updates")
-    axes[0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    axes[0, 0].legend(fontsize=8)
+    save(figure, Path(path), dpi=80)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -16,6 +15,7 @@ import numpy as np
 
 from robot_rl.checkpoint import git_commit, write_bytes
 from robot_rl.extras import require
+from robot_rl.figure import panels, save
 from robot_rl.version import VERSION
 
 CURVES = (
@@ -87,16 +87,13 @@ def write_curve(
         title: above the plots.
         unit: of "step" in the rows.
     """
-    matplotlib = require("matplotlib")
-    matplotlib.use("Agg")
-    plt = require("matplotlib.pyplot")
-    panels: dict[str, list[str]] = {}
+    curves: dict[str, list[str]] = {}
     there = {name for row in rows for name, value in row.items() if value is not None}
     # a run without returns, such as a critic's, shows what its training said
     for name in [name for name in CURVES if name in there] or sorted(name for name in there if name[:6] == "train/"):
-        panels.setdefault(name.split("/")[1], []).append(name)
-    figure, axes = plt.subplots(1, max(len(panels), 1), figsize=(4.2 * max(len(panels), 1), 3.2), squeeze=False)
-    for axis, (panel, names) in zip(axes[0], panels.items()):
+        curves.setdefault(name.split("/")[1], []).append(name)
+    figure, axes = panels(1, max(len(curves), 1), width=4.2, height=3.2)
+    for axis, (panel, names) in zip(axes[0], curves.items()):
         for name in names:
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
             style = {"marker": "o", "markersize": 3} if name.startswith("eval") else {"alpha": 0.7}
@@ -110,14 +107,7 @@ def write_curve(
             axis.legend()
     if title:
         figure.suptitle(title)
-    figure.tight_layout()
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{path.name}")
-    figure.savefig(partial, dpi=110, format="png")
-    plt.close(figure)
-    partial.replace(path)
-    return path
+    return save(figure, Path(path))
 
 
 def _terms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -164,26 +154,19 @@ def write_terms(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None:
     names = _terms(rows)
     if not names:
         return None
-    matplotlib = require("matplotlib")
-    matplotlib.use("Agg")
-    plt = require("matplotlib.pyplot")
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure, axes = panels(1, 2, width=5, height=3.6)
     for i, name in enumerate(names):
         some = [row for row in rows if f"reward/{name}" in row]
         at = [row["step"] for row in some]
-        axes[0].plot(at, [row[f"reward/{name}"] for row in some], color=f"C{i % 10}", label=name)
+        axes[0, 0].plot(at, [row[f"reward/{name}"] for row in some], color=f"C{i % 10}", label=name)
         low, high = ([row[f"reward_{end}/{name}"] for row in some] for end in ("low", "high"))
-        axes[1].fill_between(at, low, high, color=f"C{i % 10}", alpha=0.25)
-    for axis, words in zip(axes, ("mean of a step", "from the least to the most of a step")):
+        axes[0, 1].fill_between(at, low, high, color=f"C{i % 10}", alpha=0.25)
+    for axis, words in zip(axes[0], ("mean of a step", "from the least to the most of a step")):
         axis.set_title(words, fontsize=10)
         axis.set_xlabel("environment steps")
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=110, format="png")
-    plt.close(figure)
-    write_bytes(path, picture.getvalue())
-    return path
+    axes[0, 0].legend(fontsize=8)
+    return save(figure, path)
 
 
 class _Support(Protocol):
@@ -205,11 +188,8 @@ def write_support(path: str | Path, support: _Support, *, actions: int = 6) -> P
         support: states (N, n), logged and chosen actions (N, A), and which of the latter are outside the data.
         actions: components that get a histogram.
     """
-    matplotlib = require("matplotlib")
-    matplotlib.use("Agg")
-    plt = require("matplotlib.pyplot")
     shown = min(actions, support.logged.shape[1])
-    figure, axes = plt.subplots(1, 1 + shown, figsize=(4.2 + 2.6 * shown, 3.2), squeeze=False)
+    figure, axes = panels(1, 1 + shown, width=3, height=3.2)
     spread = support.state.std(0)
     scaled = (support.state - support.state.mean(0)) / np.where(spread < 1e-6, 1.0, spread)
     flat = scaled @ np.linalg.svd(scaled, full_matrices=False)[2][:2].T
@@ -227,13 +207,7 @@ def write_support(path: str | Path, support: _Support, *, actions: int = 6) -> P
         axis.set_title(f"action {i}", fontsize=9)
         axis.set_yticks([])
     axes[0][-1].legend(fontsize=8)
-    figure.tight_layout()
-    path = Path(path)
-    partial = path.with_name(f".partial-{path.name}")
-    figure.savefig(partial, dpi=110, format="png")
-    plt.close(figure)
-    partial.replace(path)
-    return path
+    return save(figure, Path(path))
 
 
 def write_report(

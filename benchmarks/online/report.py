@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.online.matrix import CELLS, cells
 from benchmarks.online.tasks import RANGE, TASKS, TUNED
-from robot_rl.extras import require
+from robot_rl.curves import plot
 from robot_rl.stats import iqm, pair_wins, probability_of_improvement, stratified
 
 LEAST_WINS = {25: 3, 100: 20}
@@ -100,26 +100,18 @@ def overall(group: Group) -> list[str]:
 
 
 def draw(group: Group, path: Path) -> None:
-    """Learning curves: every seed thin, the mean thick, final returns over ten episodes as the last point."""
-    plt: Any = require("matplotlib.pyplot")
-    rows = (len(group) + 3) // 4
-    figure, axes = plt.subplots(rows, 4, figsize=(13, 2.8 * rows), squeeze=False)
-    for axis, task in zip(axes.flat, group):
-        for method, colour in (("ours", "C0"), ("sb3", "C1")):
-            found = group[task].get(method, [])
-            curves = [[*((p[0], p[1]) for p in cell["curve"]), (cell["steps"], cell["return"])] for cell in found]
-            for curve in curves:
-                axis.plot(*zip(*curve), color=colour, alpha=0.3, linewidth=0.8)
-            if curves:
-                axis.plot(*np.mean(curves, axis=0).T, color=colour, label=method)
-        axis.set_title(task, fontsize=9)
-        axis.tick_params(labelsize=7)
-    for axis in axes.flat[len(group) :]:
-        axis.set_visible(False)
-    axes.flat[0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=70)
-    plt.close(figure)
+    """Learning curves; the last point is the final return over ten episodes."""
+    tasks = {
+        task: {
+            method: [
+                ([*(p[0] for p in c["curve"]), c["steps"]], [*(p[1] for p in c["curve"]), c["return"]]) for c in cells
+            ]
+            for method in ("ours", "sb3")
+            if (cells := methods.get(method))
+        }
+        for task, methods in group.items()
+    }
+    plot(path, tasks, x="steps", y="return", columns=4)
 
 
 def write(folder: Path = CELLS) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl import extras
 from robot_rl.data.episode import Logs
+from robot_rl.figure import figure, save
 
 _MOST = 16
 """Components that get a histogram of their own."""
@@ -29,10 +29,6 @@ def plot(logs: Logs, out: str | os.PathLike[str], *, points: int = 20_000, seed:
     Raises:
         ImportError: matplotlib is missing.
     """
-    extras.require("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     episodes = logs.episodes
     rng = np.random.default_rng(seed)
     returns = np.array([float(e.reward.sum(dtype=np.float64)) for e in episodes])
@@ -49,10 +45,9 @@ def plot(logs: Logs, out: str | os.PathLike[str], *, points: int = 20_000, seed:
         state = np.nan_to_num(np.concatenate(parts, 1))
     shown_state, shown_action = min(_MOST, 0 if state is None else state.shape[1]), min(_MOST, action.shape[1])
     lines = 1 + -(-shown_state // 4) + -(-shown_action // 4)
-    figure = Figure(figsize=(13, 2.9 * lines + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(lines, 4)
-    top = [figure.add_subplot(grid[0, i]) for i in range(4)]
+    made = figure(13, 2.9 * lines + 0.5)
+    grid = made.add_gridspec(lines, 4)
+    top = [made.add_subplot(grid[0, i]) for i in range(4)]
     top[0].hist(returns, bins=min(50, max(5, len(returns) // 3)), color="#3b6ea5")
     top[0].set(title="return of an episode", ylabel="episodes")
     kinds = {"terminated": [], "truncated": [], "cut": []}
@@ -71,7 +66,7 @@ def plot(logs: Logs, out: str | os.PathLike[str], *, points: int = 20_000, seed:
         names = (logs.io.obs_names if name == "state" else logs.io.action_names) or ()
         for i in range(shown):
             assert values is not None
-            axis = figure.add_subplot(grid[at // 4, at % 4])
+            axis = made.add_subplot(grid[at // 4, at % 4])
             axis.hist(np.nan_to_num(values[:, i]), bins=60, color="#3b6ea5" if name == "state" else "#b5562f")
             title = names[i] if i < len(names) else f"{name} {i}"
             axis.set_title(title, fontsize=9)
@@ -83,14 +78,11 @@ def plot(logs: Logs, out: str | os.PathLike[str], *, points: int = 20_000, seed:
         at = -(-at // 4) * 4
     total = int(length.sum())
     hidden = [f"first {_MOST} {n} components" for n, v in (("state", state), ("action", action)) if _more(v)]
-    figure.suptitle(
+    made.suptitle(
         f"{logs.meta.get('name') or Path(str(logs.meta.get('path', ''))).name}: {len(episodes):,} episodes, {total:,} "
         f"steps ({len(rows):,} drawn{', ' + ', '.join(hidden) if hidden else ''})"
     )
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=110)
-    return out
+    return save(made, Path(out))
 
 
 def _more(value: np.ndarray | None) -> bool:

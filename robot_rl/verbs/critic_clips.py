@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from robot_rl.checkpoint import write_bytes, write_json
+from robot_rl.figure import figure, save
 from robot_rl.interrupt import Interrupt
 from robot_rl.types import Episode, Options
 from robot_rl.types.options import Count, Discount, Number
@@ -234,15 +235,8 @@ def plot_clip(path: Path, frames: np.ndarray, lines: Mapping[str, np.ndarray], d
         lines: label -> (T + 1,) values; labels that end in "truth" are dashed.
         done: label -> (T + 1,) probabilities.
     """
-    from robot_rl.extras import require
-
-    require("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(3, 1, height_ratios=[1, 2.4, 1])
+    picture = figure(9, 6)
+    axes = picture.subplots(3, 1, height_ratios=[1, 2.4, 1])
     shown = np.linspace(0, len(frames) - 1, min(10, len(frames))).astype(int)
     axes[0].imshow(np.concatenate(list(frames[shown]), axis=1))
     axes[0].set_axis_off()
@@ -257,6 +251,4 @@ def plot_clip(path: Path, frames: np.ndarray, lines: Mapping[str, np.ndarray], d
     axes[1].legend(fontsize=8)
     axes[2].set_xlabel("frame")
     axes[2].set_ylim(-0.05, 1.05)
-    packed = io.BytesIO()
-    figure.savefig(packed, format="png", dpi=110)
-    write_bytes(path, packed.getvalue())
+    save(picture, path)

@@ -14,7 +14,7 @@ import torch
 
 from robot_rl.data import d4rl
 from robot_rl.data.store import Store
-from robot_rl.extras import require
+from robot_rl.figure import panels, save
 from robot_rl.stats import rank_correlation
 from robot_rl.track import Many
 from robot_rl.types.options import Count
@@ -131,19 +131,15 @@ class SegmentJob(PreferenceJob):
     def _draw_curves(self, first: Place, second: Place) -> str:
         """States and actions of both pieces as pair.png; a line that says so, or nothing without matplotlib."""
         try:
-            require("matplotlib").use("Agg")
-            plt = require("matplotlib.pyplot")
+            figure, axes = panels(2, 2, width=4.5, height=2.5, sharex=True, sharey="row")
         except ImportError:
             return ""
-        figure, axes = plt.subplots(2, 2, figsize=(9, 5), sharex=True, sharey="row")
         for column, (name, piece) in enumerate((("first", first), ("second", second))):
             for axis, label, rows in zip(axes[:, column], ("state", "action"), self._rows(piece)):
                 axis.plot(rows)
                 axis.set_ylabel(label)
             axes[0, column].set_title(f"{name}: episode {piece[0]} from step {piece[1]}", fontsize=9)
-        figure.tight_layout()
-        figure.savefig(self.folder / "pair.png", dpi=80)
-        plt.close(figure)
+        save(figure, self.folder / "pair.png", dpi=80)
         return f"\ncurves of both: {self.folder / 'pair.png'}\n"
 
     def _describe(self, piece: Place) -> str:

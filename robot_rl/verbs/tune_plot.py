@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from robot_rl.checkpoint import write_bytes
-from robot_rl.extras import require
+from robot_rl.figure import panels, save
 
 DECADES = 30.0
 """Ratio of the largest to the smallest value from which an option's axis is logarithmic."""
@@ -22,16 +20,13 @@ def draw(rows: Sequence[dict[str, Any]], metric: str, path: Path) -> Path:
         metric: what was maximised.
         path: of the picture.
     """
-    matplotlib = require("matplotlib")
-    matplotlib.use("Agg")
-    plt = require("matplotlib.pyplot")
     rows = sorted(rows, key=lambda row: row["trial"])
     names = sorted({name for row in rows for name in row["params"]})
-    figure, axes = plt.subplots(1, 1 + len(names), figsize=(3.6 * (1 + len(names)), 3.2), sharey=True, squeeze=False)
-    panels: list[tuple[str, list[Any]]] = [("trial", [row["trial"] for row in rows])]
-    panels += [(name, [row["params"].get(name) for row in rows]) for name in names]
+    figure, axes = panels(1, 1 + len(names), width=3.6, height=3.2, sharey=True)
+    columns: list[tuple[str, list[Any]]] = [("trial", [row["trial"] for row in rows])]
+    columns += [(name, [row["params"].get(name) for row in rows]) for name in names]
     heights = [row["value"] if row["value"] is not None else (row["curve"] or [[0, None]])[-1][1] for row in rows]
-    for axis, (name, places) in zip(axes[0], panels):
+    for axis, (name, places) in zip(axes[0], columns):
         numbers = [place for place in places if isinstance(place, (int, float))]
         plain = len(numbers) == len(places)
         for state, marker in (("complete", "o"), ("dropped", "x")):
@@ -51,9 +46,4 @@ def draw(rows: Sequence[dict[str, Any]], metric: str, path: Path) -> Path:
     axes[0, 0].plot([number for number, _ in complete], best, label="best so far")
     axes[0, 0].set_ylabel(metric)
     axes[0, 0].legend()
-    figure.tight_layout()
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=110, format="png")
-    plt.close(figure)
-    write_bytes(path, picture.getvalue())
-    return path
+    return save(figure, path)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from robot_rl import curves
 from robot_rl.stats import iqm
 from robot_rl.verbs import sweep, sweep_curves
 from robot_rl.verbs.sweep import sweep as verb
@@ -94,13 +95,13 @@ def test_words_that_differ_name_the_runs_and_seeds_are_one_thing():
 
 def test_middle_of_seeds_is_the_interquartile_mean_where_all_have_a_curve():
     lines = [([0, 10, 20], [0.0, 1.0, 2.0]), ([10, 20, 30], [3.0, 4.0, 9.0]), ([0, 20, 30], [0.0, 8.0, 0.0])]
-    steps, middle, low, high = sweep_curves.between(lines)
+    steps, middle, low, high = curves.between(lines)
     assert steps.tolist() == [10, 20]
     # of three values the middle one whole and the outer ones by a quarter: (1/4 * 1 + 3 + 1/4 * 4) / 1.5
     assert middle.tolist() == pytest.approx([(0.25 * 1 + 3 + 0.25 * 4) / 1.5, (0.25 * 2 + 4 + 0.25 * 8) / 1.5])
     assert low.tolist() == [1.0, 2.0]  # the worst of three drawn thrice: one draw in 27
     assert high.tolist() == [4.0, 8.0]
-    _, middle, low, _ = sweep_curves.between(lines[:2])
+    _, middle, low, _ = curves.between(lines[:2])
     assert middle.tolist() == [2.0, 3.0]
     assert np.isnan(low).all()  # of two seeds no interval
 
