@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import gymnasium
@@ -22,10 +23,16 @@ class ArrayWorld(Protocol):
     Attributes:
         io: interface; one observation "state".
         episode_steps: steps after which an episode is truncated.
+        expert: observations (N, S) -> actions (N, A) of a scripted expert; None where one observation does not tell it.
     """
 
     io: IOSpec
     episode_steps: int
+
+    @property
+    def expert(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """See above."""
+        ...
 
     def start(self, rng: np.random.Generator) -> State:
         """Arrays of one new episode, without a row axis."""
@@ -37,10 +44,6 @@ class ArrayWorld(Protocol):
 
     def observe(self, state: State) -> np.ndarray:
         """(N, S) float32."""
-        ...
-
-    def expert(self, obs: np.ndarray) -> np.ndarray:
-        """(N, A) actions of a scripted expert for observations (N, S)."""
         ...
 
     def picture(self, state: State, row: int) -> np.ndarray:
@@ -126,13 +129,19 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         return obs, reward.astype(np.float32), terminated, truncated, info
 
     def expert(self, obs: dict[str, np.ndarray]) -> np.ndarray:
-        """(N, A) actions of the world's expert."""
+        """(N, A) actions of the world's expert.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.world.expert is None:
+            raise ValueError(f"{type(self.world).__name__} has no scripted expert")
         return self.world.expert(np.asarray(obs["state"]))
 
     @property
     def parts(self) -> EnvParts:
         """The world's expert, and exact states."""
-        return EnvParts(expert=self.expert, saves=True)
+        return EnvParts(expert=None if self.world.expert is None else self.expert, saves=True)
 
     def render(self) -> tuple[np.ndarray, ...]:
         """A picture of every row."""

@@ -75,7 +75,9 @@ class OnPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Environment, observation, statistics and counters; the learner saves itself."""
+        memory = self._learner.policy.parts.save
         return {
+            **({} if memory is None else {"policy_memory": memory()}),
             "stepper": self._stepper.state_dict() if self._stepper.env.parts.saves else None,
             "episodes": self.stats.state_dict(),
             "env_steps": self.env_steps,
@@ -91,6 +93,8 @@ class OnPolicy:
         self._started = state["stepper"] is not None
         if self._started:  # else this environment cannot be restored: new episodes begin
             self._stepper.load_state_dict(state["stepper"])
+            if "policy_memory" in state:
+                self._learner.policy.parts.restore(state["policy_memory"])
 
     def _collect(self) -> Rollout:
         if self._storage is None:
@@ -123,7 +127,7 @@ def collect(
         step = stepper.step(action.value)
         raw = action.extras.get("raw", action.value)
         if storage.add(step, raw, action.logp, {name: action.extras[name] for name in extras}):
-            policy.reset(step.terminated | step.truncated)
+            policy.reset(step.terminated | step.truncated | ~step.valid)
         stats.add(step)
 
 
@@ -144,7 +148,7 @@ class RolloutStorage:
         self._ends.clear()
 
     def add(self, step: Step, raw: Array, logp: Array, extras: dict[str, Array]) -> bool:
-        """Store one step; whether an episode ended."""
+        """Store one step; whether an episode ended, or a row was no step but a reset."""
         if not self._columns:
             like = {"action": raw, "logp": logp, "reward": step.reward, "terminated": step.terminated}
             like |= {"truncated": step.truncated, "valid": step.valid}
@@ -166,7 +170,7 @@ class RolloutStorage:
         ended = _any(step.terminated) or _any(step.truncated)
         if ended:
             self._ends.append((row, step.terminated | step.truncated, step.next_obs))
-        return ended
+        return ended or _any(~step.valid)
 
     def sample(self, rows: RowSample) -> None:
         """Leave some rows to the quantiles of what training saw."""
@@ -179,13 +183,16 @@ class RolloutStorage:
         columns = {key: torch.as_tensor(value) for key, value in self._columns.items()}
         shape = columns["reward"].shape
         with torch.no_grad():
-            flat = {key: value.reshape(-1, *value.shape[2:]) for key, value in self._obs.items()}
+            seen = {**self._obs, **{key: self._extras[key] for key in self._extras if key == "memory"}}
+            flat = {key: value.reshape(-1, *value.shape[2:]) for key, value in seen.items()}
             value = learner.value(flat).reshape(shape).to(columns["reward"].device)
             boundary = columns["terminated"] | columns["truncated"]
             boundary[-1] = True
             ends = [end for end in self._ends if end[0] != self.length - 1]
             ends.append((self.length - 1, np.ones(shape[1], bool), last.next_obs))
             keys = list(flat)
+            if "memory" in keys:  # a critic with a memory judges the successor with what it knows behind the step
+                ends = [(row, rows, {**obs, "memory": self._extras["next_memory"][row]}) for row, rows, obs in ends]
             parts = [[obs[key][_index(rows, obs[key])] for key in keys] for _, rows, obs in ends]
             joined = {key: _cat([part[i] for part in parts]) for i, key in enumerate(keys)}
             estimate = learner.value(joined).to(value.device)

@@ -21,7 +21,7 @@ SUITES = Path(__file__).resolve().parents[2] / "benchmarks"
 """Beside the package in a checkout; the wheel has none."""
 RESUMABLE = (
     *("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval"),
-    *("closed_loop", "iwocs_deep", "her"),
+    *("closed_loop", "iwocs_deep", "her", "recurrent"),
 )
 """Suites with one result file per run in the folder `out`; given again, they continue."""
 

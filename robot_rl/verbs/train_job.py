@@ -433,7 +433,12 @@ class TrainJob:
 
     def evaluate(self, episodes: int) -> Evaluation:
         """Deterministic evaluation on environments of its own; leaves the training state untouched."""
-        return evaluate(self._eval_env, self.learner.policy, episodes=episodes, seed=10_000)
+        parts = self.learner.policy.parts
+        midst = None if parts.save is None else parts.save()  # a chunk under way, a memory of the episodes in training
+        result = evaluate(self._eval_env, self.learner.policy, episodes=episodes, seed=10_000)
+        if parts.restore is not None and midst is not None:
+            parts.restore(midst)
+        return result
 
     def _model(self) -> Path | None:
         return report.export_model(self.learner, self.folder / f"model_{int(self.loop.env_steps):09d}")

@@ -16,15 +16,16 @@ _DT, _TORQUE, _FASTEST = 0.05, 2.0, 8.0  # s, N*m, rad/s
 class Pendulum:
     """Swing a rod up and hold it there, with a motor too weak to lift it directly.
 
-    Observation: cosine and sine of the angle from upright, angular velocity [rad/s]. Action: torque / 2 N*m. Reward:
-    -(angle^2 + 0.1 velocity^2 + 0.001 torque^2) before the move. Every parameter is a number, or a pair (low, high)
-    from which each episode draws its own, unseen by the policy (domain randomisation).
+    Observation: cosine and sine of the angle from upright, and angular velocity [rad/s] unless it is hidden. Action:
+    torque / 2 N*m. Reward: -(angle^2 + 0.1 velocity^2 + 0.001 torque^2) before the move. Every parameter is a number,
+    or a pair (low, high) from which each episode draws its own, unseen by the policy (domain randomisation).
 
     Args:
         mass: of the rod [kg].
         length: of the rod [m].
         wind: constant torque that adds to the motor's [N*m].
         steps: of an episode, 0.05 s each.
+        velocity: whether it is observed; a policy without a memory cannot balance otherwise, and there is no expert.
 
     Raises:
         ValueError: a range that is none, a mass or length that is not positive, or no step.
@@ -38,6 +39,7 @@ class Pendulum:
         length: Positive | Sequence[Positive] = 1.0,
         wind: Number | Sequence[Number] = 0.0,
         steps: Count = 200,
+        velocity: bool = True,
     ) -> None:
         self.ranges = {"mass": _range("mass", mass), "length": _range("length", length), "wind": _range("wind", wind)}
         if min(self.ranges["mass"][0], self.ranges["length"][0]) <= 0.0 or steps < 1:
@@ -46,10 +48,12 @@ class Pendulum:
                 "least 1 step"
             )
         self.episode_steps = steps
+        names = ("cos", "sin", "velocity") if velocity else ("cos", "sin")
         self.io = IOSpec(
-            {"state": ((3,), "float32")}, ("torque",), (-_TORQUE,), (_TORQUE,), ("N*m",), control_hz=1.0 / _DT,
-            obs_names=("cos", "sin", "velocity"),
+            {"state": ((len(names),), "float32")}, ("torque",), (-_TORQUE,), (_TORQUE,), ("N*m",), control_hz=1.0 / _DT,
+            obs_names=names,
         )  # fmt: skip
+        self.expert = self._expert if velocity else None
 
     def start(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Any angle, up to 1 rad/s. Drawn before the parameters: equal seeds start equally in all dynamics."""
@@ -69,11 +73,12 @@ class Pendulum:
         return reward, no, no | (np.cos(state["angle"]) > 0.95)
 
     def observe(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """(N, 3)."""
+        """(N, 3), or (N, 2) without the velocity."""
         angle = state["angle"]
-        return np.stack([np.cos(angle), np.sin(angle), state["velocity"]], 1).astype(np.float32)
+        seen = [np.cos(angle), np.sin(angle), state["velocity"]][: self.io.obs["state"][0][0]]
+        return np.stack(seen, 1).astype(np.float32)
 
-    def expert(self, obs: np.ndarray) -> np.ndarray:
+    def _expert(self, obs: np.ndarray) -> np.ndarray:
         """(N, 1) pump energy below, hold near the top; does not know the parameters."""
         cos, sin, velocity = np.asarray(obs, np.float64).T
         energy = velocity**2 / 6.0 + 5.0 * (cos - 1.0)  # zero upright and at rest, mass and length 1

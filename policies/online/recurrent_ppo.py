@@ -1,0 +1,296 @@
+"""PPO with a memory: policy and critic read the observations of an episode through a GRU each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from robot_rl.advantage import policy_loss, rollout_gae
+from robot_rl.advantage.rows import RolloutRows
+from robot_rl.policies.nets.learner import StateLearner, StateOptions
+from robot_rl.policies.nets.module_policy import ModulePolicy
+from robot_rl.policies.nets.module_ppo import gaussian_logp, gaussian_sample
+from robot_rl.policies.nets.module_step import ModuleStep
+from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.surrogate import SurrogateOptions
+from robot_rl.policies.online.ppo import ReturnScale
+from robot_rl.policies.online.ppo_policy import obs_dim
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Whole
+
+
+class RecurrentPpoOptions(StateOptions, SurrogateOptions):
+    """Of PPO with a memory."""
+
+    rollout_steps: Count = 2048
+    """Steps T of each environment between updates."""
+    sequence: Count = 128
+    """Steps through which gradients run back; a rollout is cut into pieces of this length."""
+    minibatch: Count = 4
+    """Pieces of one gradient."""
+    epochs: Count = 10
+    """Passes over a rollout."""
+    entropy_coef: NotNegative = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: NotNegative = 0.5
+    """Weight of the squared value error."""
+    max_grad_norm: Positive = 0.5
+    """Largest norm of the gradient of both networks together."""
+    log_std_init: Number = 0.0
+    """Initial log standard deviation of the action."""
+    memory: Count = 64
+    """Width of each GRU."""
+    hidden: tuple[Count, ...] = (64,)
+    """Widths of the layers behind each GRU."""
+    normalize_obs: bool = True
+    """Shift observations by their running mean and divide those that deviate by more than 1 by their deviation."""
+    normalize_reward: bool = True
+    """Divide rewards by the running standard deviation of the discounted return."""
+    metrics_every: Whole = 1
+    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
+
+
+class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[RecurrentPpoOptions, Rollout]):
+    """PPO for tasks whose observations do not tell all: what was seen before is kept in a memory.
+
+    A rollout keeps the memory m_t that each action was chosen with. It is cut into pieces of `sequence` steps; an
+    update begins each piece with the memory that is kept of its first step, unrolls the GRUs anew, begins with zeros
+    where an episode begins, and lets gradients run back to the piece's first step. Advantages are estimated once, with
+    V(s_t, m_t) of the critic that acted.
+
+    Source: Schulman et al., Proximal Policy Optimization Algorithms; Kapturowski et al., Recurrent Experience Replay in
+    Distributed Reinforcement Learning, stored state, for memories at the pieces' starts; Cho et al., Learning Phrase
+    Representations using RNN Encoder-Decoder, for the GRU. Separate memories of policy and critic as in sb3-contrib.
+    """
+
+    method = "recurrent PPO"
+
+    def __init__(
+        self, options: RecurrentPpoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
+    ) -> None:
+        """Build for `io`.
+
+        Args:
+            options: of the method.
+            io: interface of the environment; every observation a vector of floats.
+            seed: of weights, action noise and the order of pieces.
+            device: torch device.
+            gamma: discount per step.
+
+        Raises:
+            ValueError: an observation is no vector.
+        """
+        super().__init__(options, io, seed=seed, device=device)
+        self.gamma = gamma
+        size = obs_dim(io)
+        self.net = MemoryNet(size, io.action_dim, options, self.generator)
+        self.norm = RunningNorm(size, max_scale=1.0, device=device) if options.normalize_obs else None
+        self.scale = ReturnScale(gamma) if options.normalize_reward else None
+        self.net_step = ModuleStep(self.net, lr=options.lr, clip=options.max_grad_norm)
+        self.policy = MemoryPolicy(io, self.net, self.norm, seed + 1)
+        scale = {} if self.scale is None else {"scale": self.scale}
+        self.state.include({"net": self.net_step, "policy": self.policy, **scale})
+
+    @classmethod
+    def needs(cls, options: Any, io: IOSpec) -> Needs:
+        """Fresh rollouts with the memory before and behind each step."""
+        record = ("memory", "next_memory")
+        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=record)
+
+    @torch.no_grad()
+    def value(self, obs: Obs) -> Tensor:
+        """(B,) the critic's estimates, from observations and "memory" (B, 2 M)."""
+        x, memory = self.policy.read(obs), torch.as_tensor(obs["memory"])
+        return self.net(x[:, None], memory.to(x.device), x.new_zeros(len(x), 1))[1][:, 0]
+
+    def update(self, batches: Iterator[Rollout], /) -> Metrics:
+        """`epochs` passes over the pieces of one rollout.
+
+        Returns:
+            The latest metrics: train/policy_loss, train/value_loss, train/entropy, train/kl, train/clip_fraction,
+            train/gradient_norm, of the last gradient; train/explained_variance of the old values.
+
+        Raises:
+            FloatingPointError: a metric is not finite.
+        """
+        o, rollout = self.o, next(batches)
+        pieces = self._pieces(rollout if self.scale is None else replace(rollout, reward=self.scale(rollout)))
+        found: dict[str, Tensor] = {}
+        for _ in range(o.epochs):
+            order = torch.randperm(len(pieces["mask"]), generator=self.generator, device=self.generator.device)
+            for part in order.split(o.minibatch):
+                found = self._fit({name: x[part] for name, x in pieces.items()})
+        if self.norm is not None:
+            seen = torch.cat([x.flatten(0, 1) for _, x in sorted(rollout.obs.items())], -1)
+            self.norm.observe(seen[rollout.valid.flatten()].to(self.generator.device))
+        mask, target = pieces["mask"], pieces["target"]
+        rest = (target - pieces["value"])[mask].var() / target[mask].var().clamp_min(1e-12)
+        return self.metrics(**found, explained_variance=1.0 - rest)
+
+    def _pieces(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Columns (G, L, ...) of all pieces, the last of a rollout filled up with rows that do not count."""
+        rows = RolloutRows(
+            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary, valid=rollout.valid
+        )
+        advantage, target = rollout_gae(rows, gamma=self.gamma, gae_lambda=self.o.gae_lambda)
+        used = advantage[rollout.valid]
+        advantage = (advantage - used.mean()) / used.std(correction=0).clamp_min(1e-8)
+        over = rollout.terminated | rollout.truncated | ~rollout.valid
+        columns = {
+            "obs": self.policy.read(rollout.obs),
+            "begins": pad(over[:-1].float(), (0, 0, 1, 0)),
+            "mask": rollout.valid,
+            "value": rollout.value,
+            **{"action": rollout.action, "logp": rollout.logp, "advantage": advantage, "target": target},
+        }
+        length, steps = self.o.sequence, len(rollout.reward)
+        missing = -steps % length
+
+        def cut(x: Tensor) -> Tensor:
+            whole = pad(x, (*(0, 0) * (x.dim() - 1), 0, missing)) if missing else x
+            return whole.unflatten(0, (-1, length)).movedim(1, 2).flatten(0, 1).to(self.generator.device)
+
+        kept = rollout.extras["memory"][::length].flatten(0, 1).to(self.generator.device)
+        return {name: cut(x) for name, x in columns.items()} | {"memory": kept}
+
+    def _fit(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One gradient of the clipped surrogate, the squared value error and the entropy."""
+        o, mask = self.o, batch["mask"]
+        mean, value = self.net(batch["obs"], batch["memory"], batch["begins"])
+        std = self.net.log_std.exp()
+        logp = gaussian_logp(batch["action"], mean, std)
+        actor = policy_loss(logp, batch["logp"], batch["advantage"], mask=mask, clip=o.clip)
+        error = (value - batch["target"])[mask].square().mean()
+        entropy = torch.distributions.Normal(0.0, std).entropy().sum()
+        norm = self.net_step(actor + o.value_coef * error - o.entropy_coef * entropy)
+        change = (logp - batch["logp"])[mask].detach()
+        return {
+            **{"policy_loss": actor, "value_loss": error, "entropy": entropy, "gradient_norm": norm},
+            "kl": change.exp() - 1.0 - change,
+            "clip_fraction": ((change.exp() - 1.0).abs() > o.clip).float(),
+        }
+
+
+class MemoryNet(nn.Module):
+    """Means of actions and values of states behind a memory each: GRU, then a perceptron of tanh layers.
+
+    Args:
+        inputs: S, width of an observation.
+        actions: A.
+        options: widths M of a GRU and of the layers behind it, and the log standard deviation.
+        generator: draws the weights.
+    """
+
+    def __init__(self, inputs: int, actions: int, options: RecurrentPpoOptions, generator: torch.Generator) -> None:
+        super().__init__()
+        self.width, device = options.memory, generator.device
+        self.cells = nn.ModuleList(nn.GRUCell(inputs, options.memory, device=device) for _ in range(2))
+        widths = (options.memory, *options.hidden)
+        self.heads = nn.ModuleList()
+        for outputs in (actions, 1):
+            hidden = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b, device=device), nn.Tanh())]
+            self.heads.append(nn.Sequential(*hidden, nn.Linear(widths[-1], outputs, device=device)))
+        self.log_std = nn.Parameter(torch.full((actions,), float(options.log_std_init), device=device))
+        for name, weight in self.named_parameters():
+            if name == "log_std":
+                continue
+            if weight.dim() == 1:
+                nn.init.zeros_(weight)
+            else:  # the policy begins close to 0, whatever it sees
+                last = name.startswith(f"heads.0.{2 * len(options.hidden)}.")
+                nn.init.orthogonal_(weight, 0.01 if last else 1.0, generator=generator)
+
+    def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: (B, S) and (B, 2 M) -> means (B, A) and the memory behind it (B, 2 M)."""
+        after = [cell(x, m) for cell, m in zip(self.cells, memory.split(self.width, -1))]
+        return self.heads[0](after[0]), torch.cat(after, -1)
+
+    def forward(self, x: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
+        """Many steps.
+
+        Args:
+            x: (G, L, S) observations.
+            memory: (G, 2 M) before the first of them.
+            begins: (G, L) 1 where an episode begins, which knows nothing of what was before.
+
+        Returns:
+            Means (G, L, A) and values (G, L).
+        """
+        going = (1.0 - begins)[..., None]
+        outputs = []
+        for cell, head, m in zip(self.cells, self.heads, memory.split(self.width, -1)):
+            kept = []
+            for i in range(x.shape[1]):
+                m = cell(x[:, i], m * going[:, i])
+                kept.append(m)
+            outputs.append(head(torch.stack(kept, 1)))
+        return outputs[0], outputs[1][..., 0]
+
+
+class MemoryPolicy(ModulePolicy):
+    """A Gaussian whose mean depends on all that its rows have seen since they were reset.
+
+    Args:
+        io: interface.
+        net: shared with the learner.
+        norm: of observations, shared, or None.
+        seed: of the action noise.
+    """
+
+    def __init__(self, io: IOSpec, net: MemoryNet, norm: RunningNorm | None, seed: int) -> None:
+        self.io, self._net, self._norm, self._keys = io, net, norm, sorted(io.obs)
+        device = net.log_std.device
+        self._noise = torch.Generator(device=device).manual_seed(seed)
+        super().__init__("net", net, self._noise, norm)
+        self._memory = torch.zeros(0, 2 * net.width, device=device)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """It remembers, and can go on with what it remembers."""
+        return PolicyParts(remembers=True, save=self._save, restore=self._restore)
+
+    def read(self, obs: Obs) -> Tensor:
+        """(..., S) what the network sees of observations."""
+        x = torch.cat([torch.as_tensor(obs[key]) for key in self._keys], -1).to(self._memory.device, torch.float32)
+        return x if self._norm is None else self._norm(x)
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Forget what these rows (B,) bool saw; None: all."""
+        if rows is None:
+            self._memory = self._memory[:0]
+        else:
+            self._memory = torch.where(torch.as_tensor(rows).to(self._memory.device)[:, None], 0.0, self._memory)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Sample actions, or take the mean; another number of rows than before begins anew for all.
+
+        Returns:
+            value (B, A) clipped to [-1, 1]; logp (B,) of the sample before clipping (None when deterministic); extras
+            "raw" (B, A), that sample, "memory" and "next_memory" (B, 2 M) before and behind this step.
+        """
+        x = self.read(obs)
+        before = self._memory if len(self._memory) == len(x) else x.new_zeros(len(x), self._memory.shape[1])
+        mean, self._memory = self._net.step(x, before)
+        std = self._net.log_std.exp()
+        raw = gaussian_sample(mean, std, self._noise, deterministic)
+        logp = None if deterministic else gaussian_logp(raw, mean, std)
+        given = {"raw": raw, "memory": before, "next_memory": self._memory}
+        if isinstance(obs[self._keys[0]], np.ndarray):
+            arrays: dict[str, Array] = {name: x.cpu().numpy() for name, x in given.items()}
+            return Action(arrays["raw"].clip(-1.0, 1.0), None if logp is None else logp.cpu().numpy(), arrays)
+        return Action(raw.clamp(-1.0, 1.0), logp, {**given})
+
+    def _save(self) -> dict[str, Any]:
+        return {"memory": self._memory.clone(), "noise": self._noise.get_state()}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._memory = state["memory"].to(self._memory.device)
+        self._noise.set_state(state["noise"].cpu())
