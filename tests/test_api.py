@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 
 import robot_rl as rr
 from robot_rl.checkpoint import CheckpointError
@@ -139,6 +140,14 @@ def test_a_gymnasium_task_and_options():
 def refused(text: str, call, *args, **kwargs):
     with pytest.raises(Refused, match=text):
         call(*args, **kwargs)
+
+
+def test_it_works_inside_a_program_of_hydra(tmp_path: Path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/main.yaml").write_text("steps: 7\n")
+    with initialize_config_dir(str(tmp_path / "conf"), version_base=None):
+        assert rr.make("pendulum", num_envs=1).io.obs_names == ("cos", "sin", "velocity")
+        assert compose("main").steps == 7  # the caller's own is still there
 
 
 def test_wrong_words_are_one_sentence(tmp_path: Path):

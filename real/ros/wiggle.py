@@ -180,7 +180,8 @@ def judge(spec: RobotSpec, joint: int, way: float, seen: np.ndarray, told: np.nd
     elif peak[joint] < SEEN * AMPLITUDE and (sent := float(np.abs(told[:, 1]).max())) < SEEN * AMPLITUDE:
         trial.problems.append(
             f"wiggle: told to move {names[joint]} by {way:g} rad, the supervisor sent it at most {sent:.4f}: it "
-            "braked, or heard of the motion too late; look for a fault in its diagnostics, and try again on a quieter machine"
+            "braked, or heard of the motion too late; look for a fault in its diagnostics, and try again where the "
+            "machine has less to do"
         )
     elif peak[joint] < SEEN * AMPLITUDE:
         trial.problems.append(

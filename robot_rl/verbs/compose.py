@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -220,13 +221,23 @@ def find_wrong_name(config: str, items: Sequence[str]) -> str:
         chosen.append(f"{key}={value.split(',')[0]}")
     if not options:
         return ""
-    with initialize_config_module("robot_rl.configs", version_base="1.3"):
-        node = compose(config, overrides=chosen)
+    node = composed(config, chosen)
     for key in options:
         found = _wrong_option(node, key.split("."))
         if found:
             return found
     return ""
+
+
+def composed(config: str, items: Sequence[str]) -> DictConfig:
+    """A configuration of ours with words of its command line, also where the caller's own program runs in Hydra."""
+    there = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("robot_rl.configs", version_base="1.3"):
+            return compose(config, overrides=list(items))
+    finally:
+        GlobalHydra.instance().hydra = there
 
 
 def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]) -> DictConfig:
@@ -248,8 +259,7 @@ def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]
     if wrong:
         raise Refused(wrong)
     replaced = [key for key in groups - set(chosen) if key in values]
-    with initialize_config_module("robot_rl.configs", version_base="1.3"):
-        cfg = compose(verb, overrides=items)
+    cfg = composed(verb, items)
     OmegaConf.set_struct(cfg, False)
     for key in replaced:
         cfg[key] = None

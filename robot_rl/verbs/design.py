@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
@@ -19,6 +17,7 @@ from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
+from robot_rl.verbs.compose import composed
 from robot_rl.verbs.options import VerbOptions
 from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
@@ -284,9 +283,7 @@ def design(cfg: DictConfig) -> None:
 
 def _interface(overrides: list[str]) -> Any:
     """The passport of the world that would be trained in."""
-    GlobalHydra.instance().clear()
-    with initialize_config_module("robot_rl.configs", version_base="1.3"):
-        made = compose("train", overrides=overrides)
+    made = composed("train", overrides)
     env = build.make("engine", plain(made.env), num_envs=1, seed=0, device="cpu")
     try:
         return env.io

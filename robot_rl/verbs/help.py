@@ -7,12 +7,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from robot_rl import build
-from robot_rl.verbs.compose import choices, file_of, groups_of
+from robot_rl.verbs.compose import choices, composed, file_of, groups_of
 from robot_rl.verbs.doctor import IsaacDoctorOptions, RosDoctorOptions
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import expected
@@ -32,8 +31,7 @@ def page(config: str, items: Sequence[str]) -> str:
     shown = [_wrap(line, "    ") for line in groups]
     lines = ["Options:", *rows(OPTIONS[config](), "")]
     chosen = [item for item in items if item.split("=")[0] in groups_of(config)]
-    with initialize_config_module("robot_rl.configs", version_base="1.3"):
-        node: Any = OmegaConf.to_container(compose(config, overrides=chosen), resolve=False)
+    node: Any = OmegaConf.to_container(composed(config, chosen), resolve=False)
     for item in chosen:
         group = item.split("=")[0]
         kind = {"env": "engine", "behaviour": "policy"}.get(group, group)
