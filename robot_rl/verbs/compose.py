@@ -14,9 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from hydra import compose, initialize_config_module
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -27,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from robot_rl import build, extras
+from robot_rl.verbs.packaged import composed
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import Refused, expected, near
 
@@ -227,17 +226,6 @@ def find_wrong_name(config: str, items: Sequence[str]) -> str:
         if found:
             return found
     return ""
-
-
-def composed(config: str, items: Sequence[str]) -> DictConfig:
-    """A configuration of ours with words of its command line, also where the caller's own program runs in Hydra."""
-    there = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("robot_rl.configs", version_base="1.3"):
-            return compose(config, overrides=list(items))
-    finally:
-        GlobalHydra.instance().hydra = there
 
 
 def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]) -> DictConfig:

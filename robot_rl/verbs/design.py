@@ -17,8 +17,8 @@ from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
-from robot_rl.verbs.compose import composed
 from robot_rl.verbs.options import VerbOptions
+from robot_rl.verbs.packaged import composed
 from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
 

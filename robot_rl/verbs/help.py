@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from robot_rl import build
-from robot_rl.verbs.compose import choices, composed, file_of, groups_of
+from robot_rl.verbs.compose import choices, file_of, groups_of
 from robot_rl.verbs.doctor import IsaacDoctorOptions, RosDoctorOptions
+from robot_rl.verbs.packaged import composed
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import expected
 
