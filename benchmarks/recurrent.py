@@ -30,7 +30,7 @@ from robot_rl.stopwatch import Stopwatch
 
 TASKS: dict[str, tuple[str, dict[str, Any], int]] = {
     "recall": ("recall", {}, 40_000),
-    "pendulum_without_velocity": ("pendulum", {"world.velocity": False}, 150_000),
+    "pendulum_without_velocity": ("pendulum", {"world": {"velocity": False}}, 150_000),
 }
 """Task -> world, its options, steps."""
 MEASURE = {"recall": "success", "pendulum_without_velocity": "return"}

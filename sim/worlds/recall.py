@@ -36,8 +36,9 @@ class Recall:
         )
 
     def start(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """In the middle, either side."""
-        return {"side": np.array(rng.choice((-1.0, 1.0))), "place": np.array(0.0), "tick": np.array(0)}
+        """Within 0.2 m of the middle, either lamp; the place says nothing of it."""
+        side, place = rng.choice((-1.0, 1.0)), rng.uniform(-0.2, 0.2)
+        return {"side": np.array(side), "place": np.array(place), "tick": np.array(0)}
 
     def step(self, state: dict[str, np.ndarray], action: np.ndarray) -> tuple[Reward, np.ndarray, np.ndarray]:
         """One step of 0.1 s; nothing ends an episode but time."""

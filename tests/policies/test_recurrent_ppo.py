@@ -38,7 +38,7 @@ def env() -> ArrayVectorEnv:
 def test_recall_by_hand() -> None:
     world = Recall(steps=50)
     state = {key: value[None] for key, value in world.start(np.random.default_rng(0)).items()}
-    state["side"] = np.array([-1.0])
+    state |= {"side": np.array([-1.0]), "place": np.zeros(1)}
     for _ in range(5):  # lit: the cart is held, and nothing is paid
         assert world.observe(state).tolist() == [[-1.0, 0.0, 0.0]]
         assert world.step(state, np.array([[1.0]]))[0] == [0.0]
