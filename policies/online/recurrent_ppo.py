@@ -20,8 +20,7 @@ from robot_rl.policies.nets.module_ppo import gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.surrogate import SurrogateOptions
-from robot_rl.policies.online.ppo import ReturnScale
-from robot_rl.policies.online.ppo_policy import obs_dim
+from robot_rl.policies.online.ppo import ReturnScale, obs_dim
 from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Whole
 

@@ -83,6 +83,7 @@ OURS = {
         "track",
         "report",
         "curves",
+        "figure",
         "onnx_policy",
         "ope",
         "parallel",
