@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from robot_rl.advantage import policy_loss, rollout_gae
 from robot_rl.advantage.rows import RolloutRows
@@ -31,9 +30,9 @@ class RecurrentPpoOptions(StateOptions, SurrogateOptions):
     rollout_steps: Count = 2048
     """Steps T of each environment between updates."""
     sequence: Count = 128
-    """Steps through which gradients run back; a rollout is cut into pieces of this length."""
-    minibatch: Count = 4
-    """Pieces of one gradient."""
+    """Steps through which gradients run back: episodes are cut into pieces of at most this length."""
+    minibatch: Count = 128
+    """Rows of one gradient, about: it takes whole pieces."""
     epochs: Count = 10
     """Passes over a rollout."""
     entropy_coef: NotNegative = 0.0
@@ -59,10 +58,10 @@ class RecurrentPpoOptions(StateOptions, SurrogateOptions):
 class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[RecurrentPpoOptions, Rollout]):
     """PPO for tasks whose observations do not tell all: what was seen before is kept in a memory.
 
-    A rollout keeps the memory m_t that each action was chosen with. It is cut into pieces of `sequence` steps; an
-    update begins each piece with the memory that is kept of its first step, unrolls the GRUs anew, begins with zeros
-    where an episode begins, and lets gradients run back to the piece's first step. Advantages are estimated once, with
-    V(s_t, m_t) of the critic that acted.
+    A rollout keeps the memory m_t that each action was chosen with. Its episodes are cut into pieces of at most
+    `sequence` steps; an update begins each piece with the memory that is kept of its first step (zeros where an episode
+    begins), unrolls the GRUs anew, and lets gradients run back to the piece's first step. Advantages are estimated
+    once, with V(s_t, m_t) of the critic that acted.
 
     Source: Schulman et al., Proximal Policy Optimization Algorithms; Kapturowski et al., Recurrent Experience Replay in
     Distributed Reinforcement Learning, stored state, for memories at the pieces' starts; Cho et al., Learning Phrase
@@ -107,7 +106,7 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates, from observations and "memory" (B, 2 M)."""
         x, memory = self.policy.read(obs), torch.as_tensor(obs["memory"])
-        return self.net(x[:, None], memory.to(x.device), x.new_zeros(len(x), 1))[1][:, 0]
+        return self.net(x[:, None], memory.to(x.device))[1][:, 0]
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """`epochs` passes over the pieces of one rollout.
@@ -121,48 +120,50 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         """
         o, rollout = self.o, next(batches)
         pieces = self._pieces(rollout if self.scale is None else replace(rollout, reward=self.scale(rollout)))
+        mask, target = pieces["mask"], pieces["target"]
+        together = max(round(o.minibatch * len(mask) / int(mask.sum())), 1)
         found: dict[str, Tensor] = {}
         for _ in range(o.epochs):
-            order = torch.randperm(len(pieces["mask"]), generator=self.generator, device=self.generator.device)
-            for part in order.split(o.minibatch):
+            order = torch.randperm(len(mask), generator=self.generator, device=self.generator.device)
+            for part in order.split(together):
                 found = self._fit({name: x[part] for name, x in pieces.items()})
         if self.norm is not None:
             seen = torch.cat([x.flatten(0, 1) for _, x in sorted(rollout.obs.items())], -1)
             self.norm.observe(seen[rollout.valid.flatten()].to(self.generator.device))
-        mask, target = pieces["mask"], pieces["target"]
         rest = (target - pieces["value"])[mask].var() / target[mask].var().clamp_min(1e-12)
         return self.metrics(**found, explained_variance=1.0 - rest)
 
     def _pieces(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Columns (G, L, ...) of all pieces, the last of a rollout filled up with rows that do not count."""
+        """Columns (G, L, ...) of all pieces; rows behind the end of a shorter one do not count."""
         rows = RolloutRows(
             rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary, valid=rollout.valid
         )
         advantage, target = rollout_gae(rows, gamma=self.gamma, gae_lambda=self.o.gae_lambda)
         used = advantage[rollout.valid]
         advantage = (advantage - used.mean()) / used.std(correction=0).clamp_min(1e-8)
-        over = rollout.terminated | rollout.truncated | ~rollout.valid
         columns = {
-            "obs": self.policy.read(rollout.obs),
-            "begins": pad(over[:-1].float(), (0, 0, 1, 0)),
-            "mask": rollout.valid,
-            "value": rollout.value,
-            **{"action": rollout.action, "logp": rollout.logp, "advantage": advantage, "target": target},
+            **{"obs": self.policy.read(rollout.obs), "action": rollout.action, "logp": rollout.logp},
+            **{"value": rollout.value, "advantage": advantage, "target": target, "mask": rollout.valid},
         }
-        length, steps = self.o.sequence, len(rollout.reward)
-        missing = -steps % length
-
-        def cut(x: Tensor) -> Tensor:
-            whole = pad(x, (*(0, 0) * (x.dim() - 1), 0, missing)) if missing else x
-            return whole.unflatten(0, (-1, length)).movedim(1, 2).flatten(0, 1).to(self.generator.device)
-
-        kept = rollout.extras["memory"][::length].flatten(0, 1).to(self.generator.device)
-        return {name: cut(x) for name, x in columns.items()} | {"memory": kept}
+        over = rollout.terminated | rollout.truncated | ~rollout.valid
+        steps, length = len(over), self.o.sequence
+        found: list[tuple[int, int, int]] = []  # environment, first step, number of steps
+        for i in range(over.shape[1]):
+            begin = 0
+            for end in (*(torch.nonzero(over[:-1, i])[:, 0] + 1).tolist(), steps):
+                found += [(i, at, min(length, end - at)) for at in range(begin, end, length)]
+                begin = end
+        row, first, count = (x[:, None] for x in torch.tensor(found).to(over.device).T)
+        place = torch.arange(int(count.max()), device=over.device)
+        inside, at = place < count, (first + place).clamp_max(steps - 1)
+        pieces = {name: x.to(over.device)[at, row] for name, x in columns.items()}
+        pieces |= {"mask": pieces["mask"] & inside, "memory": rollout.extras["memory"][first[:, 0], row[:, 0]]}
+        return {name: x.to(self.generator.device) for name, x in pieces.items()}
 
     def _fit(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """One gradient of the clipped surrogate, the squared value error and the entropy."""
         o, mask = self.o, batch["mask"]
-        mean, value = self.net(batch["obs"], batch["memory"], batch["begins"])
+        mean, value = self.net(batch["obs"], batch["memory"])
         std = self.net.log_std.exp()
         logp = gaussian_logp(batch["action"], mean, std)
         actor = policy_loss(logp, batch["logp"], batch["advantage"], mask=mask, clip=o.clip)
@@ -190,7 +191,7 @@ class MemoryNet(nn.Module):
     def __init__(self, inputs: int, actions: int, options: RecurrentPpoOptions, generator: torch.Generator) -> None:
         super().__init__()
         self.width, device = options.memory, generator.device
-        self.cells = nn.ModuleList(nn.GRUCell(inputs, options.memory, device=device) for _ in range(2))
+        self.memories = nn.ModuleList(nn.GRU(inputs, options.memory, batch_first=True, device=device) for _ in range(2))
         widths = (options.memory, *options.hidden)
         self.heads = nn.ModuleList()
         for outputs in (actions, 1):
@@ -208,29 +209,24 @@ class MemoryNet(nn.Module):
 
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """One step: (B, S) and (B, 2 M) -> means (B, A) and the memory behind it (B, 2 M)."""
-        after = [cell(x, m) for cell, m in zip(self.cells, memory.split(self.width, -1))]
+        after = [gru(x[:, None], m[None].contiguous())[1][0] for gru, m in self._each(memory)]
         return self.heads[0](after[0]), torch.cat(after, -1)
 
-    def forward(self, x: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
-        """Many steps.
+    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Many steps of one episode each.
 
         Args:
             x: (G, L, S) observations.
             memory: (G, 2 M) before the first of them.
-            begins: (G, L) 1 where an episode begins, which knows nothing of what was before.
 
         Returns:
             Means (G, L, A) and values (G, L).
         """
-        going = (1.0 - begins)[..., None]
-        outputs = []
-        for cell, head, m in zip(self.cells, self.heads, memory.split(self.width, -1)):
-            kept = []
-            for i in range(x.shape[1]):
-                m = cell(x[:, i], m * going[:, i])
-                kept.append(m)
-            outputs.append(head(torch.stack(kept, 1)))
-        return outputs[0], outputs[1][..., 0]
+        mean, value = (head(gru(x, m[None].contiguous())[0]) for head, (gru, m) in zip(self.heads, self._each(memory)))
+        return mean, value[..., 0]
+
+    def _each(self, memory: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
+        return zip(self.memories, memory.split(self.width, -1))
 
 
 class MemoryPolicy(ModulePolicy):

@@ -19,7 +19,7 @@ from robot_rl.sim.worlds.pendulum import Pendulum
 from robot_rl.sim.worlds.recall import Recall
 from robot_rl.types import Rollout
 
-SMALL = RecurrentPpoOptions(rollout_steps=70, sequence=32, minibatch=2, epochs=2, memory=8, hidden=(8,))
+SMALL = RecurrentPpoOptions(rollout_steps=70, sequence=32, minibatch=60, epochs=2, memory=8, hidden=(8,))
 
 
 def collected(learner: RecurrentPpo, env: ArrayVectorEnv) -> Rollout:
@@ -57,15 +57,26 @@ def test_the_kept_memory_gives_the_acting_policy_again(env: ArrayVectorEnv) -> N
     learner = RecurrentPpo(SMALL, env.io, seed=0)
     rollout = collected(learner, env)
     pieces = learner._pieces(rollout)
-    assert pieces["mask"].shape == (9, 32)  # 3 environments, 70 steps in pieces of 32: the third has 6
+    assert pieces["mask"].shape == (9, 30)  # 3 environments, 70 steps of episodes of 30: the third begun has 10
     assert pieces["mask"].sum() == 210
-    mean, value = learner.net(pieces["obs"], pieces["memory"], pieces["begins"])
+    mean, value = learner.net(pieces["obs"], pieces["memory"])
     std = learner.net.log_std.exp()
     logp = torch.distributions.Normal(mean, std).log_prob(pieces["action"]).sum(-1)
     mask = pieces["mask"]
     torch.testing.assert_close(logp[mask], pieces["logp"][mask], atol=1e-5, rtol=0)
     torch.testing.assert_close(value[mask], pieces["value"][mask], atol=1e-5, rtol=0)
-    assert pieces["begins"].sum() == 3 * 2  # episodes of 30 steps: at 30 and 60
+    assert not pieces["memory"].any()  # every piece begins with an episode
+
+
+def test_long_episodes_are_cut_where_the_kept_memory_goes_on() -> None:
+    env = ArrayVectorEnv(Recall(steps=50), 2, 0)
+    learner = RecurrentPpo(SMALL, env.io, seed=0)
+    pieces = learner._pieces(collected(learner, env))
+    assert pieces["mask"].sum(-1).tolist() == [32, 18, 20] * 2
+    assert pieces["memory"].any(-1).tolist() == [False, True, False] * 2
+    mean, _ = learner.net(pieces["obs"], pieces["memory"])
+    logp = torch.distributions.Normal(mean, learner.net.log_std.exp()).log_prob(pieces["action"]).sum(-1)
+    torch.testing.assert_close(logp[pieces["mask"]], pieces["logp"][pieces["mask"]], atol=1e-5, rtol=0)
 
 
 def test_a_successor_is_judged_with_what_is_known_behind_the_step(env: ArrayVectorEnv) -> None:
@@ -81,15 +92,14 @@ def test_a_successor_is_judged_with_what_is_known_behind_the_step(env: ArrayVect
         assert float(rollout.next_value[t, i]) != pytest.approx(float(rollout.value[t + 1, i]))
 
 
-def test_gradients_run_back_to_the_begin_of_an_episode_and_no_further() -> None:
+def test_what_is_seen_later_does_not_matter_before() -> None:
     generator = torch.Generator().manual_seed(0)
     net = MemoryNet(3, 1, SMALL, generator)
     x = torch.randn(1, 6, 3, generator=generator, requires_grad=True)
-    begins = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
-    mean, value = net(x, torch.randn(1, 16, generator=generator), begins)
+    mean, value = net(x, torch.randn(1, 16, generator=generator))
     (mean[0, 4, 0] + value[0, 4]).backward()
     assert x.grad is not None
-    assert x.grad.abs().sum(-1).gt(0)[0].tolist() == [False, False, True, True, True, False]
+    assert x.grad.abs().sum(-1).gt(0)[0].tolist() == [True] * 5 + [False]
 
 
 def test_masked_rows_change_nothing(env: ArrayVectorEnv) -> None:
