@@ -14,9 +14,11 @@ from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import JointSpec, RobotSpec, SpecError
 from robot_rl.real.core.supervisor import SafetySupervisor
 from robot_rl.real.robot import Command, Level, RobotState, Verdict
+from robot_rl.types.option_words import near
 
 OF_JOINTS = tuple(item.name for item in fields(JointSpec) if str(item.type).startswith("float"))
 """Limits of a joint that can be changed."""
+OF_ROBOT = ("margin", "force", "dead_time")
 OF_SETTINGS = tuple(item.name for item in fields(SafetySettings) if str(item.type) in ("float", "int"))
 
 Forward = Callable[[np.ndarray], np.ndarray]
@@ -107,15 +109,14 @@ def change_limits(
             joints[joint] = replace(joints[joint], **{limit: float(value)})
         elif name in OF_JOINTS:
             joints = {key: replace(item, **{name: float(value)}) for key, item in joints.items()}
-        elif name in ("margin", "force", "dead_time"):
+        elif name in OF_ROBOT:
             spec = replace(spec, **{name: float(value)})
         elif name in OF_SETTINGS:
-            settings = replace(settings, **{name: value})
+            settings = replace(settings, **{name: type(vars(settings)[name])(value)})
         else:
             raise ValueError(
-                f"limits.{name} is no limit; they are, of all joints or of one (limits.{spec.names[0]}.velocity=…), "
-                f"{', '.join(OF_JOINTS)}; of the robot, margin, force, dead_time; and the settings "
-                f"{', '.join(OF_SETTINGS)}"
+                f"limits.{name} is no limit of this robot{near(name, (*OF_JOINTS, *OF_ROBOT, *OF_SETTINGS))} (of one "
+                f"joint: limits.{spec.names[0]}.velocity=…)"
             )
     return replace(spec, joints=tuple(joints.values())), settings
 

@@ -35,14 +35,16 @@ class ReplayOptions(VerbOptions):
     (limits.command_timeout=0.05)."""
     robot: str | None = None
     """What if: another robot of the same joints, its card or RobotSpec."""
-    policy: str | None = None
-    """What if: another policy's run folder; with the files that flew: where they lie now."""
+    policy_path: str | None = None
+    """What if: another policy's run folder (also policy=); with the files that flew: where they lie now."""
     out: str | None = None
     """Write the flights as one file."""
 
 
-def as_limit(item: str) -> str:
-    """`limits.NAME=NUMBER` as Hydra takes names that are in no file."""
+def as_replay_option(item: str) -> str:
+    """`limits.NAME=NUMBER` as Hydra takes names that are in no file, and `policy=`, which is a group of other verbs."""
+    if item.startswith("policy="):
+        return f"policy_path={item.removeprefix('policy=')}"
     return f"+{item}" if item.startswith("limits.") else item
 
 
@@ -53,8 +55,7 @@ def replay(cfg: DictConfig) -> None:
         Refused: an altered file, or a question that does not fit the flight.
     """
     tools = build.tool("flight_tools")
-    given = plain(cfg.path)
-    paths = [given] if isinstance(given, str) else list(given)
+    paths = [cfg.path] if isinstance(cfg.path, str) else plain(cfg.path)
 
     def load(path: str, device: str, threads: int) -> Loaded:
         return load_robot_policy(path, device=device, threads=threads, trust=cfg.trust is True)
@@ -69,7 +70,7 @@ def replay(cfg: DictConfig) -> None:
         policy=cfg.only != "supervisor",
         limits=flat(plain(cfg.limits)),
         robot=cfg.robot or "",
-        other=cfg.policy or "",
+        other=cfg.policy_path or "",
     )
     try:
         found = tools.replay(paths, question, load, build.tool("tool_position"), say)
@@ -84,7 +85,7 @@ def replay(cfg: DictConfig) -> None:
     if found.supervisor is not None:
         tell_supervisor(found.supervisor, found.changed)
     if found.policy is not None:
-        tell_policy(found.policy, bool(cfg.policy))
+        tell_policy(found.policy, bool(cfg.policy_path))
     if found.told or found.untold:
         print(f"  {found.told} messages were given to the supervisor as the other policy's, {found.untold} (chunks, "
               "or of no recorded decision) stayed as they were")  # fmt: skip

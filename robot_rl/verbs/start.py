@@ -37,7 +37,7 @@ from robot_rl.verbs.lines import find_slip
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import read_options
-from robot_rl.verbs.replay import as_limit
+from robot_rl.verbs.replay import as_replay_option
 from robot_rl.verbs.robot import put_card, robot
 from robot_rl.verbs.sweep import VERBS as SWEPT
 from robot_rl.verbs.sweep import sweep
@@ -216,7 +216,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     if verb == "train":
         rest = [as_policy_option(item) for item in rest]
     if verb == "replay":
-        rest = [as_limit(item) for item in rest]
+        rest = [as_replay_option(item) for item in rest]
     if verb == "design":
         rest = join_train_words(rest)
     if {"-h", "--help"} & set(rest):

@@ -233,8 +233,8 @@ def test_a_shorter_patience_stops_where_it_is_counted(tmp_path: Path, make_arm) 
 
 def test_limits_that_there_are_not_are_named(make_arm) -> None:
     spec, settings = make_arm(), SafetySettings()
-    with pytest.raises(ValueError, match=r"limits\.speed is no limit; they are.*velocity"):
-        change_limits(spec, settings, {"speed": 1.0})
+    with pytest.raises(ValueError, match=r"limits\.velocit is no limit of this robot; did you mean velocity"):
+        change_limits(spec, settings, {"velocit": 1.0})
     with pytest.raises(ValueError, match="velocity is -1"):
         change_limits(spec, settings, {"velocity": -1.0})
     changed, times = change_limits(spec, settings, {"j2.upper": 1.0, "margin": 0.0, "lead_soft": 0.05})
