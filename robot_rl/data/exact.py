@@ -9,9 +9,10 @@ fields. Nothing is executed when bytes are read, and nothing is allocated beyond
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -82,38 +83,84 @@ def _sized(letter: bytes, content: bytes, add: Callable[[bytes], None]) -> None:
     add(content)
 
 
+@cache
+def _array_head(letter: str, shape: tuple[int, ...]) -> bytes:
+    return b"a" + letter.encode() + bytes([len(shape)]) + struct.pack(f"<{len(shape)}I", *shape)
+
+
+@lru_cache(4096)
+def _word(value: str) -> bytes:
+    """Names and reasons come again and again."""
+    content = value.encode("utf-8", "surrogatepass")
+    return b"s" + _LENGTH.pack(len(content)) + content
+
+
+def _pack_text(value: str, add: Callable[[bytes], None], depth: int) -> None:
+    add(_word(value) if len(value) < 64 else _word.__wrapped__(value))
+
+
+def _pack_int(value: int, add: Callable[[bytes], None], depth: int) -> None:
+    if abs(value) < 1 << 127:
+        _sized(b"i", b"%d" % value, add)
+    else:
+        _sized(b"?", b"int", add)
+
+
+def _pack_array(value: np.ndarray | np.generic, add: Callable[[bytes], None], depth: int) -> None:
+    kind = value.dtype
+    if kind.char not in DTYPES or value.ndim > 8:
+        _sized(b"?", type(value).__name__.encode(), add)
+        return
+    if not kind.isnative or sys.byteorder != "little":
+        value = value.astype(kind.newbyteorder("<"))
+    add(_array_head(kind.char, value.shape))
+    add(value.tobytes())
+
+
+def _pack_items(value: tuple[Any, ...] | list[Any], add: Callable[[bytes], None], depth: int) -> None:
+    add(b"t" + _LENGTH.pack(len(value)))
+    for item in value:
+        _pack(item, add, depth + 1)
+
+
+def _pack_table(value: dict[Any, Any], add: Callable[[bytes], None], depth: int) -> None:
+    add(b"d" + _LENGTH.pack(len(value)))
+    for key, item in value.items():
+        _pack_text(str(key), add, depth)
+        _pack(item, add, depth + 1)
+
+
+_BY_TYPE: dict[type, Callable[[Any, Callable[[bytes], None], int], None]] = {
+    type(None): lambda value, add, depth: add(b"N"),
+    bool: lambda value, add, depth: add(b"T" if value else b"F"),
+    np.bool_: lambda value, add, depth: add(b"T" if value else b"F"),
+    float: lambda value, add, depth: add(b"f" + _FLOAT.pack(value)),
+    str: _pack_text,
+    int: _pack_int,
+    np.ndarray: _pack_array,
+    np.generic: _pack_array,
+    tuple: _pack_items,
+    list: _pack_items,
+    dict: _pack_table,
+    bytes: lambda value, add, depth: _sized(b"b", value, add),
+    Garbage: lambda value, add, depth: _sized(b"?", value.text.encode(), add),
+}
+"""The usual ones come by their very type; subclasses are looked for in this order."""
+
+
 def _pack(value: object, add: Callable[[bytes], None], depth: int) -> None:
     if depth > DEPTH:
         _sized(b"?", b"deeper than is kept", add)
-    elif value is None:
-        add(b"N")
-    elif isinstance(value, (bool, np.bool_)):
-        add(b"T" if value else b"F")
-    elif isinstance(value, float):
-        add(b"f" + _FLOAT.pack(value))
-    elif isinstance(value, str):
-        _sized(b"s", value.encode("utf-8", "surrogatepass"), add)
-    elif isinstance(value, int) and abs(value) < 1 << 127:
-        _sized(b"i", b"%d" % value, add)
-    elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.char in DTYPES and value.ndim <= 8:
-        shape, value = value.shape, value.astype(value.dtype.newbyteorder("<"), copy=False)
-        add(b"a" + value.dtype.char.encode() + bytes([len(shape)]) + struct.pack(f"<{len(shape)}I", *shape))
-        add(value.tobytes())
-    elif isinstance(value, (tuple, list)):
-        add(b"t" + _LENGTH.pack(len(value)))
-        for item in value:
-            _pack(item, add, depth + 1)
-    elif isinstance(value, dict):
-        add(b"d" + _LENGTH.pack(len(value)))
-        for key, item in value.items():
-            _pack(str(key), add, depth + 1)
-            _pack(item, add, depth + 1)
-    elif isinstance(value, (bytes, bytearray)):
-        _sized(b"b", bytes(value), add)
+    elif (usual := _BY_TYPE.get(type(value))) is not None:
+        usual(value, add, depth)
     elif (read := _reader(type(value))) is not None:
-        _pack(read(value), add, depth)
+        _pack_items(read(value), add, depth)
     else:
-        _sized(b"?", (value.text if isinstance(value, Garbage) else type(value).__name__).encode(), add)
+        found = next((how for kind, how in _BY_TYPE.items() if isinstance(value, kind)), None)
+        if found is None:
+            _sized(b"?", type(value).__name__.encode(), add)
+        else:
+            found(value, add, depth)
 
 
 def _take(data: memoryview, at: int, size: int) -> tuple[memoryview, int]:
