@@ -76,7 +76,12 @@ class RecordedRunner(PolicyRunner):
         given = [np.array(position), np.array(velocity)]
         seen = {key: np.array(value) for key, value in task.items() if not key.startswith(IMAGE)}
         before = self.asked
-        wanted = super().tick(position, velocity, task)
+        try:
+            wanted = super().tick(position, velocity, task)
+        except Exception as error:
+            told = ("raise", self.number, *given, seen, type(error).__name__)
+            self._flight.put("policy", begin, told)
+            raise
         asked = None
         if self.asked is not None and self.asked is not before:
             obs, action = self.asked
@@ -172,6 +177,8 @@ class PolicyReplay:
             runner.follow(self._runners[value[2]])
         elif name == "tick":
             self._tick(runner, value, when)
+        elif name == "raise":
+            self._raise(runner, value, when)
         else:
             raise AlteredFlight(f"{name!r} is no call of a policy")
 
@@ -191,6 +198,20 @@ class PolicyReplay:
             self._measure(asked, runner.asked, before, after, when)
         r.ticks += 1
         r.asked += runner.asked is not None
+
+    def _raise(self, runner: PolicyRunner, value: Any, when: int) -> None:
+        """A tick that ended in an exception; the counts of the runner have gone on all the same."""
+        _, _, position, velocity, task, recorded = value
+        said = "an answer"
+        try:
+            runner.tick(position, velocity, task)
+        except Exception as error:  # whatever a policy raises
+            said = type(error).__name__
+        r = self.result
+        if said != recorded:
+            r.others += 1
+            r.first = r.first or Difference(r.ticks, 1e-9 * (when - (self._begin or when)), "exception", recorded, said)
+        r.ticks += 1
 
     def _measure(self, asked: Any, again: Any, before: Any, after: Any, when: int) -> None:
         r = self.result

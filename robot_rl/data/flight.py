@@ -14,6 +14,7 @@ Source: the MCAP format specification (mcap.dev/spec), records Header, Channel, 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import math
 import os
@@ -24,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from robot_rl.data.exact import pack
@@ -95,7 +97,7 @@ def _text(text: bytes) -> bytes:
 
 
 def make_room(folder: Path, most: float) -> list[Path]:
-    """Delete the oldest flights of a folder until at most so many bytes are left; those written to lately stay.
+    """Delete the oldest flights of a folder until at most so many bytes are left; those that are being written stay.
 
     Args:
         folder: of flights; others' files are left alone.
@@ -106,12 +108,14 @@ def make_room(folder: Path, most: float) -> list[Path]:
     """
     found = sorted((path.stat().st_mtime, path) for path in folder.glob("flight_*.mcap"))
     total, gone = sum(path.stat().st_size for _, path in found), []
-    for when, path in found:
-        if total <= most or time.time() - when < 60.0:
+    for _, path in found:
+        if total <= most:
             break
-        total -= path.stat().st_size
-        path.unlink()
-        gone.append(path)
+        with path.open("rb") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds this lock
+            total -= path.stat().st_size
+            path.unlink()
+            gone.append(path)
     return gone
 
 
@@ -146,6 +150,7 @@ class FlightWriter:
         begin = head(self._key)
         self.digest, self.written = hashlib.sha256(begin).digest(), len(begin)
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # `make_room` leaves it alone
         os.write(self._file, begin)
         self._waiting: deque[tuple[int, float, object]] = deque()
         self._over = threading.Event()
@@ -160,7 +165,7 @@ class FlightWriter:
             when: [s of the flight's clock].
             value: what `exact.pack` takes.
         """
-        if self.problem:
+        if self.problem or self._over.is_set():
             return
         if len(self._waiting) >= WAITING:
             self._give_up(f"{WAITING:,} records waited for the disk")

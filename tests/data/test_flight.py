@@ -267,14 +267,15 @@ def test_old_flights_make_room_for_new_ones_and_nothing_else_goes(tmp_path: Path
         (tmp_path / f"flight_{k}.mcap").write_bytes(bytes(1000))
         os.utime(tmp_path / f"flight_{k}.mcap", (1e9 + k, 1e9 + k))
     (tmp_path / "mine.mcap").write_bytes(bytes(9000))
-    (tmp_path / "flight_new.mcap").write_bytes(bytes(1000))
-    assert [path.name for path in flight.make_room(tmp_path, 2500)] == [
-        "flight_0.mcap",
-        "flight_1.mcap",
-        "flight_2.mcap",
-    ]
-    assert flight.make_room(tmp_path, 0) == [tmp_path / "flight_3.mcap"]  # the new one is being written, perhaps
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["flight_new.mcap", "mine.mcap"]
+    open_one = FlightWriter(tmp_path / "flight_open.mcap")
+    os.utime(tmp_path / "flight_open.mcap", (1e8, 1e8))  # the oldest, by its time
+    size = os.path.getsize(tmp_path / "flight_open.mcap")
+    gone = flight.make_room(tmp_path, 2500 + size)
+    assert [path.name for path in gone] == ["flight_0.mcap", "flight_1.mcap"]
+    assert [path.name for path in flight.make_room(tmp_path, 0)] == ["flight_2.mcap", "flight_3.mcap"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flight_open.mcap", "mine.mcap"]
+    open_one.close()
+    assert len(flight.make_room(tmp_path, 0)) == 1
 
 
 KILLED = """

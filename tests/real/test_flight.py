@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from robot_rl.real.robot import Command, RobotState
 from robot_rl.real.runner_flight import RecordedRunner, digests
 from robot_rl.types import Action, IOSpec, Loaded, PolicyParts
 from tests.real.flight_incidents import INCIDENTS, record, robot
+from tests.real.test_legs_limits import legs
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = {
@@ -125,11 +127,97 @@ def test_a_supervisor_that_was_handed_garbage_is_the_same_again(tmp_path: Path, 
     assert found.calls >= 16
 
 
+def test_legs_with_gains_imu_and_effort_are_the_same_again(tmp_path: Path) -> None:
+    now, upright = 10.0, np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 9.81])
+    spec = legs(legs={"stop": "sit", "stand_seconds": 0.3, "stop_seconds": 0.5, "tilt": 0.7}, rest=[-0.5])
+    flight = FlightWriter(tmp_path / "a.mcap", clock=lambda: now)
+    safety = RecordedSupervisor(spec, SafetySettings(), flight=flight)
+    place, seen = 0.0, set()
+    for k in range(400):
+        now = 10.0 + 0.01 * k
+        if k == 70:
+            assert safety.enable() == []
+        imu = upright if k < 250 else np.array([0.5, 0.0, 0.0, 0.8, *upright[4:]])  # it falls
+        state = RobotState(now, np.array([place]), np.zeros(1), np.ones(1, np.float32), np.ones(6), {"imu": imu})
+        sent, verdict = safety.filter(Command(now, np.array([0.3])), state, now)
+        place += float(np.clip(sent.value[0] - place, -0.02, 0.02))
+        seen.add(verdict.state)
+    flight.close()
+    assert {"ARMED", "ACTIVE", "FAULT"} <= seen
+    assert safety.faults == ("fallen",)
+    found = SupervisorReplay(Changes()).run(read(tmp_path / "a.mcap").records)
+    assert (found.ticks, found.others) == (400, 0)
+    weak = SupervisorReplay(Changes(limits={"effort": 0.5})).run(read(tmp_path / "a.mcap").records)
+    assert weak.first is not None  # 1 N m was told, allowed 1.5 * 0.5: it would never have been ready
+    assert ("in IDLE" in weak.first.recorded, "in STARTUP" in weak.first.replayed) == (True, True)
+
+
+MODEL = """<mujoco><worldbody><body name="a"><joint name="j0" axis="0 0 1"/><geom size=".1"/>
+<body name="b" pos="1 0 0"><joint name="j1" axis="0 0 1"/><geom size=".1"/>
+<body name="c" pos="1 0 0"><joint name="j2" axis="0 0 1"/><geom size=".1"/><site name="tip" pos="1 0 0"/>
+</body></body></body></worldbody></mujoco>"""
+
+
+def test_a_workspace_is_kept_again_with_the_model_that_it_was_kept_with(tmp_path: Path, make_arm) -> None:
+    tool = pytest.importorskip("robot_rl.sim.tool")
+    model, now = tmp_path / "arm.xml", 100.0
+    model.write_text(MODEL)
+    spec = make_arm(workspace={"lower": [-4, -4, -1], "upper": [4, 0.5, 1], "ee_site": "tip"})
+    flight = FlightWriter(tmp_path / "a.mcap", clock=lambda: now)
+    digest = digests([str(model)])["arm.xml"]
+    flight.put("facts", now, {"of": "model", "path": str(model), "sha256": digest, "site": "tip"})
+    forward = tool.tool_position(str(model), "tip", spec.names)
+    safety = RecordedSupervisor(spec, SafetySettings(), flight=flight, forward=forward)
+    place, reasons = np.zeros(3), set()
+    for k in range(250):
+        now = 100.0 + 0.01 * k
+        if k == 60:
+            assert safety.enable() == []
+        wanted = place + np.clip(0.6 - place, 0.0, 0.03)
+        sent, verdict = safety.filter(Command(now, wanted), RobotState(now, place, np.zeros(3)), now)
+        reasons |= set(verdict.reasons)
+        place = sent.value.copy()
+    flight.close()
+    assert "workspace" in reasons  # the tip would be at y = 3 sin 0.6
+    paths, question = [str(tmp_path / "a.mcap")], Question()
+    ask = (question, lambda *_: pytest.fail("no policy"), tool.tool_position, print)
+    assert flight_tools.replay(paths, *ask).same
+    model.write_text(MODEL.replace("1 0 0", "1.01 0 0"))
+    with pytest.raises(ValueError, match="that file is not there as it was"):
+        flight_tools.replay(paths, *ask)
+
+
+def test_a_policy_that_raises_raises_again(tmp_path: Path, sway) -> None:
+    spec, load, path = sway
+    policy, port = fitted(load(path, "cpu", 1), spec, {}, print)
+    flight = FlightWriter(tmp_path / "a.mcap", clock=lambda: 1.0)
+    facts = {"path": path, "files": digests([f"{path}/policy.txt"]), "said": {}, "spec": spec_table(spec)}
+    facts |= {"device": "cpu", "threads": 1}
+    runner = RecordedRunner(policy, port, RunnerOptions(rate=100.0), identity="p", flight=flight, facts=facts)
+    for k in range(10):
+        rows = np.zeros(3) if k != 4 else np.zeros((3, 1))
+        with suppress(ValueError):
+            runner.tick(rows, np.zeros(3), {})
+    flight.close()
+    answer = again(tmp_path / "a.mcap", load)
+    assert answer.policy is not None
+    assert (answer.policy.ticks, answer.policy.others) == (10, 0)
+    assert [one.value[0] for one in answer.flights[0].records[1:]].count("raise") == 1
+
+
 @pytest.mark.parametrize("mode", ["jtc", "forward_velocity", "forward_effort"])
 def test_a_robot_is_made_again_from_its_table(mode: str) -> None:
     spec = robot(mode)
     assert RobotSpec.from_dict(spec_table(spec)) == spec
     assert "jerk" not in spec_table(spec)["joints"][0]  # what is at its default is left out
+
+
+def test_a_base_and_legs_are_made_again_from_their_tables() -> None:
+    axes = [{"name": "linear_x", "velocity": 1.0, "acceleration": 2.0}]
+    odometry = {"odom": {"topic": "odom", "type": "nav_msgs/Odometry"}}
+    raw = {"name": "base", "joints": axes, "command_mode": "twist", "controller_timeout": 0.5, "sensors": odometry}
+    for spec in (RobotSpec.from_dict(raw), legs()):
+        assert RobotSpec.from_dict(spec_table(spec)) == spec
 
 
 def test_robots_that_come_with_the_package_are_made_again_from_their_tables() -> None:
