@@ -44,7 +44,7 @@ class Question:
 
 
 @dataclass
-class Answer:
+class FlightAnswer:
     """What came of it; None where a flight has no such part, or was not asked.
 
     Attributes:
@@ -92,7 +92,7 @@ def replay(
     load: LoadPolicy,
     tool_position: ToolPosition,
     say: Callable[[str], object],
-) -> Answer:
+) -> FlightAnswer:
     """Flights of one deployment again.
 
     Args:
@@ -106,7 +106,7 @@ def replay(
         ValueError: altered files, or changes that do not fit.
         OSError: files that are not there.
     """
-    answer = Answer([read(path) for path in find_flights(paths)])
+    answer = FlightAnswer([read(path) for path in find_flights(paths)])
     facts = [one.value for flight in answer.flights for one in flight.records if one.topic == "facts"]
     if not all(isinstance(fact, dict) and "of" in fact for fact in facts):
         raise AlteredFlight(f"{answer.flights[0].path} holds facts of nothing; no deployment wrote it")

@@ -91,7 +91,7 @@ class RecordedRunner(PolicyRunner):
         return wanted
 
 
-class Decision(NamedTuple):
+class RunnerTick(NamedTuple):
     """What a policy wanted in one tick.
 
     Args:
@@ -127,7 +127,7 @@ class PolicyComparison:
     largest: float = 0.0
     largest_command: float = 0.0
     bad: int = 0
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[RunnerTick] = field(default_factory=list)
 
     @property
     def same(self) -> bool:
@@ -191,7 +191,7 @@ class PolicyReplay:
         before = None if recorded is None else np.asarray(recorded[1])
         after = None if wanted is None else wanted.values
         if before is not None or after is not None:
-            r.decisions.append(Decision(when, before, after))
+            r.decisions.append(RunnerTick(when, before, after))
         r.bad += after is not None and not bool(np.isfinite(after).all())
         if pack((asked, recorded)) != pack((runner.asked, wanted)):
             r.others += 1
@@ -242,7 +242,7 @@ def _tell(value: Any) -> str:
     return text if len(text) <= 400 else f"{text[:400]} …"
 
 
-def replace_commands(decisions: list[Decision], records: Iterable[Record]) -> tuple[dict[int, np.ndarray], int]:
+def replace_commands(decisions: list[RunnerTick], records: Iterable[Record]) -> tuple[dict[int, np.ndarray], int]:
     """What another policy would have said in the messages that a supervisor was offered.
 
     Args:

@@ -152,7 +152,7 @@ class SupervisorReplay:
                 when = 1e-9 * (record.when - self._begin) if self._begin is not None else 0.0
                 try:
                     self._take(record.topic, record.value, when)
-                except (TypeError, IndexError, KeyError, AttributeError) as error:
+                except (TypeError, IndexError, KeyError) as error:
                     raise AlteredFlight(f"a record of the topic {record.topic} makes no sense: {error}") from error
         return self.result
 
