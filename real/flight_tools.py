@@ -8,8 +8,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from robot_rl.data.exact import pack
-from robot_rl.data.flight_read import AlteredFlight, Flight, Record, read, write
+from robot_rl.data.flight_read import AlteredFlight, Record, read, write
 from robot_rl.real.core.flight import machine
 from robot_rl.real.core.flight_replay import Changes, Comparison, Forward, SupervisorReplay
 from robot_rl.real.core.spec import RobotSpec
@@ -43,6 +45,17 @@ class Question:
     other: str = ""
 
 
+@dataclass(frozen=True)
+class FlightSummary:
+    """A flight that was read: its file, number of records, length [s], and the attributes of `Flight`."""
+
+    path: Path
+    records: int
+    seconds: float
+    closed: bool
+    digest: str
+
+
 @dataclass
 class FlightAnswer:
     """What came of it; None where a flight has no such part, or was not asked.
@@ -57,7 +70,7 @@ class FlightAnswer:
         machines: what the flight was written with, where that differs from here: name -> (there, here).
     """
 
-    flights: list[Flight]
+    flights: list[FlightSummary] = field(default_factory=list)
     supervisor: Comparison | None = None
     policy: PolicyComparison | None = None
     changed: bool = False
@@ -93,7 +106,7 @@ def replay(
     tool_position: ToolPosition,
     say: Callable[[str], object],
 ) -> FlightAnswer:
-    """Flights of one deployment again.
+    """Flights of one deployment again; one file at a time is in memory.
 
     Args:
         paths: their files, or a folder.
@@ -106,42 +119,48 @@ def replay(
         ValueError: altered files, or changes that do not fit.
         OSError: files that are not there.
     """
-    answer = FlightAnswer([read(path) for path in find_flights(paths)])
-    facts = [one.value for flight in answer.flights for one in flight.records if one.topic == "facts"]
-    if not all(isinstance(fact, dict) and "of" in fact for fact in facts):
-        raise AlteredFlight(f"{answer.flights[0].path} holds facts of nothing; no deployment wrote it")
-    here = machine()
-    for fact in facts:
-        for name, there in fact.get("machine", {}).items():
-            if there != here.get(name):
-                answer.machines[name] = there, here.get(name, "")
+    files, answer = find_flights(paths), FlightAnswer()
+    facts: list[dict[str, Any]] = []
+    for flight in map(read, files):
+        told = [one.value for one in flight.records if one.topic == "facts"]
+        if not all(isinstance(fact, dict) and "of" in fact for fact in told):
+            raise AlteredFlight(f"{flight.path} holds facts of nothing; no deployment wrote it")
+        summary = FlightSummary(flight.path, len(flight.records), flight.seconds, flight.closed, flight.digest)
+        answer.flights.append(summary)
+        facts += told
+    for name, here in machine().items():
+        others = [there for fact in facts if (there := fact.get("machine", {}).get(name, here)) != here]
+        if others:
+            answer.machines[name] = others[0], here
     parts = {str(fact["of"]) for fact in facts}
+    _check(question, parts, files[0])
+    commands: list[Mapping[int, np.ndarray]] = [{} for _ in files]
+    if question.policy and "policy" in parts:
+        again = PolicyReplay(lambda made: _runner(made, question.other, load, say), keep=bool(question.other))
+        for file in files:
+            again.run(read(file).records)
+        answer.policy = again.result
+        if not again.result.same:
+            for number, file in enumerate(files):
+                commands[number], untold = replace_commands(again.result.decisions, read(file).records)
+                answer.told, answer.untold = answer.told + len(commands[number]), answer.untold + untold
+    spec = RobotSpec.load(find_file(question.robot)) if question.robot else None
+    answer.changed = bool(question.limits or question.robot or question.other)
+    if question.supervisor and "supervisor" in parts:
+        replayed = SupervisorReplay(lambda model: _forward(model, tool_position, facts))
+        for file, other in zip(files, commands):
+            replayed.run(read(file).records, Changes(spec, question.limits, other))
+        answer.supervisor = replayed.result
+    return answer
+
+
+def _check(question: Question, parts: set[str], file: Path) -> None:
     if not parts & {"supervisor", "policy"}:
-        raise ValueError(f"{answer.flights[0].path} holds neither a supervisor's nor a policy's part")
+        raise ValueError(f"{file} holds neither a supervisor's nor a policy's part; nothing had begun when it ended")
     if (question.limits or question.robot) and "supervisor" not in parts:
         raise ValueError("other limits are a question to a supervisor, and none is in this flight; give its file too")
     if question.other and "policy" not in parts:
         raise ValueError("another policy is a question to a policy's part, and none is in this flight; give its file")
-    commands: dict[int, Any] = {}
-    if question.policy and "policy" in parts:
-        again = PolicyReplay(lambda made: _runner(made, question.other, load, say))
-        for flight in answer.flights:
-            again.run(flight.records)
-        answer.policy = again.result
-        if question.other and not again.result.same:
-            for flight in answer.flights:
-                found, untold = replace_commands(again.result.decisions, flight.records)
-                commands |= found
-                answer.told, answer.untold = answer.told + len(found), answer.untold + untold
-    spec = RobotSpec.load(find_file(question.robot)) if question.robot else None
-    changes = Changes(spec, question.limits, commands)
-    answer.changed = not changes.none or bool(question.other)
-    if question.supervisor and "supervisor" in parts:
-        replayed = SupervisorReplay(changes, lambda model: _forward(model, tool_position, facts))
-        for flight in answer.flights:
-            replayed.run(flight.records)
-        answer.supervisor = replayed.result
-    return answer
 
 
 def _runner(facts: Mapping[str, Any], other: str, load: LoadPolicy, say: Callable[[str], object]) -> PolicyRunner:
@@ -176,7 +195,7 @@ def _forward(model: Mapping[str, Any], tool_position: ToolPosition, facts: Seque
     return tool_position(str(path), str(model["site"]), spec.names)
 
 
-def join(flights: Sequence[Flight], out: str | Path) -> str:
+def join(paths: Sequence[str], out: str | Path) -> str:
     """The parts of one deployment as one file, in the order of their times; their digests stand in it as a fact.
 
     Returns:
@@ -185,6 +204,7 @@ def join(flights: Sequence[Flight], out: str | Path) -> str:
     Raises:
         FileExistsError: there is such a file.
     """
+    flights = [read(path) for path in find_flights(paths)]
     told = {"of": "join", "digests": [one.digest for one in flights], "closed": [one.closed for one in flights]}
     records = sorted((one for flight in flights for one in flight.records), key=lambda one: one.when)
     begin = records[0].when if records else 0

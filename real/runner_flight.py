@@ -117,7 +117,7 @@ class PolicyComparison:
         largest: largest difference of an action, in its range of -1 to 1.
         largest_command: largest difference of what was to be commanded, in its own unit.
         bad: ticks whose command would not be finite.
-        decisions: every tick that commands.
+        decisions: every tick that commands, where they are kept.
     """
 
     ticks: int = 0
@@ -140,11 +140,12 @@ class PolicyReplay:
 
     Args:
         make: facts of a policy -> a runner of it, or of the policy that is tried in its place.
+        keep: keep what is commanded in every tick, for `replace_commands`.
     """
 
-    def __init__(self, make: Callable[[Mapping[str, Any]], PolicyRunner]) -> None:
+    def __init__(self, make: Callable[[Mapping[str, Any]], PolicyRunner], *, keep: bool = False) -> None:
         self.result = PolicyComparison()
-        self._make = make
+        self._make, self._keep = make, keep
         self._runners: dict[int, PolicyRunner] = {}
         self._begin: int | None = None
 
@@ -190,7 +191,7 @@ class PolicyReplay:
         wanted = runner.tick(position, velocity, task)
         before = None if recorded is None else np.asarray(recorded[1])
         after = None if wanted is None else wanted.values
-        if before is not None or after is not None:
+        if self._keep and (before is not None or after is not None):
             r.decisions.append(RunnerTick(when, before, after))
         r.bad += after is not None and not bool(np.isfinite(after).all())
         if pack((asked, recorded)) != pack((runner.asked, wanted)):

@@ -39,10 +39,8 @@ class Changes:
     limits: Mapping[str, float] = field(default_factory=dict)
     commands: Mapping[int, np.ndarray] = field(default_factory=dict)
 
-    @property
-    def none(self) -> bool:
-        """Whether all is as it was."""
-        return self.spec is None and not self.limits and not self.commands
+
+NOTHING = Changes()
 
 
 @dataclass(frozen=True)
@@ -122,29 +120,33 @@ def change_limits(
 
 
 class SupervisorReplay:
-    """Feeds the records of a flight to a fresh supervisor, one after another.
+    """Feeds the records of flights to fresh supervisors, one after another.
 
     Args:
-        changes: what would be otherwise.
         make_forward: fact `model` of the flight -> its forward kinematics; called where the robot has a workspace.
     """
 
-    def __init__(self, changes: Changes, make_forward: Callable[[Mapping[str, Any]], Forward] | None = None) -> None:
+    def __init__(self, make_forward: Callable[[Mapping[str, Any]], Forward] | None = None) -> None:
         self.result = Comparison()
-        self._changes, self._make_forward = changes, make_forward
-        self._model: Mapping[str, Any] | None = None
-        self._safety: SafetySupervisor | None = None
-        self._begin: int | None = None
-        self._offers = 0
-        self._commands: dict[int, np.ndarray] = {}  # sequence number of the policy's message -> another's command
+        self._make_forward = make_forward
 
-    def run(self, records: Iterable[Record]) -> Comparison:
+    def run(self, records: Iterable[Record], changes: Changes = NOTHING) -> Comparison:
         """All records of a flight.
+
+        Args:
+            records: of the flight.
+            changes: what would be otherwise.
 
         Raises:
             AlteredFlight: a record that no supervisor wrote.
             ValueError: changes that do not fit the robot.
         """
+        self._changes = changes
+        self._model: Mapping[str, Any] | None = None
+        self._safety: SafetySupervisor | None = None
+        self._begin: int | None = None
+        self._offers = 0
+        self._commands: dict[int, np.ndarray] = {}  # sequence number of the policy's message -> another's command
         for record in records:
             if self._begin is None and record.topic == "tick":
                 self._begin = record.when

@@ -16,6 +16,9 @@ from robot_rl.real.core.flight import tell_card
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.parameters import declare
 
+LAST = 0.5
+"""Seconds that a node waits for its flight at its end; the launcher waits for the node."""
+
 
 def declare_flight(node: Node) -> None:
     """The parameters `flight` and `flight_gib`."""

@@ -28,7 +28,7 @@ from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints, 
 from robot_rl.real.port import IMAGE, Port
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
-from robot_rl.real.ros.flight_option import declare_flight, open_flight, tell_flight
+from robot_rl.real.ros.flight_option import LAST, declare_flight, open_flight, tell_flight
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import FIELDS, JointTrajectory, trajectory
 from robot_rl.real.ros.node_base import (
@@ -131,7 +131,7 @@ class PolicyNode(LifecycleNode):
             self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
             self.get_logger().error(f"not configured: {self._problem}")
             if self.flight is not None:  # nothing flew
-                self.flight.close()
+                self.flight.close(LAST)
                 self.flight.path.unlink(missing_ok=True)
                 self.flight = None
             return TransitionCallbackReturn.FAILURE
@@ -173,7 +173,7 @@ class PolicyNode(LifecycleNode):
     def _close_flight(self) -> None:
         flight, self.flight = self.flight, None
         if flight is not None:
-            flight.close()
+            flight.close(LAST)
 
     def _let_go(self) -> None:
         if self.loop is None:

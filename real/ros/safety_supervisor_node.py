@@ -25,7 +25,7 @@ from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.command_topics import CommandTopics
 from robot_rl.real.ros.controller_check import ControllerCheck
 from robot_rl.real.ros.endpoints import OwnEndpoints, refuse_twin
-from robot_rl.real.ros.flight_option import declare_flight, open_flight, tell_flight
+from robot_rl.real.ros.flight_option import LAST, declare_flight, open_flight, tell_flight
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import (
     JointTrajectory,
@@ -188,7 +188,7 @@ class SafetySupervisorNode(LifecycleNode):
 
     def _close_flight(self) -> None:
         if self.pipeline is not None and self.pipeline.flight is not None:
-            self.pipeline.flight.close()
+            self.pipeline.flight.close(LAST)
 
     _ending = False
     _rest_ticks = 0

@@ -172,8 +172,8 @@ class FlightWriter:
             return
         self._waiting.append((NUMBERS[topic], when, value))
 
-    def close(self, patience: float = 2.0) -> None:
-        """Write what waits and the end; a second call does nothing."""
+    def close(self, patience: float = 10.0) -> None:
+        """Write what waits and the end, for `patience` s at most; a second call does nothing."""
         if not self._over.is_set():
             self._over.set()
             self._thread.join(patience)

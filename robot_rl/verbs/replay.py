@@ -79,7 +79,7 @@ def replay(cfg: DictConfig) -> None:
     for flight in found.flights:
         tell_flight(flight)
     if cfg.out:
-        digest = tools.join(found.flights, cfg.out)
+        digest = tools.join(paths, cfg.out)
         answer.note(out=str(cfg.out))
         print(f"{cfg.out}: written, digest {digest[:16]}…")
     if found.supervisor is not None:
@@ -111,7 +111,7 @@ def flat(limits: Mapping[str, Any]) -> dict[str, float]:
 def tell_flight(flight: Any) -> None:
     """What was read."""
     end = "" if flight.closed else "; its process was killed, all but the last tenths of a second is here"
-    print(f"{flight.path}: {len(flight.records)} records, {flight.seconds:.1f} s, unaltered{end}")
+    print(f"{flight.path}: {flight.records} records, {flight.seconds:.1f} s, unaltered{end}")
     print(f"  digest {flight.digest}")
     answer.note(digest=flight.digest, closed=flight.closed)
 
