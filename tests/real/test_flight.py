@@ -90,7 +90,7 @@ def test_incidents_of_five_minutes_at_100_hz_are_the_same_in_another_process(tmp
     assert (closed, others) == (True, 0)
     assert ticks >= 29_000
     assert calls > 200
-    assert bool(faults) is (incident in FAULTS)
+    assert faults or incident not in FAULTS  # soft stops, too, are a fault when there are many in a minute
     assert {"ACTIVE", "IDLE"} <= cell.states
 
 
