@@ -9,7 +9,6 @@ import contextlib
 import gc
 import importlib
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +20,23 @@ import numpy as np
 CORE = "robot_rl.real.core"
 BLOCK = 100
 """Ticks that one of the two pipelines has in turn."""
+
+
+def run(*, quick: bool = False, ticks: int = 6_000, rounds: int = 5) -> dict[str, Any]:
+    """Rounds of `cost`; the median of their ratios is what counts on a machine that others share.
+
+    Args:
+        quick: one round of 500 ticks.
+        ticks: of each pipeline in a round.
+        rounds: that are measured.
+
+    Returns:
+        One row per round, and the median ratios "p50" and "p99" of a tick with the recorder to one without.
+    """
+    ticks, rounds = (500, 1) if quick else (ticks, rounds)
+    rows = {f"round {number + 1}": cost(ticks) for number in range(rounds)}
+    medians = {name: float(np.median([row[name] for row in rows.values()])) for name in ("p50", "p99")}
+    return {"rows": rows, **medians, "load_average": os.getloadavg()[0], "cores": os.cpu_count()}
 
 
 def cost(ticks: int = 6_000, *, joints: int = 7, rate: float = 100.0) -> dict[str, float]:
@@ -119,19 +135,3 @@ class Arm:
         self.place = sent.value.copy()
         self.followed += sent.authority == "policy"
         return spent
-
-
-def main(arguments: list[str]) -> None:
-    """python -m benchmarks.flight [ticks=6000] [rounds=5]: a line per round and the median ratio."""
-    given = dict(item.split("=", 1) for item in arguments)
-    rows = []
-    for _ in range(int(given.get("rounds", 5))):
-        rows.append(cost(int(given.get("ticks", 6_000))))
-        sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in rows[-1].items()) + "\n")
-        sys.stdout.flush()
-    for q in ("p50", "p99"):
-        sys.stdout.write(f"median ratio {q}: {np.median([row[q] for row in rows]):.3f}\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -45,3 +45,10 @@ def test_what_supervisor_and_policy_did_is_the_same_again_after_kill_9(processes
     assert answer.policy is not None
     assert answer.supervisor.ticks > 200
     assert answer.policy.asked > 50
+    (processes.folder / "back").mkdir()  # another policy, which steps by -0.05 rad from where the robot is, not by 0.05
+    question = Question(other=str(processes.folder / "back"))
+    other = replay([str(folder)], question, of_toys, lambda *_: pytest.fail("no workspace"), print)
+    assert other.supervisor is not None
+    assert other.told > 100
+    assert other.untold <= 2  # the last messages may have been said and not been heard
+    assert other.supervisor.largest > 0.05
