@@ -278,4 +278,11 @@ def _equal(a: np.ndarray | None, b: np.ndarray) -> bool:
 
 def digests(files: Iterable[str]) -> dict[str, str]:
     """Name of a file -> SHA-256 of what is in it."""
-    return {Path(file).name: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
+    found = {}
+    for name in files:
+        digest = hashlib.sha256()
+        with open(name, "rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+        found[Path(name).name] = digest.hexdigest()
+    return found

@@ -245,7 +245,7 @@ class PolicyNode(LifecycleNode):
         )
         identity = f"{loaded.identity.replace('|', '_')}.{self._instance}"
         say, seen = self.get_logger().warning, loaded.io.seen
-        if self.flight is None:
+        if self.runner is None:  # whoever takes over later is recorded as the first one was, or not
             self.flight = open_flight(self, "policy", self.spec)
         if self.flight is None:
             return PolicyRunner(policy, port, options, identity=identity, seen=seen, say=say)

@@ -1,6 +1,6 @@
 """A flight: an MCAP file in which every record is chained to those before it, written beside a control loop.
 
-The control loop appends a tuple to a queue. Four times a second a thread of its own makes one chunk of what has come
+The control loop appends a tuple to a queue. Five times a second a thread of its own makes one chunk of what has come
 and hands it to the operating system in one call: what a kill -9 costs is the chunk in flight. The last message of a
 chunk is the SHA-256 of the chain before it and of the chunk's messages, so whatever is altered, taken out or put
 elsewhere afterwards is noticed, and told from an end that is missing because the process was killed.
@@ -106,15 +106,18 @@ def make_room(folder: Path, most: float) -> list[Path]:
     Returns:
         What was deleted.
     """
-    found = sorted((path.stat().st_mtime, path) for path in folder.glob("flight_*.mcap"))
-    total, gone = sum(path.stat().st_size for _, path in found), []
-    for _, path in found:
+    found: list[tuple[float, int, Path]] = []
+    for path in folder.glob("flight_*.mcap"):
+        with suppress(FileNotFoundError):  # another process makes room, too
+            found.append((path.stat().st_mtime, path.stat().st_size, path))
+    total, gone = sum(size for _, size, _ in found), []
+    for _, size, path in sorted(found):
         if total <= most:
             break
-        with path.open("rb") as file, suppress(BlockingIOError):
+        with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds this lock
-            total -= path.stat().st_size
             path.unlink()
+            total -= size
             gone.append(path)
     return gone
 
@@ -204,7 +207,7 @@ class FlightWriter:
             size, times = 0, []
             while self._waiting and size < LARGEST:
                 channel, when, value = self._waiting.popleft()
-                if math.isfinite(when):
+                if abs(when) < 9e9:  # else it is no time, and the one before stands
                     self._when = max(self._origin + int(1e9 * when), 0)
                 times.append(self._when)
                 messages.append(message(channel, self._number, self._when, pack(value)))

@@ -126,6 +126,16 @@ def test_a_flight_comes_back_in_order_and_says_that_it_is_whole(tmp_path: Path) 
     assert os.path.getsize(tmp_path / "a.mcap") == writer.written
 
 
+def test_times_that_are_none_leave_the_one_before(tmp_path: Path) -> None:
+    writer = FlightWriter(tmp_path / "a.mcap", clock=lambda: 2.0)
+    for when in (float("nan"), 3.0, float("inf"), 1e300, -5.0, -1e300):
+        writer.put("tick", when, when)
+    writer.close()
+    found = flight_read.read(tmp_path / "a.mcap")
+    assert [one.when for one in found.records] == [2 * 10**9, 3 * 10**9, 3 * 10**9, 3 * 10**9, 0, 0]
+    assert [repr(one.value) for one in found.records] == ["nan", "3.0", "inf", "1e+300", "-5.0", "-1e+300"]
+
+
 def test_readers_of_others_read_the_same_messages(tmp_path: Path) -> None:
     path = tmp_path / "a.mcap"
     written(path)
