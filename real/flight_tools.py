@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from robot_rl.data.exact import pack
 from robot_rl.data.flight_read import AlteredFlight, Record, read, write
-from robot_rl.real.core.flight import machine
+from robot_rl.real.core.flight import machine, tell_model
 from robot_rl.real.core.flight_replay import Changes, Comparison, Forward, SupervisorReplay
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
@@ -185,14 +184,14 @@ def _runner(facts: Mapping[str, Any], other: str, load: LoadPolicy, say: Callabl
 
 
 def _forward(model: Mapping[str, Any], tool_position: ToolPosition, facts: Sequence[Mapping[str, Any]]) -> Forward:
-    path = Path(model["path"])
-    if not path.is_file() or sha256(path.read_bytes()).hexdigest() != model["sha256"]:
+    path = str(model["path"])
+    if tell_model(path, "")["sha256"] != model["sha256"]:
         raise ValueError(
             f"the workspace of this flight was kept with the model {path}, and that file is not there as it was "
             f"(SHA-256 {model['sha256'][:16]}…); put it back"
         )
     spec = next(RobotSpec.from_dict(fact["spec"]) for fact in facts if fact["of"] == "supervisor")
-    return tool_position(str(path), str(model["site"]), spec.names)
+    return tool_position(path, str(model["site"]), spec.names)
 
 
 def join(paths: Sequence[str], out: str | Path) -> str:

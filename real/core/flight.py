@@ -6,6 +6,7 @@ import math
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,14 @@ class RecordedSupervisor(SafetySupervisor):
 
     def _tell(self, name: str, arguments: tuple[Any, ...], result: list[str] | None = None) -> None:
         self._flight.put("call", self._now, (name, arguments, None if result is None else tuple(result)))
+
+
+def tell_model(model: str, site: str) -> dict[str, Any]:
+    """The fact of a model that a workspace is kept with: a file, with its SHA-256, or a name, which has none."""
+    file = Path(model).expanduser()
+    if not file.is_file():
+        return {"of": "model", "site": site, "path": model, "sha256": ""}
+    return {"of": "model", "site": site, "path": str(file.resolve()), "sha256": sha256(file.read_bytes()).hexdigest()}
 
 
 def tell_card(flight: FlightWriter, path: str | Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 import time
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from rclpy.node import Node
 
 from robot_rl.data.flight import FlightWriter, make_room
-from robot_rl.real.core.flight import tell_card
+from robot_rl.real.core.flight import tell_card, tell_model
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.parameters import declare
 
@@ -53,8 +52,7 @@ def open_flight(node: Node, what: str, spec: RobotSpec, model: str = "") -> Flig
         return None
     tell_card(flight, str(node.get_parameter("robot_spec").value))
     if spec.workspace is not None and model:
-        told = {"path": str(Path(model).resolve()), "sha256": sha256(Path(model).read_bytes()).hexdigest()}
-        flight.put("facts", math.nan, {"of": "model", "site": spec.workspace.ee_site, **told})
+        flight.put("facts", math.nan, tell_model(model, spec.workspace.ee_site))
     node.get_logger().info(f"flight recorder: {path}")
     return flight
 

@@ -15,7 +15,7 @@ from robot_rl.data.exact import pack
 from robot_rl.data.flight import FlightWriter
 from robot_rl.data.flight_read import AlteredFlight, Record, read, write
 from robot_rl.real import flight_tools
-from robot_rl.real.core.flight import RecordedSupervisor, spec_table
+from robot_rl.real.core.flight import RecordedSupervisor, spec_table, tell_model
 from robot_rl.real.core.flight_replay import Changes, SupervisorReplay, change_limits
 from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.pipeline import CommandPipeline, Controller, PipelineOptions
@@ -164,8 +164,9 @@ def test_a_workspace_is_kept_again_with_the_model_that_it_was_kept_with(tmp_path
     model.write_text(MODEL)
     spec = make_arm(workspace={"lower": [-4, -4, -1], "upper": [4, 0.5, 1], "ee_site": "tip"})
     flight = FlightWriter(tmp_path / "a.mcap", clock=lambda: now)
-    digest = digests([str(model)])["arm.xml"]
-    flight.put("facts", now, {"of": "model", "path": str(model), "sha256": digest, "site": "tip"})
+    flight.put("facts", now, tell_model(str(model), "tip"))
+    assert tell_model(str(model), "tip")["sha256"] == digests([str(model)])["arm.xml"]
+    assert tell_model("menagerie:my_arm", "tip")["sha256"] == ""
     forward = tool.tool_position(str(model), "tip", spec.names)
     safety = RecordedSupervisor(spec, SafetySettings(), flight=flight, forward=forward)
     place, reasons = np.zeros(3), set()
