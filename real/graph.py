@@ -70,6 +70,7 @@ class GraphArgs:
         seed: of the simulation.
         log_level: debug, info, warn or error.
         enclave: SROS2 enclaves lie below this name, one per node, e.g. / for /policy; empty = none.
+        flight: folder of flight recordings, one file per deployment of supervisor and policy; empty = none.
     """
 
     robot_spec: str
@@ -98,6 +99,7 @@ class GraphArgs:
     seed: Whole = 0
     log_level: Literal["debug", "info", "warn", "error"] = "info"
     enclave: str = ""
+    flight: str = "runs/flight"
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         add("sim_robot", robot, essential=True, grace=0.4)
         if args.use_sim_time:  # it makes the time and must not wait for it
             made[-1].parameters.pop("use_sim_time")
-    supervisor: dict[str, Any] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart}
+    flight = {"flight": str(Path(args.flight).expanduser().resolve())} if args.flight else {}
+    supervisor: dict[str, Any] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart, **flight}
     if robot_card is not None:
         supervisor |= of_card(robot_card)[1]
     if args.model:
@@ -207,6 +210,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
             "autostart": args.autostart,
             "chunk_steps": args.chunk_steps,
             "trust": args.trust,
+            **flight,
         }
         if args.policy_root:
             policy["policy_root"] = str(Path(args.policy_root).expanduser().resolve())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,9 +67,14 @@ class PolicyRunner:
         seen: what its training saw; a first observation far from it is told before the robot moves.
         say: is told so.
 
+    Attributes:
+        asked: what the policy saw last and what it answered, (1, A) in [-1, 1]; None before it was asked.
+
     Raises:
         Unfit: rates that do not fit.
     """
+
+    asked: tuple[dict[str, Any], np.ndarray] | None = None
 
     def __init__(
         self,
@@ -164,8 +170,10 @@ class PolicyRunner:
             if strange:
                 more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
                 self._say(f"the robot is where training never was: {'; '.join(strange[:3])}{more}")
-        action = policy.act(obs, deterministic=self._deterministic).value
-        return port.act(np.asarray(action, np.float32))
+        action = np.asarray(policy.act(obs, deterministic=self._deterministic).value, np.float32)
+        if port is self.port:
+            self.asked = obs, action
+        return port.act(action)
 
     def _as_chunk(self) -> Setpoints:
         n = self._chunk

@@ -93,6 +93,7 @@ TOOLS = {
     "examine_robot": "robot_rl.real.ros.doctor:examine",
     "expression": "robot_rl.policies.nets.expression:Expression",
     "find_robot": "robot_rl.real.graph:find_file",
+    "flight_tools": "robot_rl.real.flight_tools",
     "judge_two_stage": "robot_rl.policies.nets.picture_labels:TwoStage",
     "judge_scripted": "robot_rl.policies.nets.picture_labels:ScriptedJudge",
     "open_model": "robot_rl.policies.vla.text_models:open_model",
@@ -113,6 +114,7 @@ TOOLS = {
     "robot_spec": "robot_rl.real.core.spec:of_card",
     "world_parts": "robot_rl.sim.world:parts_of",
     "session_tools": "robot_rl.real.session_tools",
+    "tool_position": "robot_rl.sim.tool:tool_position",
     "world_port": "robot_rl.sim.port:WorldPort",
 }
 """What verbs use of rooms that are loaded only where they are needed."""

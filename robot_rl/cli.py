@@ -32,6 +32,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   data session  recorded robot sessions                  robot-rl data session convert <bag> out.hdf5 ...
   critic        clips, train, eval, label: progress      robot-rl critic train data=clips/train
   deploy        a policy on a ROS 2 robot, or simulated  robot-rl deploy robot_spec=desk_arm world=reach policy_path=...
+  replay        a recorded flight again, bit for bit     robot-rl replay path=runs/flight/<flight>.mcap
   robot new     a card of your robot from URDF or MJCF   robot-rl robot new fr3.urdf name=my_arm
   robot show    the card as a page: model, limits        robot-rl robot show my_arm
   robot safety  what the supervisor takes from it        robot-rl robot safety my_arm
@@ -59,7 +60,7 @@ NAMES = (
         "eval fas",
         "eval latency",
     ),
-    *("collect", "export", "check", "data", "critic", "deploy", "robot", "bench", "doctor"),
+    *("collect", "export", "check", "data", "critic", "deploy", "replay", "robot", "bench", "doctor"),
 )
 """Of all verbs."""
 

@@ -9,55 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from robot_rl import build, onnx_policy, policy_card
-from robot_rl.onnx_policy import OnnxPolicy, graph_of
 from robot_rl.real.ros.node_base import leave, run
-
-if TYPE_CHECKING:  # the supervisor's process loads no torch
-    from robot_rl.types import Loaded
+from robot_rl.verbs.robot_policy import load_robot_policy
 
 
 def policy_node() -> NoReturn:
     """The policy, which is loaded when the node configures."""
     from robot_rl.real.ros.policy_node import PolicyNode
 
-    def load(path: str, *, device: str, threads: int, trust: bool) -> Loaded:
-        if (walker := load_walker(Path(path), device=device, threads=threads)) is not None:
-            return walker
-        if graph_of(Path(path)):
-            return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.tool("world_port"))
-        from robot_rl.verbs.build import load_for_robot  # torch
-
-        return load_for_robot(path, device=device, threads=threads, trust=trust)
-
-    leave(run(partial(PolicyNode, load)))
-
-
-def load_walker(path: Path, *, device: str, threads: int) -> Loaded | None:
-    """A walking policy of others as an ONNX graph with its card `io.yaml`, without torch; None where none lies here.
-
-    Args:
-        path: folder, or file of the weights.
-        device: where it computes.
-        threads: of ONNX Runtime.
-
-    Raises:
-        Refused, ValueError: the card cannot be used, or the graph does not fit it.
-    """
-    found = policy_card.read_for(path)
-    if found is None or found[0].format != "onnx":
-        return None
-    from robot_rl.types import Loaded
-
-    card, weights = found
-    port = build.tool("legged_port")
-    policy = OnnxPolicy(
-        str(weights), port(card, card.joints).io, largest=card.action_clip, device=device, threads=threads
-    )
-    return Loaded(policy, policy.io, partial(port, card), f"{weights.parent.name}@{card.sha256[:8]}".replace("/", "_"))
+    leave(run(partial(PolicyNode, load_robot_policy)))
 
 
 def safety_supervisor_node() -> NoReturn:

@@ -17,6 +17,8 @@ from robot_rl.types.options import Count, Positive
 
 FILE = "policy.onnx"
 """In an exported folder; io.json lies beside it, and config.yaml and meta.json where it was ours."""
+FILES = (FILE, "policy.pt", "io.json", "config.yaml", "meta.json")
+"""Of a checkpoint or an exported folder, where they are there: what makes its policy what it is."""
 KINDS = {"tensor(float)": "float32", "tensor(uint8)": "uint8"}
 _LARGEST = 2**31  # bytes: what one file of the format can hold
 
@@ -149,6 +151,7 @@ def load_for_robot(path: str, *, device: str, threads: int, make_port: Callable[
         None if world is None else lambda joints: make_port(world, joints),
         str(facts.get("identity") or folder.resolve().name).replace("/", "_"),
         facts.get("action"),
+        tuple(str(folder / name) for name in FILES if (folder / name).is_file()),
     )
 
 

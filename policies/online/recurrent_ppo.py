@@ -29,7 +29,7 @@ class RecurrentPpoOptions(StateOptions, SurrogateOptions):
 
     rollout_steps: Count = 2048
     """Steps T of each environment between updates."""
-    sequence: Count = 128
+    sequence: Count = 64
     """Steps through which gradients run back: episodes are cut into pieces of at most this length."""
     minibatch: Count = 128
     """Rows of one gradient, about: it takes whole pieces."""

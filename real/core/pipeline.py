@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from robot_rl.data.flight import FlightWriter
 from robot_rl.real.core.auto_arm import AutoArm
+from robot_rl.real.core.flight import RecordedSupervisor
 from robot_rl.real.core.intake import CommandMessage, DoorOptions, Intake
 from robot_rl.real.core.machine import LATCHED, MOVABLE, State
 from robot_rl.real.core.settings import SafetySettings
@@ -96,6 +98,7 @@ class CommandPipeline:
         forward: joint positions -> tool position, needed for a workspace.
         watched: required sensors besides the joint states: name -> largest age [s].
         start: present time [s of the steady clock].
+        flight: recorder of all that comes and goes, on the same clock; None = nothing is kept.
 
     Source: specification of the bridge, sections on the supervisor, watchdogs and authority.
     """
@@ -109,9 +112,13 @@ class CommandPipeline:
         forward: Callable[[np.ndarray], np.ndarray] | None = None,
         watched: Mapping[str, float] | None = None,
         start: float = 0.0,
+        flight: FlightWriter | None = None,
     ) -> None:
-        self.spec, self.settings = spec, settings or SafetySettings()
-        self.safety = SafetySupervisor(spec, self.settings, forward=forward)
+        self.spec, self.settings, self.flight = spec, settings or SafetySettings(), flight
+        if flight is None:
+            self.safety = SafetySupervisor(spec, self.settings, forward=forward)
+        else:
+            self.safety = RecordedSupervisor(spec, self.settings, flight=flight, forward=forward)
         self.auto_arm = AutoArm(self.safety) if options.auto_arm else None
         self.door = Intake(spec, self.settings, options)
         limits = {name: (timeout, "fault") for name, timeout in (watched or {}).items()}
@@ -144,6 +151,7 @@ class CommandPipeline:
     def takeover(self, held: bool, arrival: float) -> None:
         """Heartbeat of the operator's dead-man switch."""
         self._events.append(lambda: self.door.takeover(held, arrival))
+        self._note("takeover", held)
 
     def estop(self, source: str, *, pressed: bool) -> None:
         """The e-stop of a source (`topic`, `service`, `button`) is pressed or released; acts at once."""
@@ -173,6 +181,7 @@ class CommandPipeline:
             self.door.drop(source)
 
         self._events.append(act)
+        self._note("source_lost", source)
 
     def soft_stop(self, why: str) -> None:
         """Brake and hold, e.g. because simulated time has jumped."""
@@ -182,6 +191,7 @@ class CommandPipeline:
             self.door.drop_all()
 
         self._events.append(act)
+        self._note("soft_stop", why)
 
     def controller(self, view: Controller) -> None:
         """What the last look at the command topic has found.
@@ -192,7 +202,14 @@ class CommandPipeline:
         before, now = self._controller.subscribers, view.subscribers
         if 0 < before != now and State(self.safety.state) in (State.STOPPING, *LATCHED):
             self.safety.report("controller_gone" if now < before else "controller_changed")
+        if view != self._controller:
+            self._note("controller", view)
         self._controller = view
+
+    def _note(self, name: str, value: object) -> None:
+        """For whoever reads the flight; what came of it stands in the calls of the supervisor."""
+        if self.flight is not None:
+            self.flight.put("event", self._now, (name, value))
 
     # ------------------------------------------------------------ operator
 
@@ -256,6 +273,8 @@ class CommandPipeline:
             while self._offers:
                 message, arrival = self._offers.popleft()
                 reason = self.door.offer(message, arrival)
+                if self.flight is not None:
+                    self.flight.put("offer", arrival, (message, arrival, reason))
                 self.clock_faults += reason == "stamp"
                 heard |= not reason and len(message.times) > 0
             while self._events:
@@ -280,6 +299,8 @@ class CommandPipeline:
             trace = self.door.trace if authority != "none" else "supervisor/0"
             if State(verdict.state) not in MOVABLE:
                 self.door.rest()
+            if self.flight is not None:
+                self.flight.put("sent", now, (authority, trace, flags))
             return Sent(out.value, verdict.publish, authority, trace, flags, verdict, *self.safety.motion, out.gains)
 
     def overdue(self, now: float) -> list[str]:

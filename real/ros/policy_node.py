@@ -18,6 +18,8 @@ from rclpy.task import Future
 from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import Trigger
 
+from robot_rl.data.flight import FlightWriter
+from robot_rl.real.core.flight import spec_table
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import bound, has_card
@@ -26,6 +28,7 @@ from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints, 
 from robot_rl.real.port import IMAGE, Port
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
+from robot_rl.real.ros.flight_option import LAST, declare_flight, open_flight, tell_flight
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import FIELDS, JointTrajectory, trajectory
 from robot_rl.real.ros.node_base import (
@@ -42,6 +45,7 @@ from robot_rl.real.ros.node_base import (
     thaw_garbage,
 )
 from robot_rl.real.ros.parameters import check_parameters, declare
+from robot_rl.real.runner_flight import RecordedRunner, digests
 from robot_rl.types import Loaded
 
 
@@ -88,10 +92,12 @@ class PolicyNode(LifecycleNode):
         declare(self, "camera_freeze", 1.0, "identical pictures for so long are a frozen camera [s], 0 = off", low=0.0)
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "autostart", False, "configure and activate at once")
+        declare_flight(self)
         check_parameters(self, sys.argv)
         self._problem = ""
         self._instance = secrets.token_hex(2)  # a restarted process counts from 1 again and must not look like a replay
         self.runner: PolicyRunner | None = None
+        self.flight: FlightWriter | None = None
         self.loop: ControlLoop | None = None
         self._next: PolicyRunner | None = None
         self._task: dict[str, tuple[np.ndarray, float]] = {}
@@ -120,10 +126,14 @@ class PolicyNode(LifecycleNode):
             if not self._value("robot_spec"):
                 raise ValueError("robot_spec is empty; give the path of the robot's YAML")
             self.spec = RobotSpec.load(self._value("robot_spec"))
-            self.runner = self._load(self._value("policy_path"))
+            self.runner = self._load(self._value("policy_path"))  # it begins the flight, once it is fit
         except Exception as error:  # a damaged checkpoint may raise anything
             self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
             self.get_logger().error(f"not configured: {self._problem}")
+            if self.flight is not None:  # nothing flew
+                self.flight.close(LAST)
+                self.flight.path.unlink(missing_ok=True)
+                self.flight = None
             return TransitionCallbackReturn.FAILURE
         self._open()
         self._watch(self.runner.port)
@@ -147,6 +157,7 @@ class PolicyNode(LifecycleNode):
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Forget the policy."""
         self.runner = self._next = None
+        self._close_flight()
         return TransitionCallbackReturn.SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -157,6 +168,12 @@ class PolicyNode(LifecycleNode):
     def wind_down(self) -> None:
         """Let go before the process ends."""
         self._let_go()
+        self._close_flight()
+
+    def _close_flight(self) -> None:
+        flight, self.flight = self.flight, None
+        if flight is not None:
+            flight.close(LAST)
 
     def _let_go(self) -> None:
         if self.loop is None:
@@ -218,20 +235,24 @@ class PolicyNode(LifecycleNode):
                 self._task_topics[task] = self.create_subscription(
                     Float64MultiArray, f"robot_rl/task/{task}", functools.partial(self._on_task, task), 1
                 )
-        return PolicyRunner(
-            policy,
-            port,
-            RunnerOptions(
-                rate=self._value("rate"),
-                mode=self.spec.mode,
-                deterministic=bool(self._value("deterministic")),
-                interpolate=bool(self._value("interpolate")),
-                chunk_steps=int(self._value("chunk_steps")),
-                blend_steps=int(self._value("blend_steps")),
-            ),
-            identity=f"{loaded.identity.replace('|', '_')}.{self._instance}",
-            seen=loaded.io.seen,
-            say=self.get_logger().warning,
+        options = RunnerOptions(
+            rate=self._value("rate"),
+            mode=self.spec.mode,
+            deterministic=bool(self._value("deterministic")),
+            interpolate=bool(self._value("interpolate")),
+            chunk_steps=int(self._value("chunk_steps")),
+            blend_steps=int(self._value("blend_steps")),
+        )
+        identity = f"{loaded.identity.replace('|', '_')}.{self._instance}"
+        say, seen = self.get_logger().warning, loaded.io.seen
+        if self.runner is None:  # whoever takes over later is recorded as the first one was, or not
+            self.flight = open_flight(self, "policy", self.spec)
+        if self.flight is None:
+            return PolicyRunner(policy, port, options, identity=identity, seen=seen, say=say)
+        facts = {"path": str(where), "files": digests(loaded.files), "said": said, "spec": spec_table(self.spec)}
+        facts |= {"device": str(self._value("device")), "threads": int(self._value("threads"))}
+        return RecordedRunner(
+            policy, port, options, identity=identity, flight=self.flight, facts=facts, seen=seen, say=say
         )
 
     def _watch(self, port: Port) -> None:
@@ -430,6 +451,7 @@ class PolicyNode(LifecycleNode):
             "deadline_misses": self._misses,
             "stale_ticks": self._stale,
             "followed": self._followed,
+            **tell_flight(self.flight),
         }
         if len(times):
             p50, p95 = np.percentile(times, [50, 95])

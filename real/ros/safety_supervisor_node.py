@@ -25,6 +25,7 @@ from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.command_topics import CommandTopics
 from robot_rl.real.ros.controller_check import ControllerCheck
 from robot_rl.real.ros.endpoints import OwnEndpoints, refuse_twin
+from robot_rl.real.ros.flight_option import LAST, declare_flight, open_flight, tell_flight
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import (
     JointTrajectory,
@@ -109,6 +110,7 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "teleop_timeout", 0.25, "largest age of a human's command [s]", low=0.01, read_only=False)
         declare(self, "takeover_timeout", 0.3, "largest age of the dead-man's switch [s]", low=0.01, read_only=False)
         declare(self, "fault_injection", False, "listen on inject (tests only)")
+        declare_flight(self)
         for item in fields(SafetySettings):
             default: Any = item.default
             lowered = item.name in TIMEOUTS
@@ -182,6 +184,11 @@ class SafetySupervisorNode(LifecycleNode):
         if loop is not None:
             loop.stop()
         thaw_garbage()
+        self._close_flight()
+
+    def _close_flight(self) -> None:
+        if self.pipeline is not None and self.pipeline.flight is not None:
+            self.pipeline.flight.close(LAST)
 
     _ending = False
     _rest_ticks = 0
@@ -200,6 +207,7 @@ class SafetySupervisorNode(LifecycleNode):
                 destroy(item)
         self._made.clear()
         self._endpoints.clear()
+        self._close_flight()
         self.loop = self.pipeline = None
 
     def _configure(self) -> None:
@@ -233,6 +241,7 @@ class SafetySupervisorNode(LifecycleNode):
             forward=forward,
             watched=watched,
             start=now,
+            flight=open_flight(self, "supervisor", spec, self._value("model")),
         )
         self._watched = tuple(watched)
         self._last: Sent | None = None
@@ -464,6 +473,7 @@ class SafetySupervisorNode(LifecycleNode):
             "controllers": self._hardware.get_subscription_count(),
         }
         values |= {f"dropped_{reason}": count for reason, count in sorted(pipeline.door.dropped.items())}
+        values |= tell_flight(pipeline.flight)
         if state in LATCHED or faults:
             told = (f"{code} ({numbers})" if numbers else code for code, numbers in pipeline.safety.numbers.items())
             return ERROR, f"{state.value}: {', '.join(told)}; call reset once the cause is gone", values

@@ -96,6 +96,7 @@ class Loaded:
         make_port: (names of the joints) -> port of the world that it was trained in; None: in something else.
         identity: for recordings, such as "reach_ros@15000".
         known: what the checkpoint says of its actions beside the interface: "normalised", "stated" or nothing.
+        files: that it was read from and that make it what it is, for recordings.
     """
 
     policy: Policy
@@ -103,6 +104,7 @@ class Loaded:
     make_port: Callable[[tuple[str, ...]], Any] | None
     identity: str
     known: str | None = None
+    files: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
-from robot_rl.onnx_policy import OnnxPolicy, graph_of
+from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of
 from robot_rl.types import Loaded, Options
 from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
@@ -298,4 +298,5 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
 
     run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.parent.name
     meta = checkpoint.read_meta(folder)
-    return Loaded(policy, io, make_port, f"{run}@{meta['step']}".replace("/", "_"), meta.get("action"))
+    files = tuple(str(folder / name) for name in FILES if (folder / name).is_file())
+    return Loaded(policy, io, make_port, f"{run}@{meta['step']}".replace("/", "_"), meta.get("action"), files)

@@ -17,6 +17,7 @@ FIRST = {
     **dict.fromkeys(("offline", "prefer"), "data"),
     **dict.fromkeys(("check", "train", "hil"), "env"),
     "deploy": "robot_spec",
+    "replay": "path",
 }
 """What a word without a key probably is, where it looks like a file or a name."""
 

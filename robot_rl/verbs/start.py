@@ -34,8 +34,10 @@ from robot_rl.verbs.data import name_positions, session
 from robot_rl.verbs.doctor import diagnose, doctor_isaac, doctor_ros
 from robot_rl.verbs.help import doctor_page, page
 from robot_rl.verbs.lines import find_slip
+from robot_rl.verbs.options import Env
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import read_options
+from robot_rl.verbs.replay import as_replay_option
 from robot_rl.verbs.robot import put_card, robot
 from robot_rl.verbs.sweep import VERBS as SWEPT
 from robot_rl.verbs.sweep import sweep
@@ -74,7 +76,8 @@ def _guard(verb: Verb, debug: bool, several: _Several) -> Callable[[DictConfig],
         try:
             if cfg.get("resume") is None:  # else with what the run was started with
                 read_options(verb.options(), cfg, verb.config)
-                put_card(cfg)
+                if issubclass(verb.options(), Env):
+                    put_card(cfg)
                 put_pictures(cfg)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb.run(cfg)
@@ -212,6 +215,8 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         rest = name_positions(rest)
     if verb == "train":
         rest = [as_policy_option(item) for item in rest]
+    if verb == "replay":
+        rest = [as_replay_option(item) for item in rest]
     if verb == "design":
         rest = join_train_words(rest)
     if {"-h", "--help"} & set(rest):

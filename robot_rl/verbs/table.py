@@ -25,6 +25,7 @@ from robot_rl.verbs.hil import HilVerbOptions, hil
 from robot_rl.verbs.offline import OfflineOptions, offline
 from robot_rl.verbs.options import VerbOptions
 from robot_rl.verbs.prefer import PreferOptions, prefer
+from robot_rl.verbs.replay import ReplayOptions, replay
 from robot_rl.verbs.train import TrainOptions, train
 
 
@@ -60,6 +61,7 @@ VERBS = {
     "data": Verb("data", lambda: DataOptions, data),
     "critic": Verb("critic", lambda: CriticOptions, critic),
     "deploy": Verb("deploy", deploy_options, deploy),
+    "replay": Verb("replay", lambda: ReplayOptions, replay),
     "bench": Verb("bench", lambda: BenchOptions, bench),
 }
 """Word of the command line -> verb."""

@@ -11,7 +11,7 @@ import torch
 from robot_rl import build
 from robot_rl.types import Action, IOSpec, Loaded, Obs, PolicyParts
 from robot_rl.types.data import Array
-from robot_rl.types.policy_card import PolicyCard
+from robot_rl.types.policy_card import FILE, PolicyCard
 from robot_rl.words import Refused
 
 
@@ -39,7 +39,8 @@ def load_torchscript(card: PolicyCard, file: Path, *, device: str, trust: bool) 
         return kind(card, joints)
 
     policy = TorchScriptPolicy(module, kind(card, card.joints).io, card.action_clip, device)
-    return Loaded(policy, policy.io, make_port, f"{file.parent.name}@{card.sha256[:8]}".replace("/", "_"))
+    identity = f"{file.parent.name}@{card.sha256[:8]}".replace("/", "_")
+    return Loaded(policy, policy.io, make_port, identity, files=(str(file), str(file.parent / FILE)))
 
 
 class TorchScriptPolicy:

@@ -63,6 +63,7 @@ OURS = {
     "sim": {"types", "extras", "child", "legs"},
     "real": {
         *("types", "data.recorder", "data.session", "data.bag", "data.units"),
+        *("data.exact", "data.flight", "data.flight_read"),
         *("extras", "child", "chunks", "card", "legs", "tables"),
     },
     "loops": {"types", "stats", "data", "advantage", "extras", "parallel", "chunks"},

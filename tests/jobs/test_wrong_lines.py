@@ -131,6 +131,13 @@ deploy robot_spec=desk_arm world=raech -> did you mean reach
 deploy robot_spec=desk_arm teleop=joyy -> did you mean joy?
 deploy robot_spec=desk_arm rate=0 -> expected a number above 0
 deploy robot=fr4 -> did you mean robot_spec?
+replay -> path=<
+replay none.mcap -> did you mean path=none.mcap?
+replay path=none.mcap -> there is no flight at none.mcap
+replay path=/etc/hostname -> does not begin like an MCAP file
+replay path=none.mcap only=supervisr -> did you mean supervisor?
+replay path=none.mcap limits.velocity=fast -> limits.velocity=0.5
+replay path=none.mcap limit=3 -> did you mean limits?
 bench sacc -> did you mean sac?
 sweep trian seed=0,1 -> train or offline
 sweep train seed=0,1 --cpu=2 -> did you mean cpus

@@ -16,11 +16,11 @@ import yaml
 
 from robot_rl import policy_card
 from robot_rl.legs import Body, gravity, observe, target_of
-from robot_rl.nodes import load_walker
 from robot_rl.real.core.spec import RobotSpec, of_card
 from robot_rl.real.legged_port import COMMAND, IMU, LeggedPort
 from robot_rl.types.policy_card import PolicyCard, Term
 from robot_rl.verbs.build import load_for_robot
+from robot_rl.verbs.robot_policy import load_walker
 from robot_rl.words import Refused
 from tests.real.legs_world import G1, LegsWorld, g1_card, needs_g1
 

@@ -216,6 +216,15 @@ def test_graph_of_every_choice(arguments):
     assert set(names(full)) == set(ORDER) == set(EXECUTABLES)
 
 
+def test_graph_flights_of_supervisor_and_policy_go_to_one_folder_or_nowhere(arguments, tmp_path):
+    nodes = {node.name: node.parameters for node in graph(GraphArgs(**arguments, flight=str(tmp_path / "f")))}
+    assert nodes["safety_supervisor"]["flight"] == nodes["policy"]["flight"] == str(tmp_path / "f")
+    assert "flight" not in nodes["sim_robot"]
+    default = {node.name: node.parameters for node in graph(GraphArgs(**arguments))}
+    assert default["policy"]["flight"] == str(Path("runs/flight").resolve())
+    assert all("flight" not in node.parameters for node in graph(GraphArgs(**arguments, flight="")))
+
+
 def test_graph_the_robot_makes_the_time_and_the_others_follow_it(arguments):
     nodes = {node.name: node.parameters for node in graph(GraphArgs(**arguments, use_sim_time=True))}
     assert nodes["sim_robot"]["publish_clock"]

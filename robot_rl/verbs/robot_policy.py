@@ -1,0 +1,60 @@
+"""Policies for a robot, of every kind that there is; torch is loaded only for those that need it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from robot_rl import build, onnx_policy, policy_card
+from robot_rl.onnx_policy import OnnxPolicy, graph_of
+from robot_rl.types.policy_card import FILE
+
+if TYPE_CHECKING:  # whoever imports this may be a process without torch
+    from robot_rl.types import Loaded
+
+
+def load_robot_policy(path: str, *, device: str, threads: int, trust: bool) -> Loaded:
+    """A walking policy of others, an ONNX graph, or a run or checkpoint of ours: what the policy node runs.
+
+    Args:
+        path: run or checkpoint folder, exported folder, or the folder or file of a policy with its card.
+        device: where it computes.
+        threads: CPU threads.
+        trust: run a method of somebody's own that the folder names, or TorchScript, which is a program.
+
+    Raises:
+        Refused, ValueError, CheckpointError: there is none, or it cannot be used.
+    """
+    if (walker := load_walker(Path(path), device=device, threads=threads)) is not None:
+        return walker
+    if graph_of(Path(path)):
+        return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.tool("world_port"))
+    from robot_rl.verbs.build import load_for_robot  # torch
+
+    return load_for_robot(path, device=device, threads=threads, trust=trust)
+
+
+def load_walker(path: Path, *, device: str, threads: int) -> Loaded | None:
+    """A walking policy of others as an ONNX graph with its card `io.yaml`, without torch; None where none lies here.
+
+    Args:
+        path: folder, or file of the weights.
+        device: where it computes.
+        threads: of ONNX Runtime.
+
+    Raises:
+        Refused, ValueError: the card cannot be used, or the graph does not fit it.
+    """
+    found = policy_card.read_for(path)
+    if found is None or found[0].format != "onnx":
+        return None
+    from robot_rl.types import Loaded
+
+    card, weights = found
+    port = build.tool("legged_port")
+    policy = OnnxPolicy(
+        str(weights), port(card, card.joints).io, largest=card.action_clip, device=device, threads=threads
+    )
+    identity = f"{weights.parent.name}@{card.sha256[:8]}".replace("/", "_")
+    return Loaded(policy, policy.io, partial(port, card), identity, files=(str(weights), str(weights.parent / FILE)))
