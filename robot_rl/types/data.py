@@ -201,6 +201,14 @@ class Sampler(Protocol):
 
     def __len__(self) -> int: ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the next batches depend on, besides rows that are stored elsewhere."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly as the saved one would have."""
+        ...
+
 
 def all_finite(value: np.ndarray) -> bool:
     """Whether no number of an array is NaN or infinite.
