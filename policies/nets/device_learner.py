@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from robot_rl import parallel
+from robot_rl.data.chains import Batches
 from robot_rl.policies.nets.device_critic import (
     AUTO_RANGE,
     DeviceCritic,
@@ -174,7 +175,7 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
             batches: endless batches of `batch_size` rows; drawing them is part of the captured step.
         """
         if batches is not self._source:
-            generators = (self._noise, *getattr(batches, "generators", ()))
+            generators = (self._noise, *(batches.generators if isinstance(batches, Batches) else ()))
             self._source = batches
             self._critic_only = Repeated(lambda: self._draw(batches, False), graph=self._graph, generators=generators)
             self._with_actor = Repeated(lambda: self._draw(batches, True), graph=self._graph, generators=generators)

@@ -8,7 +8,6 @@ at the ring's seam by construction.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import Store, arrays_for
-from robot_rl.data.chains import all_true, check_sizes, sum_ahead
+from robot_rl.data.chains import Batches, all_true, check_sizes, sum_ahead
 from robot_rl.data.intake import RingWriter
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
@@ -73,10 +72,9 @@ class Replay:
         obs = {state.key: rows[:, state.here] for state in layout.states}
         return obs, rows[:, layout.action], self.rows_taken
 
-    def batches(self, size: int) -> Iterator[Transitions]:
+    def batches(self, size: int) -> Batches:
         """Endless batches of `size` samples."""
-        while True:
-            yield self.sample(size)
+        return Batches(self.sample, size, self._generator)
 
     def sample(self, size: int) -> Transitions:
         """One batch; its fields are views of memory of its own, except `mask` without windows, which is read-only.
@@ -136,7 +134,11 @@ class Replay:
             if saved.get(key) != value and not (key == "capacity" and self._may_move(saved))
         ]
         if differing:
-            raise ValueError("the state is of another replay buffer:\n  - " + "\n  - ".join(differing))
+            raise ValueError(
+                "the saved replay buffer is another one than this:\n  - "
+                + "\n  - ".join(differing)
+                + "\nuse the environments and settings that it was saved with"
+            )
 
     def _may_move(self, saved: dict[str, Any]) -> bool:
         """Whether rows of a buffer of another capacity are taken over."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import Store
+from robot_rl.types import Transitions
 
 
 def sum_ahead(
@@ -34,6 +35,27 @@ def sum_ahead(
         total = total + reward(row) * moved * powers[i]
         steps = steps + moved
     return total, steps, row
+
+
+class Batches(Iterator[Transitions]):
+    """Endless batches of one size.
+
+    Args:
+        sample: rows wanted -> a batch.
+        size: rows of every batch.
+        generators: what the drawing consumes; a CUDA graph has to know them.
+
+    Raises:
+        ValueError: the size is below 1.
+    """
+
+    def __init__(self, sample: Callable[[int], Transitions], size: int, *generators: torch.Generator) -> None:
+        if size < 1:
+            raise ValueError(f"the batch size is {size}, expected at least 1")
+        self._sample, self._size, self.generators = sample, size, generators
+
+    def __next__(self) -> Transitions:
+        return self._sample(self._size)
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ import numpy as np
 from robot_rl.data.arrays import Arrays, HostArrays, Store
 
 
-class Columns:
+class ColumnRing:
     """The last `capacity` rows of named columns.
 
     Args:

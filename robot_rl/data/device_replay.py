@@ -6,7 +6,6 @@ captured CUDA graph. `ReplayBuffer` is the one for images, windows, demonstratio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -72,17 +71,19 @@ class DeviceReplay(Replay):
     @torch.no_grad()
     def add(self, step: Step) -> None:
         """Store one step of all environments; its arrays are tensors on this device."""
-        ring, layout, arrays, n = self._ring, self._layout, self._arrays, self.num_envs
+        ring, layout, n = self._ring, self._layout, self.num_envs
         start = ring.count % ring.capacity
         before = (start - n) % ring.capacity
         rows = ring.record[start : start + n]
-        valid, terminated, truncated = (cast(Tensor, x) for x in (step.valid, step.terminated, step.truncated))
+        flags = (step.terminated, step.truncated, step.valid, step.intervened)
+        terminated, truncated, valid, intervened = (cast(Tensor, flag) for flag in flags)
         if ring.count:
-            ended, cut, _, missing = layout.read_flags(arrays, ring.record[before : before + n]).unbind(-1)
-            ring.onward[before : before + n] = (valid & ~(ended | cut | missing)) * (start - before)
+            stopped = ring.flags[before : before + n, :3].any(-1)
+            ring.onward[before : before + n] = (valid & ~stopped) * (start - before)
         ring.onward[start : start + n] = 0
         layout.write(rows, step.obs, step.next_obs, step.action, step.reward)
-        layout.write_end(arrays, rows, self.gamma * ~terminated, terminated, truncated, False, ~valid)
+        rows[:, layout.discount] = self.gamma * ~terminated
+        ring.flags[start : start + n] = torch.stack((terminated, truncated, ~valid, intervened), -1)
         ring.count += n
         ring.retire()
         self._tell()
@@ -91,10 +92,6 @@ class DeviceReplay(Replay):
         """The host's counts, for the device; filling with a number waits for nothing."""
         self.filled.fill_(len(self._ring) // self.num_envs)
         self.oldest.fill_(self._ring.oldest // self.num_envs % self.steps)
-
-    def batches(self, size: int) -> DeviceBatches:
-        """Endless batches of `size` rows."""
-        return DeviceBatches(self, size, self._generator)
 
     @torch.no_grad()
     def sample(self, size: int) -> Transitions:
@@ -115,7 +112,7 @@ class DeviceReplay(Replay):
         return self._collect((self.oldest + age) % self.steps * self.num_envs + env)
 
     def _mask(self, first: Store) -> Tensor:
-        return ~self._layout.read_flags(self._arrays, first)[:, 3]
+        return ~self._layout.read_flags(self._arrays, first)[:, 2]
 
     def _may_move(self, saved: dict[str, Any]) -> bool:
         return True
@@ -123,20 +120,3 @@ class DeviceReplay(Replay):
     def _restore(self, small: dict[str, np.ndarray]) -> None:
         super()._restore(small)
         self._tell()
-
-
-class DeviceBatches(Iterator[Transitions]):
-    """Endless batches of a `DeviceReplay`.
-
-    Attributes:
-        generators: what the drawing consumes; a CUDA graph has to know them.
-    """
-
-    def __init__(self, replay: DeviceReplay, size: int, generator: torch.Generator) -> None:
-        if size < 1:
-            raise ValueError(f"the batch size is {size}, expected at least 1")
-        self._replay, self._size = replay, size
-        self.generators = (generator,)
-
-    def __next__(self) -> Transitions:
-        return self._replay.sample(self._size)

@@ -14,20 +14,20 @@ import numpy as np
 from torch import Tensor
 
 from robot_rl.data.arrays import Arrays, Store
-from robot_rl.data.columns import Columns
+from robot_rl.data.columns import ColumnRing
 
 PROBES = 24
 """Values compared to see whether an observation continues the stored successor."""
 
 
-class FrameRing(Columns):
+class FrameRing(ColumnRing):
     """A ring of observations that share one numbering.
 
     Args:
         arrays: kind of memory.
         keys: observation key -> (shape, dtype name).
         capacity: frames kept.
-        room: frames that there is memory for at first, see `Columns`.
+        room: frames that there is memory for at first, see `ColumnRing`.
     """
 
     def __init__(

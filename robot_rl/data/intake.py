@@ -32,6 +32,10 @@ class RingWriter:
         # The successors' bytes of the last add, while every environment just runs on; else None. As long as it is set,
         # the last rows (and frames) of the ring are those of the environments, and the two arrays above lag behind.
         self._tail: list[bytes] | None = None
+        flags = ("reward", "terminated", "truncated", "valid", "intervened")
+        self._shapes = {"action": (num_envs, layout.action_dim), **dict.fromkeys(flags, (num_envs,))}
+        for place in ("obs", "next_obs"):
+            self._shapes |= {f"{place}['{key}']": (num_envs, *shape) for key, (shape, _) in layout.io.obs.items()}
         self._keys = [state.key for state in layout.states]
         self._still, self._every = bytes(num_envs), b"\x01" * num_envs
         self._running = np.array([gamma, 0.0], np.float32)
@@ -139,9 +143,7 @@ class RingWriter:
         arrays, layout, ring, n_envs = self._arrays, self._layout, self._ring, self._num_envs
         valid = np.asarray(_host(step.valid), bool)
         ended = np.asarray(_host(step.terminated), bool) | np.asarray(_host(step.truncated), bool)
-        for name in ("valid", "terminated", "truncated", "intervened", "reward", "action"):
-            if len(getattr(step, name)) != n_envs:
-                raise ValueError(f"Step.{name} has {len(getattr(step, name))} rows, expected num_envs={n_envs}")
+        self._check(step)
         env = np.flatnonzero(valid)
         n = len(env)
         if n == 0:
@@ -151,8 +153,8 @@ class RingWriter:
         rows = arrays.zeros((n, layout.width), "float32")
         looks = [{key: self._flat(obs[key], n_envs)[pick] for key in self._keys} for obs in (step.obs, step.next_obs)]
         layout.write(rows, *looks, *(arrays.put(x, "float32")[pick] for x in (step.action, step.reward)))
-        flags = [arrays.put(x, "bool")[pick] for x in (step.terminated, step.truncated, step.intervened)]
-        layout.write_end(arrays, rows, self._gamma * ~flags[0], *flags)
+        end, cut, person = (arrays.put(x, "bool")[pick] for x in (step.terminated, step.truncated, step.intervened))
+        layout.write_end(arrays, rows, self._gamma * ~end, end, cut, False, person)
         if layout.extras:
             self._write_extras(rows, step, pick)
         linked = ring.continues(rows, self._last[env])
@@ -167,6 +169,17 @@ class RingWriter:
             self._tail = [step.next_obs[state.key].tobytes() for state in layout.states]
             if ring.frames is not None:
                 self._tail.append(ring.frames.fingerprint(step.next_obs))
+
+    def _check(self, step: Step) -> None:
+        """Refuse arrays of other shapes than the interface says: NumPy would repeat some of them without a word."""
+        given = [step.action, step.reward, step.terminated, step.truncated, step.valid, step.intervened]
+        given += [obs[key] for obs in (step.obs, step.next_obs) for key in self._layout.io.obs]
+        for value, (name, shape) in zip(given, self._shapes.items()):
+            if value.shape != shape:
+                raise ValueError(
+                    f"Step.{name} has shape {tuple(value.shape)}, expected num_envs={self._num_envs} rows of shape "
+                    f"{shape[1:]}; build the buffer with the interface and the number of its environments"
+                )
 
     def _add_frames(self, step: Step, env: np.ndarray, pick: Any, linked: np.ndarray) -> tuple[np.ndarray, tuple]:
         """Store the frames of a step, those of running environments once; returns (linked, frame numbers)."""
@@ -215,8 +228,8 @@ class RingWriter:
         ends = np.zeros((2, n), bool)
         if end == len(episode):
             ends[:, -1] = episode.terminated, episode.truncated
-        flags = [arrays.put(x, "bool") for x in (*ends, episode.intervened[begin:end])]
-        layout.write_end(arrays, rows, self._gamma * ~flags[0], *flags)
+        ended, cut, person = (arrays.put(x, "bool") for x in (*ends, episode.intervened[begin:end]))
+        layout.write_end(arrays, rows, self._gamma * ~ended, ended, cut, False, person)
         for name, (shape, where) in layout.extras.items():
             source = episode.proposed if name == "proposed" else columns.get(name)
             if source is None:

@@ -1,7 +1,7 @@
 """One float32 record per transition: [s | a | s' | reward | discount | flags | extras].
 
 A batch of state observations is then a single gather, and every field of `Transitions` is a view of it. The flags are
-four bytes inside one float32 slot (terminated, truncated, intervened, no transition), so that they leave as booleans
+four bytes inside one float32 slot (terminated, truncated, no transition, intervened), so that they leave as booleans
 without any arithmetic. Images, tokens and very large vectors do not live in the record: they are frames (`frames.py`),
 referred to by number.
 """
@@ -131,7 +131,7 @@ class RecordLayout:
             successor,
             tensor(flags[..., 0]),
             tensor(flags[..., 1]),
-            tensor(started[..., 2]),
+            tensor(started[..., 3]),
             mask,
             {
                 name: tensor(first[..., where].reshape(*first.shape[:-1], *shape))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import HostArrays, arrays_for
-from robot_rl.data.chains import all_true, check_sizes, sum_ahead
+from robot_rl.data.chains import Batches, all_true, check_sizes, sum_ahead
 from robot_rl.data.seen import space_rows
 from robot_rl.data.store import Store
 from robot_rl.types import Transitions
@@ -149,10 +149,9 @@ class LogDataset:
         """Steps of the longest episode in use."""
         return int(self.store.length[self.episodes].max())
 
-    def batches(self, size: int) -> Iterator[Transitions]:
+    def batches(self, size: int) -> Batches:
         """Endless batches of `size` rows."""
-        while True:
-            yield self.sample(size)
+        return Batches(self.sample, size)
 
     def sample(self, size: int) -> Transitions:
         """One batch of `size` rows.

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from robot_rl.data.arrays import Arrays, Store
 from robot_rl.data.chains import all_true
-from robot_rl.data.columns import Columns
+from robot_rl.data.columns import ColumnRing
 from robot_rl.data.frames import FrameRing
 from robot_rl.data.layout import RecordLayout
 from robot_rl.types import Episode, Transitions
 
 
-class TransitionRing(Columns):
+class TransitionRing(ColumnRing):
     """The rows of a replay buffer.
 
     Frames have room for 1/16 more than rows (every chain costs one frame more than it has rows); rows whose frames were
@@ -33,7 +33,7 @@ class TransitionRing(Columns):
         layout: of the records.
         capacity: rows kept.
         slack: a row refers to no frame older than this many before those that were there when it arrived.
-        room: frames that there is memory for at first, see `Columns`.
+        room: frames that there is memory for at first, see `ColumnRing`.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class TransitionRing(Columns):
         super().__init__(arrays, columns, capacity)
         self.layout, self.slack, self.oldest = layout, slack, 0
         self.record = self.store["record"]
+        self.flags = layout.read_flags(arrays, self.record)
         self.onward = arrays.zeros((capacity,), "int32")
         self.frames: FrameRing | None = None
         if layout.frames:
@@ -167,8 +168,7 @@ class TransitionRing(Columns):
         numbers = np.arange(self.oldest, stop)
         distance = self.distances()[: len(numbers)]
         follower = np.where(distance != 0, numbers + distance, stop)  # of a row, by number
-        flags = self.layout.read_flags(arrays, self.record)
-        kept = ~arrays.host(flags[arrays.put(numbers % self.capacity, "int64"), 3])
+        kept = ~arrays.host(self.flags[arrays.put(numbers % self.capacity, "int64"), 2])
         chains: list[list[int]] = []
         chain_of: dict[int, int] = {}  # number of the row that continues a chain -> chain
         for number, after in zip(numbers[kept].tolist(), follower[kept].tolist()):

@@ -6,13 +6,14 @@ bootstrap across a gap, an episode's end or the ring's seam, whatever the order 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from robot_rl.data.arrays import HostArrays
+from robot_rl.data.chains import Batches
 from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
@@ -214,7 +215,7 @@ class HilMemory:
         row = np.zeros((1, layout.width), np.float32)
         row[0, layout.action] = step.action_cmd if self._learn_from == "cmd" else step.action_exec
         self._write_outcome(row[0], step)
-        layout.read_flags(self._ring.arrays, row)[0, 2] = step.source in _PERSON
+        layout.read_flags(self._ring.arrays, row)[0, 3] = step.source in _PERSON
         values = (self._imitation(step, demo), step.grip_action, step.grip_penalty, step.reward_rlif)
         for name, value in zip(EXTRAS, values):
             row[0, layout.extras[name][1]] = value
@@ -289,10 +290,9 @@ class MemoryView:
         self._rows[self._begin : self._begin + len(kept)] = kept
         self._end = self._begin + len(kept)
 
-    def batches(self, size: int) -> Iterator[Transitions]:
+    def batches(self, size: int) -> Batches:
         """Endless batches of `size` rows."""
-        while True:
-            yield self.sample(size)
+        return Batches(self.sample, size)
 
     def sample(self, size: int) -> Transitions:
         """One batch.

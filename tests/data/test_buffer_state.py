@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,19 @@ def test_buffer_empty_and_wrong_rows_are_refused() -> None:
         buffer.sample(1)
     with pytest.raises(ValueError, match="expected num_envs=3"):
         buffer.add(Feed(False)())
+
+
+def test_buffer_observations_that_would_be_repeated_to_fit_are_refused() -> None:
+    """A camera of one colour where the interface has three: NumPy would store it in all of them."""
+    buffer, step = ReplayBuffer(spec(True), 9, num_envs=2), Feed(True)()
+    grey = {**step.next_obs, "image.top": step.next_obs["image.top"][..., :1]}
+    with pytest.raises(
+        ValueError,
+        match=r"next_obs\['image.top'\] has shape \(2, 2, 2, 1\), expected num_envs=2 rows of shape \(2, 2, 3\)",
+    ):
+        buffer.add(replace(step, next_obs=grey))
+    assert len(buffer) == 0
+    buffer.add(step)
 
 
 def test_buffer_discount_by_hand() -> None:

@@ -6,12 +6,12 @@ import torch
 
 from robot_rl.data.arrays import DeviceArrays, HostArrays
 from robot_rl.data.chains import all_true, check_sizes, sum_ahead
-from robot_rl.data.columns import Columns
+from robot_rl.data.columns import ColumnRing
 
 KINDS = {"number": ((), "int64"), "pair": ((2,), "float32")}
 
 
-def fill(columns: Columns, pieces: list[int]) -> Columns:
+def fill(columns: ColumnRing, pieces: list[int]) -> ColumnRing:
     for size in pieces:
         number = np.arange(columns.count, columns.count + size)
         first = columns.append({"number": number, "pair": np.stack((number, -number), 1).astype(np.float32)}, size)
@@ -19,7 +19,7 @@ def fill(columns: Columns, pieces: list[int]) -> Columns:
     return columns
 
 
-def read(columns: Columns) -> list[int]:
+def read(columns: ColumnRing) -> list[int]:
     """Numbers of the rows that are there, oldest first; every column has to agree."""
     oldest = max(0, columns.count - columns.capacity)
     slots = np.arange(oldest, columns.count) % columns.capacity
@@ -32,14 +32,14 @@ def read(columns: Columns) -> list[int]:
 @pytest.mark.parametrize("room", [None, 1, 2, 5, 99])
 @pytest.mark.parametrize("pieces", [[3], [5], [2, 2, 2, 2], [1] * 13, [4, 5, 4]])
 def test_ring_keeps_the_newest_rows_whatever_room_it_began_with(arrays, room, pieces):
-    columns = fill(Columns(arrays, KINDS, 5, room), pieces)
+    columns = fill(ColumnRing(arrays, KINDS, 5, room), pieces)
     total = sum(pieces)
     assert columns.count == total
     assert read(columns) == list(range(max(0, total - 5), total))
 
 
 def test_room_doubles_up_to_the_capacity_and_no_further():
-    columns, rooms = Columns(HostArrays(), KINDS, 7, room=2), []
+    columns, rooms = ColumnRing(HostArrays(), KINDS, 7, room=2), []
     for _ in range(9):
         fill(columns, [1])
         rooms.append(len(columns.store["pair"]))
@@ -48,8 +48,8 @@ def test_room_doubles_up_to_the_capacity_and_no_further():
 
 @pytest.mark.parametrize(("ours", "kept"), [(5, [3, 4, 5, 6, 7]), (3, [5, 6, 7]), (12, [3, 4, 5, 6, 7])])
 def test_state_is_taken_over_with_its_numbers_by_a_ring_of_any_size(ours, kept):
-    saved = fill(Columns(HostArrays(), KINDS, 5), [4, 4])
-    other = Columns(DeviceArrays("cpu"), KINDS, ours)
+    saved = fill(ColumnRing(HostArrays(), KINDS, 5), [4, 4])
+    other = ColumnRing(DeviceArrays("cpu"), KINDS, ours)
     other.load_state_dict(saved.state_dict())
     assert other.count == 8
     assert read(other)[-len(kept) :] == kept
@@ -58,12 +58,12 @@ def test_state_is_taken_over_with_its_numbers_by_a_ring_of_any_size(ours, kept):
 
 
 def test_state_is_a_view_and_of_an_empty_ring_nothing():
-    columns = fill(Columns(HostArrays(), KINDS, 5), [3])
+    columns = fill(ColumnRing(HostArrays(), KINDS, 5), [3])
     state = columns.state_dict()
     assert len(state["pair"]) == 3
     columns.store["pair"][0] = 9.0
     assert state["pair"][0].tolist() == [9.0, 9.0]
-    empty = Columns(HostArrays(), KINDS, 4)
+    empty = ColumnRing(HostArrays(), KINDS, 4)
     columns.load_state_dict(empty.state_dict())
     assert (columns.count, read(columns)) == (0, [])
 
