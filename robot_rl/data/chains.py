@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,17 @@ def sum_ahead(
         total = total + reward(row) * moved * powers[i]
         steps = steps + moved
     return total, steps, row
+
+
+def draw_between(low: np.ndarray, high: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    """Uniform integers in [low, high]; `high` where the range is empty.
+
+    Args:
+        low: (B,).
+        high: (B,).
+        draw: (B,) in [0, 1).
+    """
+    return np.minimum(low + (draw * np.maximum(high - low + 1, 1)).astype(np.int64), high)
 
 
 class Batches(Iterator[Transitions]):

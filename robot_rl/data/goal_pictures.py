@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.data.goals import GoalStream, draw_between
+from robot_rl.data.chains import draw_between
+from robot_rl.data.goals import GoalStream
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.types import Transitions
 

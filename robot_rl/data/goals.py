@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.data.chains import draw_between
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.types import Transitions
 
@@ -118,11 +119,6 @@ class GoalDataset(GoalStream):
         goal = np.asarray(self.data.store.column("obs/state")[goal_row])[:, list(self.achieved)]
         extras = {**batch.extras, "goal": torch.from_numpy(goal.astype(np.float32)).to(batch.reward.device)}
         return replace(batch, extras=extras)
-
-
-def draw_between(low: np.ndarray, high: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """Uniform integers in [low, high]; `high` where the range is empty."""
-    return np.minimum(low + (draw * np.maximum(high - low + 1, 1)).astype(np.int64), high)
 
 
 def kmeans(points: np.ndarray, clusters: int, *, seed: int = 0, rounds: int = 20, sample: int = 20_000) -> np.ndarray:
