@@ -141,7 +141,7 @@ class HilMemory:
         """A person changed the outcome of this row; False when it is no longer kept."""
         if not self.oldest <= row < self.count:
             return False
-        self._write_outcome(self._ring.record[row % self.capacity], step)
+        self._write_outcome(row % self.capacity, step)
         return True
 
     def take(self, rows: np.ndarray) -> Transitions:
@@ -209,25 +209,32 @@ class HilMemory:
         return self._store_human == "all" or (self._store_human == "last" and step.intv_end)
 
     def _store(self, step: ControlStep, views: list[str], demo: bool) -> None:
-        number, layout = self.count, self._ring.layout
+        ring, layout, frames = self._ring, self._ring.layout, self._frames
         here = self._frame(step.obs, step.sight, shared=True)
         there = self._frame(step.next_obs, step.next_sight, shared=False)
-        row = np.zeros((1, layout.width), np.float32)
-        row[0, layout.action] = step.action_cmd if self._learn_from == "cmd" else step.action_exec
-        self._write_outcome(row[0], step)
-        layout.read_flags(self._ring.arrays, row)[0, 3] = step.source in _PERSON
-        values = (self._imitation(step, demo), step.grip_action, step.grip_penalty, step.reward_rlif)
-        for name, value in zip(EXTRAS, values):
-            row[0, layout.extras[name][1]] = value
-        self._ring.add_rows(row, np.array([-1]), (np.array([here]), np.array([there]), here))
+        number, slot = ring.count, ring.count % ring.capacity
+        ring.slots[slot] = here % frames.capacity, there % frames.capacity
+        ring.born[slot] = here
+        ring.record[slot, layout.action] = step.action_cmd if self._learn_from == "cmd" else step.action_exec
+        # the record ends with the extras, in their order; the outcome has the last one
+        ring.record[slot, -len(EXTRAS) : -1] = (
+            self._imitation(step, demo),
+            step.grip_action,
+            step.grip_penalty,
+            step.reward_rlif,
+        )
+        ring.flags[slot, 3] = step.source in _PERSON
+        self._write_outcome(slot, step)
+        ring.count += 1
+        ring.retire()
         for name in views:
             self.views[name].add([number])
 
-    def _write_outcome(self, row: np.ndarray, step: ControlStep) -> None:
-        """What a word of a person may change in a record (width,)."""
-        layout = self._ring.layout
-        row[layout.reward], row[layout.extras["reward_task"][1]] = step.reward, step.reward_task
-        layout.write_end(self._ring.arrays, row, step.discount, step.terminated, step.truncated)
+    def _write_outcome(self, slot: int, step: ControlStep) -> None:
+        """What a word of a person may change in a row."""
+        record, layout = self._ring.record[slot], self._ring.layout
+        record[layout.reward], record[layout.discount], record[-1] = step.reward, step.discount, step.reward_task
+        self._ring.flags[slot, :2] = step.terminated, step.truncated
 
     def _imitation(self, step: ControlStep, demo: bool) -> float:
         if demo:
