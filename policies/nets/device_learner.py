@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from robot_rl import parallel
-from robot_rl.data.chains import Batches
 from robot_rl.policies.nets.device_critic import (
     AUTO_RANGE,
     DeviceCritic,
@@ -34,7 +33,7 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, Transitions
+from robot_rl.types import Batches, IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative
 
 CPU_ROWS = 256

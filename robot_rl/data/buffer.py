@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import Store, arrays_for
-from robot_rl.data.chains import Batches, all_true, check_sizes, sum_ahead
+from robot_rl.data.chains import all_true, check_sizes, sum_ahead
 from robot_rl.data.intake import RingWriter
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import space_rows
 from robot_rl.data.segments import Segments
-from robot_rl.types import Episode, IOSpec, Step, Transitions
+from robot_rl.types import Batches, Episode, IOSpec, Step, Transitions
 
 
 class Replay:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import Store
-from robot_rl.types import Transitions
 
 
 def sum_ahead(
@@ -47,27 +46,6 @@ def draw_between(low: np.ndarray, high: np.ndarray, draw: np.ndarray) -> np.ndar
         draw: (B,) in [0, 1).
     """
     return np.minimum(low + (draw * np.maximum(high - low + 1, 1)).astype(np.int64), high)
-
-
-class Batches(Iterator[Transitions]):
-    """Endless batches of one size.
-
-    Args:
-        sample: rows wanted -> a batch.
-        size: rows of every batch.
-        generators: what the drawing consumes; a CUDA graph has to know them.
-
-    Raises:
-        ValueError: the size is below 1.
-    """
-
-    def __init__(self, sample: Callable[[int], Transitions], size: int, *generators: torch.Generator) -> None:
-        if size < 1:
-            raise ValueError(f"the batch size is {size}, expected at least 1")
-        self._sample, self._size, self.generators = sample, size, generators
-
-    def __next__(self) -> Transitions:
-        return self._sample(self._size)
 
 
 @lru_cache(maxsize=256)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import HostArrays, arrays_for
-from robot_rl.data.chains import Batches, all_true, check_sizes, sum_ahead
+from robot_rl.data.chains import all_true, check_sizes, sum_ahead
 from robot_rl.data.seen import space_rows
 from robot_rl.data.store import Store
-from robot_rl.types import Transitions
+from robot_rl.types import Batches, Transitions
 
 _BLOCK = 1 << 15
 """Indices drawn at once."""

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.arrays import HostArrays
-from robot_rl.data.chains import Batches
 from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import space_rows
-from robot_rl.types import IOSpec, Obs, Transitions
+from robot_rl.types import Batches, IOSpec, Obs, Transitions
 from robot_rl.types.frames import FrameRun
 
 VIEWS = ("online", "demo", "human")
