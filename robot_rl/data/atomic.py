@@ -53,6 +53,14 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
+def append_line(path: Path, value: Any) -> None:
+    """Add a line of JSON to a file; it is on the disk when this returns."""
+    with open(path, "a") as file:
+        file.write(json.dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block ends well, and vanishes when it does not.

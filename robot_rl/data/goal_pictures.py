@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.data.chains import draw_between
 from robot_rl.data.goals import GoalStream
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.types import Transitions
@@ -68,8 +69,7 @@ class GoalPictures(GoalStream):
             episode, step = episode[:, 0], step[:, 0]
         draw = torch.rand((2, len(step)), generator=self._generator, dtype=torch.float64).numpy()
         end = self._last[episode]
-        later = np.minimum(step + 1 + (draw[0] * np.maximum(end - step, 1)).astype(np.int64), end)
-        row = self._start[episode] + np.where(draw[1] < self.last, end, later)
+        row = self._start[episode] + np.where(draw[1] < self.last, end, draw_between(step + 1, end, draw[0]))
         shown = torch.from_numpy(np.asarray(self.data.store.column(f"obs/{self.key}")[row])).to(batch.reward.device)
 
         def put(obs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.data.chains import draw_between
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.types import Transitions
 
@@ -107,22 +108,17 @@ class GoalDataset(GoalStream):
         episode, step = (batch.extras[name].cpu().numpy() for name in ("episode", "step"))
         size = len(step)
         draw = torch.rand((4, size), generator=self._generator, dtype=torch.float64).numpy()
-        later = _draw_between(step + 1, self._last[episode], draw[0])
+        later = draw_between(step + 1, self._last[episode], draw[0])
         row = self._start[episode] + later
         cluster = self._cluster_of[row]
         begin, end = self._begin[cluster], self._begin[cluster + 1]
         near = self._members[begin + (draw[1] * (end - begin)).astype(np.int64)]  # a state of that cluster
         owner, place = self._owner[near], self._rows[near] - self._start[self._owner[near]]
-        beyond = self._start[owner] + _draw_between(place, self._last[owner], draw[2])
+        beyond = self._start[owner] + draw_between(place, self._last[owner], draw[2])
         goal_row = np.where(draw[3] < self.stitch, beyond, row)
         goal = np.asarray(self.data.store.column("obs/state")[goal_row])[:, list(self.achieved)]
         extras = {**batch.extras, "goal": torch.from_numpy(goal.astype(np.float32)).to(batch.reward.device)}
         return replace(batch, extras=extras)
-
-
-def _draw_between(low: np.ndarray, high: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """Uniform integers in [low, high]; `high` where the range is empty."""
-    return np.minimum(low + (draw * np.maximum(high - low + 1, 1)).astype(np.int64), high)
 
 
 def kmeans(points: np.ndarray, clusters: int, *, seed: int = 0, rounds: int = 20, sample: int = 20_000) -> np.ndarray:

@@ -9,6 +9,7 @@ import torch
 
 from robot_rl.data.arrays import Store
 from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.data.chains import draw_between
 from robot_rl.types import Goals, IOSpec, Transitions
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
@@ -113,8 +114,7 @@ class HindsightReplay(ReplayBuffer):
             further = number + (left + jump) * envs
             same = (further < ring.count) & (self._start[further % ring.capacity] == start)
             left += jump * same
-        steps = np.minimum((draw * (left + 1)).astype(np.int64), left)
-        return (number + steps * envs) % ring.capacity
+        return (number + draw_between(np.zeros_like(left), left, draw) * envs) % ring.capacity
 
     def _find_starts(self) -> None:
         """Bring `_start` up to date: a row continues the one a step before if the ring links them."""

@@ -32,6 +32,10 @@ class RingWriter:
         # The successors' bytes of the last add, while every environment just runs on; else None. As long as it is set,
         # the last rows (and frames) of the ring are those of the environments, and the two arrays above lag behind.
         self._tail: list[bytes] | None = None
+        flags = ("reward", "terminated", "truncated", "valid", "intervened")
+        self._shapes = {"action": (num_envs, layout.action_dim), **dict.fromkeys(flags, (num_envs,))}
+        for place in ("obs", "next_obs"):
+            self._shapes |= {f"{place}['{key}']": (num_envs, *shape) for key, (shape, _) in layout.io.obs.items()}
         self._keys = [state.key for state in layout.states]
         self._still, self._every = bytes(num_envs), b"\x01" * num_envs
         self._running = np.array([gamma, 0.0], np.float32)
@@ -108,15 +112,11 @@ class RingWriter:
         return True
 
     def _write_running(self, step: Step, rows: slice) -> None:
-        layout, record = self._layout, self._ring.record
-        for state in layout.states:
-            record[rows, state.here] = step.obs[state.key]
-            record[rows, state.successor] = step.next_obs[state.key]
-        record[rows, layout.action] = step.action
-        record[rows, layout.reward] = step.reward
-        record[rows, layout.tail] = self._running
+        layout, record = self._layout, self._ring.record[rows]
+        layout.write(record, step.obs, step.next_obs, step.action, step.reward)
+        record[:, layout.tail] = self._running
         if layout.extras:
-            self._write_extras(record[rows], step, slice(None))
+            self._write_extras(record, step, slice(None))
 
     def _settle(self) -> None:
         """Bring `_last` and `_last_frame` up to date."""
@@ -143,9 +143,7 @@ class RingWriter:
         arrays, layout, ring, n_envs = self._arrays, self._layout, self._ring, self._num_envs
         valid = np.asarray(_host(step.valid), bool)
         ended = np.asarray(_host(step.terminated), bool) | np.asarray(_host(step.truncated), bool)
-        for name in ("valid", "terminated", "truncated", "intervened", "reward", "action"):
-            if len(getattr(step, name)) != n_envs:
-                raise ValueError(f"Step.{name} has {len(getattr(step, name))} rows, expected num_envs={n_envs}")
+        self._check(step)
         env = np.flatnonzero(valid)
         n = len(env)
         if n == 0:
@@ -153,20 +151,17 @@ class RingWriter:
             return
         pick = slice(None) if n == n_envs else arrays.put(env, "int64")
         rows = arrays.zeros((n, layout.width), "float32")
-        for state in layout.states:
-            rows[:, state.here] = arrays.put(step.obs[state.key], "float32").reshape(n_envs, -1)[pick]
-            rows[:, state.successor] = arrays.put(step.next_obs[state.key], "float32").reshape(n_envs, -1)[pick]
-        rows[:, layout.action] = arrays.put(step.action, "float32")[pick]
-        rows[:, layout.reward] = arrays.put(step.reward, "float32")[pick]
-        self._write_flags(rows, *(arrays.put(x, "bool")[pick] for x in (step.terminated, step.truncated)))
-        self._write_intervened(rows, arrays.put(step.intervened, "bool")[pick])
+        looks = [{key: self._flat(obs[key], n_envs)[pick] for key in self._keys} for obs in (step.obs, step.next_obs)]
+        layout.write(rows, *looks, *(arrays.put(x, "float32")[pick] for x in (step.action, step.reward)))
+        end, cut, person = (arrays.put(x, "bool")[pick] for x in (step.terminated, step.truncated, step.intervened))
+        layout.write_end(arrays, rows, self._gamma * ~end, end, cut, False, person)
         if layout.extras:
             self._write_extras(rows, step, pick)
         linked = ring.continues(rows, self._last[env])
         numbers = None
         if ring.frames is not None:
             linked, numbers = self._add_frames(step, env, pick, linked)
-        ring.append(rows, np.where(linked, self._last[env], -1), numbers)
+        ring.add_rows(rows, np.where(linked, self._last[env], -1), numbers)
         self._last[:] = -1
         self._last[env] = np.where(ended[env], -1, np.arange(ring.count - n, ring.count))
         host = isinstance(arrays, HostArrays) and all(isinstance(x, np.ndarray) for x in step.next_obs.values())
@@ -175,12 +170,23 @@ class RingWriter:
             if ring.frames is not None:
                 self._tail.append(ring.frames.fingerprint(step.next_obs))
 
+    def _check(self, step: Step) -> None:
+        """Refuse arrays of other shapes than the interface says: NumPy would repeat some of them without a word."""
+        given = [step.action, step.reward, step.terminated, step.truncated, step.valid, step.intervened]
+        given += [obs[key] for obs in (step.obs, step.next_obs) for key in self._layout.io.obs]
+        for value, (name, shape) in zip(given, self._shapes.items()):
+            if value.shape != shape:
+                raise ValueError(
+                    f"Step.{name} has shape {tuple(value.shape)}, expected num_envs={self._num_envs} rows of shape "
+                    f"{shape[1:]}; build the buffer with the interface and the number of its environments"
+                )
+
     def _add_frames(self, step: Step, env: np.ndarray, pick: Any, linked: np.ndarray) -> tuple[np.ndarray, tuple]:
         """Store the frames of a step, those of running environments once; returns (linked, frame numbers)."""
         arrays, frames = self._arrays, self._ring.frames
         assert frames is not None
         born, n = frames.count, len(env)
-        looks = {key: arrays.put(step.obs[key], dtype)[pick] for key, (_, dtype) in frames.keys.items()}
+        looks = {key: arrays.put(step.obs[key], dtype)[pick] for key, (_, dtype) in frames.kinds.items()}
         own = self._last_frame[env]
         here = own >= frames.oldest
         linked = linked & here
@@ -195,7 +201,7 @@ class RingWriter:
                 len(fresh)
             )
         # The successors come last: `_add_running` counts on it.
-        looks = {key: arrays.put(step.next_obs[key], dtype)[pick] for key, (_, dtype) in frames.keys.items()}
+        looks = {key: arrays.put(step.next_obs[key], dtype)[pick] for key, (_, dtype) in frames.kinds.items()}
         after = frames.append(looks, n) + np.arange(n)
         self._last_frame[env] = after
         return linked, (own, after, born)
@@ -214,46 +220,39 @@ class RingWriter:
     def _add_span(self, episode: Episode, begin: int, end: int, columns: dict[str, np.ndarray]) -> None:
         arrays, layout, ring, n = self._arrays, self._layout, self._ring, end - begin
         rows = arrays.zeros((n, layout.width), "float32")
-        for state in layout.states:
-            look = arrays.put(episode.obs[state.key][begin : end + 1], "float32").reshape(n + 1, -1)
-            rows[:, state.here], rows[:, state.successor] = look[:-1], look[1:]
-        rows[:, layout.action] = arrays.put(episode.action[begin:end], "float32")
-        rows[:, layout.reward] = arrays.put(episode.reward[begin:end], "float32")
+        looks = {key: self._flat(episode.obs[key][begin : end + 1], n + 1) for key in self._keys}
+        here, there = ({key: look[part] for key, look in looks.items()} for part in (slice(n), slice(1, None)))
+        layout.write(
+            rows, here, there, *(arrays.put(x[begin:end], "float32") for x in (episode.action, episode.reward))
+        )
         ends = np.zeros((2, n), bool)
         if end == len(episode):
             ends[:, -1] = episode.terminated, episode.truncated
-        self._write_flags(rows, *(arrays.put(flag, "bool") for flag in ends))
-        self._write_intervened(rows, arrays.put(episode.intervened[begin:end], "bool"))
+        ended, cut, person = (arrays.put(x, "bool") for x in (*ends, episode.intervened[begin:end]))
+        layout.write_end(arrays, rows, self._gamma * ~ended, ended, cut, False, person)
         for name, (shape, where) in layout.extras.items():
             source = episode.proposed if name == "proposed" else columns.get(name)
             if source is None:
                 raise ValueError(_no_extra(name, shape, "Episode.meta['columns']", sorted(columns)))
-            rows[:, where] = arrays.put(source[begin:end], "float32").reshape(n, -1)
+            rows[:, where] = self._flat(source[begin:end], n)
         previous = np.arange(ring.count - 1, ring.count + n - 1)
         previous[0] = -1
         numbers = None
         if ring.frames is not None:
-            looks = {key: episode.obs[key][begin : end + 1] for key in ring.frames.keys}
+            looks = {key: episode.obs[key][begin : end + 1] for key in ring.frames.kinds}
             own = ring.frames.append(looks, n + 1) + np.arange(n)
             numbers = (own, own + 1, own)
-        ring.append(rows, previous, numbers)
-
-    def _write_flags(self, rows: Store, terminated: Store, truncated: Store) -> None:
-        rows[:, self._layout.discount] = self._gamma
-        rows[:, self._layout.discount][terminated] = 0.0
-        flags = self._arrays.view(rows, "bool")
-        flags[:, 4 * self._layout.flags] = terminated
-        flags[:, 4 * self._layout.flags + 1] = truncated
-
-    def _write_intervened(self, rows: Store, intervened: Store) -> None:
-        self._arrays.view(rows, "bool")[:, 4 * self._layout.flags + 2] = intervened
+        ring.add_rows(rows, previous, numbers)
 
     def _write_extras(self, rows: Store, step: Step, pick: Any) -> None:
         for name, (shape, where) in self._layout.extras.items():
             source = step.proposed if name == "proposed" else step.info.get(name)
             if source is None:
                 raise ValueError(_no_extra(name, shape, "Step.info", sorted(step.info)))
-            rows[:, where] = self._arrays.put(source, "float32").reshape(self._num_envs, -1)[pick]
+            rows[:, where] = self._flat(source, self._num_envs)[pick]
+
+    def _flat(self, value: Any, rows: int) -> Store:
+        return self._arrays.put(value, "float32").reshape(rows, -1)
 
 
 _FLOAT32 = np.dtype(np.float32)

@@ -1,8 +1,9 @@
 """One float32 record per transition: [s | a | s' | reward | discount | flags | extras].
 
 A batch of state observations is then a single gather, and every field of `Transitions` is a view of it. The flags are
-four bytes inside one float32 slot, so that they leave as booleans without any arithmetic. Images, tokens and very large
-vectors do not live in the record: they are frames (`frames.py`), referred to by number.
+four bytes inside one float32 slot (terminated, truncated, no transition, intervened), so that they leave as booleans
+without any arithmetic. Images, tokens and very large vectors do not live in the record: they are frames (`frames.py`),
+referred to by number.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ class RecordLayout:
     Args:
         io: the interface; float observations go into the record, all others become frames.
         extras: name -> shape of further float32 columns.
+        largest: components of a float observation that goes into the record.
 
     Raises:
         ValueError: an extra has the name of a field.
     """
 
-    def __init__(self, io: IOSpec, extras: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, io: IOSpec, extras: dict[str, tuple[int, ...]], largest: int = LARGEST_STATE) -> None:
+        self.io = io
         states, self.frames = {}, {}
         for key, (shape, dtype) in io.obs.items():
-            if dtype.startswith("float") and math.prod(shape) <= LARGEST_STATE:
+            if dtype.startswith("float") and math.prod(shape) <= largest:
                 states[key] = tuple(shape)
             else:
                 self.frames[key] = (tuple(shape), dtype)
@@ -69,6 +72,31 @@ class RecordLayout:
             end += math.prod(shape)
         self.width = end
 
+    def facts(self) -> dict[str, Any]:
+        """What has to be the same where records of another store are taken over; plain values."""
+        return {
+            "obs": {key: [list(shape), dtype] for key, (shape, dtype) in self.io.obs.items()},
+            "action_dim": self.action_dim,
+            "extras": {name: list(shape) for name, (shape, _) in self.extras.items()},
+        }
+
+    def write(self, rows: Store, obs: Obs, successor: Obs, action: Any, reward: Any) -> None:
+        """Observations (n, ...), actions (n, A) and rewards (n,) of records (n, width); in place."""
+        for state in self.states:
+            rows[:, state.here], rows[:, state.successor] = obs[state.key], successor[state.key]
+        rows[:, self.action], rows[:, self.reward] = action, reward
+
+    def write_end(self, arrays: Arrays, rows: Store, discount: Any, *flags: Any) -> None:
+        """Discount and the first of the flags, in their order, of records (..., width); in place."""
+        rows[..., self.discount] = discount
+        view = self.read_flags(arrays, rows)
+        for place, flag in enumerate(flags):
+            view[..., place] = flag
+
+    def read_flags(self, arrays: Arrays, rows: Store) -> Store:
+        """(..., 4) bool view of the flags of records (..., width)."""
+        return arrays.view(rows[..., self.flags : self.flags + 1], "bool")
+
     def unpack(
         self, arrays: Arrays, first: Store, last: Store, reward: Store, discount: Store, mask: Any, frames: tuple
     ) -> Transitions:
@@ -93,18 +121,17 @@ class RecordLayout:
                 there = there.reshape(*there.shape[:-1], *state.shape)
             obs[state.key] = tensor(here)
             successor[state.key] = tensor(there)
-        byte = 4 * self.flags
-        flags = arrays.view(last, "bool")
-        started = flags if first is last else arrays.view(first, "bool")
+        flags = self.read_flags(arrays, last)
+        started = flags if first is last else self.read_flags(arrays, first)
         return Transitions(
             obs,
             tensor(first[..., self.action]),
             tensor(reward),
             tensor(discount),
             successor,
-            tensor(flags[..., byte]),
-            tensor(flags[..., byte + 1]),
-            tensor(started[..., byte + 2]),
+            tensor(flags[..., 0]),
+            tensor(flags[..., 1]),
+            tensor(started[..., 3]),
             mask,
             {
                 name: tensor(first[..., where].reshape(*first.shape[:-1], *shape))

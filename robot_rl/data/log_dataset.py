@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.arrays import HostArrays, arrays_for
+from robot_rl.data.chains import all_true, check_sizes, sum_ahead
 from robot_rl.data.seen import space_rows
 from robot_rl.data.store import Store
-from robot_rl.types import Transitions
+from robot_rl.types import Batches, Transitions
 
 _BLOCK = 1 << 15
 """Indices drawn at once."""
@@ -62,11 +63,7 @@ class LogView:
     require_next: bool = True
 
     def __post_init__(self) -> None:
-        for name, number in (("n_step", self.n_step), ("window", self.window)):
-            if number < 1:
-                raise ValueError(f"{name} is {number}, expected at least 1")
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ValueError(f"gamma is {self.gamma}, expected a number in [0, 1]")
+        check_sizes(self.gamma, n_step=self.n_step, window=self.window)
 
 
 class LogDataset:
@@ -138,7 +135,6 @@ class LogDataset:
         self._add_derived()
         self._next_action, self._extras = view.next_action, tuple(view.extras)
         self._powers = (view.gamma ** np.arange(view.n_step)).astype(np.float32)
-        self._ones: dict[int, Tensor] = {}
         if view.return_to_go:
             gamma = view.gamma if view.return_gamma is None else view.return_gamma
             self._held["return_to_go"] = self._arrays.put(self.returns_to_go(gamma, view.return_bootstrap), "float32")
@@ -153,10 +149,9 @@ class LogDataset:
         """Steps of the longest episode in use."""
         return int(self.store.length[self.episodes].max())
 
-    def batches(self, size: int) -> Iterator[Transitions]:
+    def batches(self, size: int) -> Batches:
         """Endless batches of `size` rows."""
-        while True:
-            yield self.sample(size)
+        return Batches(self.sample, size)
 
     def sample(self, size: int) -> Transitions:
         """One batch of `size` rows.
@@ -335,7 +330,9 @@ class LogDataset:
             end, episode = end[:, None], episode[:, None]
             mask = row < end
             row = np.minimum(row, end - 1)
-        reward, steps, final = self._returns(row, end)
+        reward, steps, final = sum_ahead(
+            self._reward(row), row, self._powers, lambda place: place + 1 < end, self._reward
+        )
         at_end = final == self._last.take(episode)
         terminated = at_end & self._terminated.take(episode)
         discount = self._powers.take(steps) * np.float32(self.gamma) * ~terminated
@@ -355,23 +352,12 @@ class LogDataset:
             terminated=self._out(terminated),
             truncated=self._out(at_end & self._truncated.take(episode)),
             intervened=self._read("intervened", here) if self._human else self._out(np.zeros(row.shape, bool)),
-            mask=self._whole(len(row)) if mask is None else torch.from_numpy(mask).to(self._arrays.device),
+            mask=all_true(len(row), self._arrays.device) if mask is None else self._out(mask),
             extras=self._more(row, here, final, episode),
         )
 
-    def _returns(self, row: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """n-step reward, steps summed up beyond the first, and the row of the last, like `row`."""
-        rewards = self.store.column("reward")
-        total = self._shift(rewards.take(row))
-        steps = np.zeros(row.shape, np.int64)
-        for i in range(1, self.n_step):
-            there = row + i
-            inside = there < end
-            total = total + self._shift(rewards.take(np.minimum(there, end - 1))) * inside * self._powers[i]
-            steps += inside
-        return total, steps, row + steps if self.n_step > 1 else row
-
-    def _shift(self, reward: np.ndarray) -> np.ndarray:
+    def _reward(self, row: np.ndarray) -> np.ndarray:
+        reward = self.store.column("reward").take(row)
         if self.reward_scale == 1.0 and self.reward_bias == 0.0:
             return reward
         return reward * np.float32(self.reward_scale) + np.float32(self.reward_bias)
@@ -406,11 +392,6 @@ class LogDataset:
 
     def _out(self, value: np.ndarray) -> Tensor:
         return torch.from_numpy(value).to(self._arrays.device)
-
-    def _whole(self, size: int) -> Tensor:
-        if size not in self._ones:
-            self._ones[size] = torch.ones(1, dtype=torch.bool, device=self._arrays.device).expand(size)
-        return self._ones[size]
 
 
 class _Stream:

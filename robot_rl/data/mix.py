@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.data.atomic import write_json
 from robot_rl.types import Sampler, Transitions
 
 
@@ -73,10 +69,8 @@ class Mix:
         return next(self.batches(size))
 
     def state_dict(self) -> dict[str, Any]:
-        """The carried-over rounding, and the state of every part that has one."""
-        keep = {name: getattr(part, "state_dict", None) for name, part in self.parts.items()}
-        parts = {name: call() for name, call in keep.items() if call is not None}
-        return {"credit": dict(self._credit), "parts": parts}
+        """The carried-over rounding, and the state of every part."""
+        return {"credit": dict(self._credit), "parts": {name: part.state_dict() for name, part in self.parts.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly as the saved mix would have.
@@ -88,39 +82,7 @@ class Mix:
             raise ValueError(f"the saved mix has the parts {list(state['credit'])}, this one has {list(self._credit)}")
         self._credit = dict(state["credit"])
         for name, saved in state["parts"].items():
-            call = getattr(self.parts[name], "load_state_dict", None)
-            if call is None:
-                kind = type(self.parts[name]).__name__
-                raise ValueError(f"part '{name}' has a saved state, but its class {kind} cannot load one")
-            call(saved)
-
-    def save(self, path: str | os.PathLike[str], base: str | os.PathLike[str] | None = None) -> None:
-        """Write every part that can be saved into a folder of its own below `path`, and the carried-over rounding.
-
-        Args:
-            path: the folder; parts replace what they find there.
-            base: folder of an earlier save of this mix; see `ReplayBuffer.save`.
-        """
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, part in self.parts.items():
-            call = getattr(part, "save", None)
-            if call is not None:
-                call(folder / name, None if base is None else Path(base) / name)
-        write_json(folder / "mix.json", self._credit)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue exactly as the mix saved under `path` would have.
-
-        Raises:
-            ValueError: the saved mix had other parts.
-        """
-        folder = Path(path)
-        self.load_state_dict({"credit": json.loads((folder / "mix.json").read_text()), "parts": {}})
-        for name, part in self.parts.items():
-            call = getattr(part, "load", None)
-            if call is not None:
-                call(folder / name)
+            self.parts[name].load_state_dict(saved)
 
     def _quota(self, size: int) -> dict[str, int]:
         """Rows of each part in the next batch."""

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import foreign
-from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.data.arrays import HostArrays
+from robot_rl.data.chains import check_sizes
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, error, note
+from robot_rl.data.layout import RecordLayout
+from robot_rl.data.ring import TransitionRing
+from robot_rl.data.segments import Segments
 from robot_rl.types import IOSpec
 
 
@@ -54,21 +58,19 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
         io = IOSpec.from_dict(foreign.read_json(foreign.inside(folder, "io.json")))
         meta = foreign.read_json(foreign.inside(folder, "buffer/meta.json"))
         _check(folder, meta)
-        buffer = ReplayBuffer(
-            io,
-            meta["capacity"],
-            num_envs=meta["num_envs"],
-            gamma=meta["gamma"],
-            extras={name: tuple(shape) for name, shape in meta["extras"].items()},
-        )
-        buffer.load(folder / "buffer")
+        check_sizes(0.0, capacity=meta["capacity"], num_envs=meta["num_envs"])
+        layout = RecordLayout(io, {name: tuple(shape) for name, shape in meta["extras"].items()})
+        ring = TransitionRing(HostArrays(), layout, meta["capacity"], slack=2 * meta["num_envs"])
+        if {name: meta[name] for name in layout.facts()} != layout.facts():
+            raise ValueError("it is of another interface than io.json names")
+        Segments().load(ring, folder / "buffer", lambda stored: None)
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as problem:
         raise BadData(
             error("damaged", f"{folder}: its replay buffer cannot be read ({problem})", "use another checkpoint")
         ) from problem
-    episodes = buffer.episodes(rows)
+    episodes = ring.episodes(rows)
     findings = []
-    lost = buffer.rows_taken - len(buffer)
+    lost = ring.count - len(ring)
     if lost:
         findings.append(note("overwritten", f"{lost:,} older steps were overwritten in the buffer", count=lost))
     cut = sum(not (e.terminated or e.truncated) for e in episodes)

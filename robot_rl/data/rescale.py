@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from robot_rl.types import Sampler, Transitions
 
@@ -28,3 +29,11 @@ class Rescaled:
         for batch in self.source.batches(size):
             bias = self.bias * batch.mask if batch.reward.dim() > 1 else self.bias  # a window's missing steps stay 0
             yield replace(batch, reward=batch.reward * self.scale + bias)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the source."""
+        return self.source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.source.load_state_dict(state)

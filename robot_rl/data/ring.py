@@ -1,22 +1,28 @@
 """Storage of transitions in time order, with explicit links between the rows of an episode.
 
-Row numbers only grow; row r lies in slot r modulo the capacity. `onward` holds for every slot the signed distance to
-the slot that continues the episode, 0 where none does. A link always points from an older to a newer row, and the
-oldest rows are overwritten first, so whoever follows links never meets a foreign row.
+`onward` holds for every slot the signed distance to the slot that continues the episode, 0 where none does. A link
+always points from an older to a newer row, and the oldest rows are overwritten first, so whoever follows links never
+meets a foreign row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from robot_rl.data.arrays import Arrays, Store
+from robot_rl.data.chains import all_true
+from robot_rl.data.columns import ColumnRing
 from robot_rl.data.frames import FrameRing
 from robot_rl.data.layout import RecordLayout
+from robot_rl.types import Episode, Transitions
 
 
-class TransitionRing:
+class TransitionRing(ColumnRing):
     """The rows of a replay buffer.
 
     Frames have room for 1/16 more than rows (every chain costs one frame more than it has rows); rows whose frames were
@@ -26,8 +32,31 @@ class TransitionRing:
         arrays: kind of memory.
         layout: of the records.
         capacity: rows kept.
-        num_envs: most rows that arrive at once outside whole episodes.
+        slack: a row refers to no frame older than this many before those that were there when it arrived.
+        room: frames that there is memory for at first, see `ColumnRing`.
     """
+
+    def __init__(
+        self, arrays: Arrays, layout: RecordLayout, capacity: int, slack: int, room: int | None = None
+    ) -> None:
+        columns: dict[str, tuple[tuple[int, ...], str]] = {"record": ((layout.width,), "float32")}
+        if layout.frames:
+            columns["slots"] = ((2,), "int64")
+        super().__init__(arrays, columns, capacity)
+        self.layout, self.slack, self.oldest = layout, slack, 0
+        self.record = self.store["record"]
+        self.flags = layout.read_flags(arrays, self.record)
+        self.onward = arrays.zeros((capacity,), "int32")
+        self.frames: FrameRing | None = None
+        if layout.frames:
+            self.frames = FrameRing(arrays, layout.frames, self.frame_room(capacity), room)
+            self.slots = self.store["slots"]
+            """Frame slots of the row's own observation and of its successor's."""
+            self.born = np.zeros(capacity, np.int64)
+            """Frame count when the row arrived; never falls from one row to the next."""
+
+    def __len__(self) -> int:
+        return self.count - self.oldest
 
     def frame_room(self, capacity: int) -> int:
         """Frames kept beside `capacity` rows."""
@@ -46,26 +75,7 @@ class TransitionRing:
         """
         return capacity <= self.capacity and rows <= capacity and frames <= self.frame_room(capacity)
 
-    def __init__(self, arrays: Arrays, layout: RecordLayout, capacity: int, num_envs: int) -> None:
-        self.arrays, self.layout, self.capacity = arrays, layout, capacity
-        self.record = arrays.zeros((capacity, layout.width), "float32")
-        self.onward = arrays.zeros((capacity,), "int32")
-        self.count = 0
-        self.oldest = 0
-        self.slack = 2 * num_envs
-        """A row refers to no frame older than this many before those that arrived with it."""
-        self.frames: FrameRing | None = None
-        if layout.frames:
-            self.frames = FrameRing(arrays, layout.frames, self.frame_room(capacity))
-            self.slots = arrays.zeros((capacity, 2), "int64")
-            """Frame slots of the row's own observation and of its successor's."""
-            self.born = np.zeros(capacity, np.int64)
-            """Frame count when the row arrived; never falls from one row to the next."""
-
-    def __len__(self) -> int:
-        return self.count - self.oldest
-
-    def append(self, rows: Store, previous: np.ndarray, frames: tuple[np.ndarray, np.ndarray, Any] | None) -> None:
+    def add_rows(self, rows: Store, previous: np.ndarray, frames: tuple[np.ndarray, np.ndarray, Any] | None) -> None:
         """Write records behind the newest row.
 
         Args:
@@ -74,21 +84,22 @@ class TransitionRing:
             frames: (n,) own frame numbers, (n,) successors' numbers, frame counts on arrival; None without frames.
         """
         number = np.arange(self.count, self.count + len(rows))
-        slots = self.arrays.put(number % self.capacity, "int64")
-        self.record[slots] = rows
-        self.onward[slots] = 0
-        self.count += len(rows)
+        values = {"record": rows}
+        if self.frames is not None and frames is not None:
+            own, after, self.born[number % self.capacity] = frames
+            values["slots"] = np.stack((own, after), 1) % self.frames.capacity
+        self.onward[self.next_slots(len(rows))] = 0
+        self.append(values, len(rows))
         # A continued row may be overwritten in this very call, when rows come in from many environments at once.
         linked = np.flatnonzero(previous >= max(0, self.count - self.capacity))
         if len(linked):
-            before = previous[linked] % self.capacity
-            distance = (number[linked] % self.capacity - before).astype(np.int32)
-            self.onward[self.arrays.put(before, "int64")] = self.arrays.put(distance, "int32")
-        if self.frames is not None and frames is not None:
-            own, after, born = frames
-            self.slots[slots] = self.arrays.put(np.stack((own, after), 1) % self.frames.capacity, "int64")
-            self.born[number % self.capacity] = born
+            self._link(previous[linked], number[linked])
         self.retire()
+
+    def distances(self) -> np.ndarray:
+        """(n,) int64: how many rows behind each living one that lies which continues its episode, 0 for none."""
+        slots = self.arrays.put(np.arange(self.oldest, self.count) % self.capacity, "int64")
+        return self.arrays.host(self.arrays.take(self.onward, slots)).astype(np.int64) % self.capacity
 
     def retire(self) -> None:
         """Forget the rows that were overwritten, or whose frames were."""
@@ -121,3 +132,102 @@ class TransitionRing:
         if length < self.capacity and self.oldest:
             index = (index + self.oldest) % self.capacity
         return index
+
+    def gather(self, slots: Store, keys: Collection[str] | None = None) -> Transitions:
+        """The rows in `slots` (B,) as they are; of observations that are frames those named by `keys`, or all."""
+        rows = self.arrays.take(self.record, slots)
+        reward, discount = rows[..., self.layout.reward], rows[..., self.layout.discount]
+        mask = all_true(len(rows), self.arrays.device)
+        return self.layout.unpack(
+            self.arrays, rows, rows, reward, discount, mask, self.gather_frames(slots, slots, keys)
+        )
+
+    def gather_frames(
+        self, first: Store, last: Store, keys: Collection[str] | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Observations of the rows in the slots `first` (...) and successors of those in `last`, so far as frames."""
+        if self.frames is None:
+            return {}, {}
+        slots = self.arrays.take(self.slots, first)
+        if last is not first:
+            slots[..., 1] = self.arrays.take(self.slots, last)[..., 1]
+        return self.frames.gather(slots, keys)
+
+    def episodes(self, rows: int | None = None) -> list[Episode]:
+        """What it holds as episodes, in the order in which they began; rows that are no transitions are left out.
+
+        Args:
+            rows: only this many of the oldest rows; None: all.
+
+        Returns:
+            Copies. An episode that runs on behind the rows taken is cut (neither terminated nor truncated), one whose
+            beginning was overwritten begins later; stamps count steps; `meta["columns"]` holds the extras.
+        """
+        arrays = self.arrays
+        stop = self.count if rows is None else min(self.count, self.oldest + rows)
+        numbers = np.arange(self.oldest, stop)
+        distance = self.distances()[: len(numbers)]
+        follower = np.where(distance != 0, numbers + distance, stop)  # of a row, by number
+        kept = ~arrays.host(self.flags[arrays.put(numbers % self.capacity, "int64"), 2])
+        chains: list[list[int]] = []
+        chain_of: dict[int, int] = {}  # number of the row that continues a chain -> chain
+        for number, after in zip(numbers[kept].tolist(), follower[kept].tolist()):
+            which = chain_of.pop(number, None)
+            if which is None:
+                which = len(chains)
+                chains.append([])
+            chains[which].append(number)
+            if after < stop:
+                chain_of[after] = which
+        return [self._episode(arrays.put(np.array(chain) % self.capacity, "int64")) for chain in chains]
+
+    def _episode(self, slots: Store) -> Episode:
+        """The rows in `slots` (T,), each the successor of the one before."""
+        got = self.gather(slots)
+        obs = {
+            key: np.concatenate([value.cpu().numpy(), got.next_obs[key][-1:].cpu().numpy()])
+            for key, value in got.obs.items()
+        }
+        columns = {name: value.cpu().numpy().copy() for name, value in got.extras.items()}
+        action = got.action.cpu().numpy().copy()
+        terminated, truncated = bool(got.terminated[-1]), bool(got.truncated[-1])
+        return Episode(
+            obs=obs,
+            action=action,
+            proposed=columns.get("proposed", action),
+            reward=got.reward.cpu().numpy().copy(),
+            terminated=terminated,
+            truncated=truncated and not terminated,
+            intervened=got.intervened.cpu().numpy().copy(),
+            stamp=np.arange(len(action) + 1, dtype=np.float64),
+            meta={"columns": columns} if columns else {},
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Views of rows and frames, and the links between them."""
+        state = {**super().state_dict(), "oldest": self.oldest, "distance": torch.from_numpy(self.distances())}
+        if self.frames is not None:
+            state["born"] = torch.from_numpy(self.born[: min(self.count, self.capacity)])
+            state["frames"] = self.frames.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over rows, frames and links; of more rows than there is room for, the newest."""
+        super().load_state_dict(state)
+        if self.frames is not None:
+            self.born[: len(state["born"])] = state["born"].cpu().numpy()
+            self.frames.load_state_dict(state["frames"])
+        self.restore_links(int(state["oldest"]), state["distance"].cpu().numpy())
+
+    def restore_links(self, oldest: int, distances: np.ndarray) -> None:
+        """Inverse of `distances` (n,), of a ring whose oldest living row had the number `oldest`."""
+        self.oldest = max(oldest, self.count - self.capacity)
+        number, distance = np.arange(self.oldest, self.count), distances[self.oldest - oldest :]
+        self.onward[:] = 0
+        self._link(number[distance > 0], (number + distance)[distance > 0])
+
+    def _link(self, before: np.ndarray, after: np.ndarray) -> None:
+        """The rows `after` (n,) continue the rows `before` (n,), by number."""
+        slots = before % self.capacity
+        distance = (after % self.capacity - slots).astype(np.int32)
+        self.onward[self.arrays.put(slots, "int64")] = self.arrays.put(distance, "int32")

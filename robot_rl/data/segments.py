@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from robot_rl.data.arrays import Store
 from robot_rl.data.atomic import new_folder, write_json
 from robot_rl.data.ring import TransitionRing
 
-FORMAT = 1
+FORMAT = 2
+"""1 kept links by slot; 2 by number, so that they hold in a ring of another size."""
 CHUNK = 1 << 26
 """Bytes moved at once, so that saving a large buffer takes no second copy of it."""
 
@@ -73,8 +75,7 @@ class Segments:
                         _write(folder / segment.file(column), ring, store, begin, end)
                     kept.append(segment)
             with open(folder / "small.npz", "wb") as file:
-                onward = ring.arrays.host(ring.onward[: min(ring.count, ring.capacity)])
-                np.savez(file, allow_pickle=False, onward=onward, **small)
+                np.savez(file, allow_pickle=False, distance=ring.distances(), **small)
                 file.flush()
                 os.fsync(file.fileno())
             frames = 0 if ring.frames is None else ring.frames.count
@@ -83,13 +84,13 @@ class Segments:
             write_json(folder / "meta.json", {"format": FORMAT, **counts, "segments": listed, **meta})
         self._known = kept
 
-    def load(self, ring: TransitionRing, path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Fill `ring` from a folder and return the small arrays.
+    def load(self, ring: TransitionRing, path: Path, check: Callable[[dict[str, Any]], None]) -> dict[str, np.ndarray]:
+        """Fill `ring` from a folder and return the small arrays; of more rows than there is room for, the newest.
 
         Args:
-            ring: of the same layout and capacity, or of a larger one when the saved ring was never full.
+            ring: of the same layout.
             path: the folder.
-            meta: what the stored values of these names must be.
+            check: refuses the counts and the plain values that were stored.
 
         Raises:
             ValueError: the folder is no saved buffer, is damaged, or was saved from a different one.
@@ -102,17 +103,11 @@ class Segments:
             ) from error
         if stored.get("format") != FORMAT:
             raise ValueError(f"{path} has replay format {stored.get('format')}, expected {FORMAT}")
-        differing = [
-            f"{key}: {stored.get(key)!r} saved, {value!r} here"
-            for key, value in meta.items()
-            if stored.get(key) != value
-            and not (key == "capacity" and ring.extends(stored[key], stored["count"], stored["frames"]))
-        ]
-        if differing:
-            raise ValueError(f"{path} was saved from another replay buffer:\n  - " + "\n  - ".join(differing))
+        check(stored)
         with np.load(path / "small.npz", allow_pickle=False) as file:
             small = {key: file[key] for key in file.files}
-        ring.count, ring.oldest = stored["count"], stored["oldest"]
+        ring.count = stored["count"]
+        ring.restore_links(stored["oldest"], small.pop("distance"))
         if ring.frames is not None:
             ring.frames.count = stored["frames"]
         columns = _columns(ring)
@@ -123,18 +118,15 @@ class Segments:
                 _read(
                     path / segment.file(column), ring, store, segment, max(first, segment.begin), min(end, segment.end)
                 )
-        onward = small.pop("onward")
-        ring.arrays.load(ring.onward, slice(0, len(onward)), onward)
         self._known = known
         return small
 
 
 def _columns(ring: TransitionRing) -> dict[str, tuple[int, int, dict[str, Store]]]:
     """kind -> (first number still needed, end, column -> ring store)."""
-    rows: dict[str, Store] = {"record": ring.record}
     if ring.frames is None:
-        return {"rows": (ring.oldest, ring.count, rows)}
-    rows |= {"slots": ring.slots, "born": ring.born}
+        return {"rows": (ring.oldest, ring.count, ring.store)}
+    rows = {**ring.store, "born": ring.born}
     first = ring.frames.count
     if len(ring):
         # `born` of the oldest row may not be read yet (load); frames that still exist are then all wanted.
@@ -185,7 +177,7 @@ def _read(path: Path, ring: TransitionRing, store: Store, segment: Segment, begi
         if isinstance(store, np.ndarray):
             store[piece] = rows
         else:
-            ring.arrays.load(store, piece, rows)
+            ring.arrays.load(store, piece, np.array(rows))  # a mapped file is read-only
         begin += piece.stop - piece.start
 
 

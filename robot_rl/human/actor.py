@@ -140,6 +140,13 @@ class NoRows:
     def __len__(self) -> int:
         return 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
 
 class HilActor(HumanInTheLoop):
     """Drives and records; learns nothing, and never waits for the learner while it drives.

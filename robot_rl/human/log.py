@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.atomic import write_bytes
+from robot_rl.data.atomic import append_line, write_bytes
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, Key
 from robot_rl.data.recorder import Recorder, Recording
@@ -97,7 +97,7 @@ class HilLog:
         """
         if self._journal is None or self._open is None:
             raise RuntimeError("journal() without an open episode; call begin() first")
-        self._journal.append(to_episode([step], EndReason.NONE, self._meta(self._open)))
+        self._journal.append(to_episode([step], EndReason.NONE, self.facts(self._open)))
 
     def commit(self, draft: EpisodeDraft, facts: dict[str, Any] | None = None) -> Episode | None:
         """Store the closed episode; when this returns it is on the disk for good.
@@ -116,7 +116,7 @@ class HilLog:
             raise RuntimeError("commit() without an open episode; call begin() first")
         episode = None
         if len(draft):
-            episode = draft.episode({**self._meta(self._open), **(facts or {})})
+            episode = draft.episode({**self.facts(self._open), **(facts or {})})
             self._append(episode)
         self._close_journal()
         return episode
@@ -156,10 +156,7 @@ class HilLog:
         """
         key = Key(self.run_id, self.actor_id, number)
         line = {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": number, "success": success}
-        with open(self.path / CORRECTIONS, "a") as file:
-            file.write(json.dumps(line | ({"undone": True} if undone else {})) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path / CORRECTIONS, line | ({"undone": True} if undone else {}))
         self.words[number] = success, undone
 
     def close(self) -> None:
@@ -174,7 +171,8 @@ class HilLog:
             write_bytes(path, uuid.uuid4().hex.encode())
         return path.read_text()
 
-    def _meta(self, key: Key) -> dict[str, Any]:
+    def facts(self, key: Key) -> dict[str, Any]:
+        """What is said of every episode, whole or a piece of it."""
         return {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": key.episode_id, "io": self.io}
 
     def _append(self, episode: Episode) -> None:
@@ -185,10 +183,7 @@ class HilLog:
         self._keys.add(key)
         line = _line(episode, segment.name)
         self.manifest.append(line)
-        with open(self.path / MANIFEST, "a") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path / MANIFEST, line)
 
     def _close_journal(self) -> None:
         if self._journal is not None:
@@ -247,7 +242,7 @@ class HilLog:
                     draft.add(step)
             draft.close(EndReason.FAULT)
             draft.steps[-1].invalid_reason = Invalid.RECOVERED
-            self._append(draft.episode({**self._meta(key), "recovered": True}))
+            self._append(draft.episode({**self.facts(key), "recovered": True}))
             found.append(key)
         shutil.rmtree(folder, ignore_errors=True)
         return found
@@ -260,15 +255,16 @@ def episode_key(facts: dict[str, Any]) -> Key:
 
 def read_corrections(path: Path) -> list[dict[str, Any]]:
     """What a person said about episodes after their end, in order; the last word counts."""
-    return _lines(path / CORRECTIONS)
+    return read_lines(path / CORRECTIONS)
 
 
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """Lines of a folder's manifest; one that was cut off by a kill is left out."""
-    return _lines(path / MANIFEST)
+    return read_lines(path / MANIFEST)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Objects of a file with one in every line; what a kill has cut off is left out, and there may be no file."""
     try:
         text = path.read_text()
     except FileNotFoundError:

@@ -6,20 +6,22 @@ bootstrap across a gap, an episode's end or the ring's seam, whatever the order 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
+from robot_rl.data.arrays import HostArrays
 from robot_rl.data.hil_record import ControlStep, Source
+from robot_rl.data.layout import RecordLayout
+from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import space_rows
-from robot_rl.types import IOSpec, Obs, Transitions
+from robot_rl.types import Batches, IOSpec, Obs, Transitions
 from robot_rl.types.frames import FrameRun
 
 VIEWS = ("online", "demo", "human")
-_EXTRAS = ("imitate", "grip_action", "grip_penalty", "reward_task", "reward_rlif")
-_FLOATS = ("reward", "discount", *_EXTRAS)
+EXTRAS = ("imitate", "grip_action", "grip_penalty", "reward_rlif", "reward_task")
 HANDOVER_WEIGHT = 0.3
 """Imitation weight of the first two steps of a span, where the person is still taking over."""
 _PERSON = (Source.HUMAN, Source.BLEND)  # a person had a hand in it: never the policy's own action
@@ -74,32 +76,28 @@ class HilMemory:
             raise ValueError(f"store_human is '{store_human}', expected 'all', 'last' or 'none'")
         self.io, self.capacity = io, capacity
         self._learn_from, self._dup_human, self._store_human = learn_from, dup_human, store_human
-        self.count = 0
-        """Rows ever stored; row number n lies in slot n % capacity."""
-        self._frames_kept = capacity + capacity // 16 + 2
-        self._frame_count = 0
-        self._oldest = 0
+        obs = {**io.obs, "sight": ((sight,), "float32")} if sight else io.obs
+        layout = RecordLayout(replace(io, obs=obs), dict.fromkeys(EXTRAS, ()), largest=0)
+        self._ring = TransitionRing(HostArrays(), layout, capacity, slack=0, room=1024)
+        assert self._ring.frames is not None
+        self._frames = self._ring.frames
         self._last_frame: tuple[int, Obs] | None = None
-        room = min(capacity, 1024)
-        self._refs = np.zeros((room, 2), np.int64)
-        self._action = np.zeros((room, io.action_dim), np.float32)
-        self._flags = np.zeros((room, 3), bool)  # terminated, truncated, human
-        self._floats = {name: np.zeros(room, np.float32) for name in _FLOATS}
-        frames = min(self._frames_kept, 1024)
-        self._frames = {key: np.zeros((frames, *shape), dtype) for key, (shape, dtype) in io.obs.items()}
-        if sight:
-            self._frames["sight"] = np.zeros((frames, sight), np.float32)
-        self._sight, self._keys = sight, tuple(self._frames if keys is None else keys)
+        self._sight, self._keys = sight, tuple(obs if keys is None else keys)
         self.encoded, self.unseen = -1, False
         self.views = {name: MemoryView(self, seed + i) for i, name in enumerate(VIEWS)}
 
     def __len__(self) -> int:
-        return self.count - self._oldest
+        return len(self._ring)
+
+    @property
+    def count(self) -> int:
+        """Rows ever stored; they are numbered in order."""
+        return self._ring.count
 
     @property
     def oldest(self) -> int:
         """Number of the oldest row that is still whole."""
-        return self._oldest
+        return self._ring.oldest
 
     def extend(self, steps: Iterable[ControlStep], *, demo: bool = False) -> int:
         """Store the valid ones among settled steps of one episode.
@@ -126,14 +124,12 @@ class HilMemory:
 
     def promote(self, rows: Sequence[int]) -> None:
         """Let the demo view see these rows too, e.g. those of a success without help."""
-        self.views["demo"].add([row for row in rows if row >= self._oldest])
+        self.views["demo"].add([row for row in rows if row >= self.oldest])
 
     def joined(self, rows: np.ndarray) -> np.ndarray:
         """(B,) bool: the next of these rows (B,) begins with the very observation that this one ends with."""
-        refs = self._refs[rows % self.capacity]
-        out = np.zeros(len(rows), bool)
-        out[:-1] = refs[:-1, 1] == refs[1:, 0]
-        return out
+        slots = self._ring.slots[rows % self.capacity]
+        return np.append(slots[:-1, 1] == slots[1:, 0], np.zeros(min(len(rows), 1), bool))
 
     def forget(self, rows: Sequence[int]) -> None:
         """Nobody samples these rows any more: the episode was thrown away, or did not happen as it was recorded."""
@@ -142,12 +138,9 @@ class HilMemory:
 
     def amend(self, row: int, step: ControlStep) -> bool:
         """A person changed the outcome of this row; False when it is no longer kept."""
-        if not self._oldest <= row < self.count:
+        if not self.oldest <= row < self.count:
             return False
-        slot = row % self.capacity
-        self._flags[slot, :2] = step.terminated, step.truncated
-        for name in ("reward", "discount", "reward_task"):
-            self._floats[name][slot] = getattr(step, name)
+        self._write_outcome(row % self.capacity, step)
         return True
 
     def take(self, rows: np.ndarray) -> Transitions:
@@ -156,30 +149,16 @@ class HilMemory:
         Raises:
             ValueError: a row was overwritten, or never stored.
         """
-        if len(rows) and (rows.min() < self._oldest or rows.max() >= self.count):
-            raise ValueError(f"rows {rows.min()} to {rows.max()} wanted, {self._oldest} to {self.count - 1} are kept")
-        slot = rows % self.capacity
-        here, there = (self._refs[slot] % self._frames_kept).T
-        flags = torch.from_numpy(self._flags[slot])
-        return Transitions(
-            obs={key: torch.from_numpy(self._frames[key][here]) for key in self._keys},
-            action=torch.from_numpy(self._action[slot]),
-            reward=torch.from_numpy(self._floats["reward"][slot]),
-            discount=torch.from_numpy(self._floats["discount"][slot]),
-            next_obs={key: torch.from_numpy(self._frames[key][there]) for key in self._keys},
-            terminated=flags[:, 0],
-            truncated=flags[:, 1],
-            intervened=flags[:, 2],
-            mask=torch.ones(len(rows), dtype=torch.bool),
-            extras={name: torch.from_numpy(self._floats[name][slot]) for name in _EXTRAS},
-        )
+        if len(rows) and (rows.min() < self.oldest or rows.max() >= self.count):
+            raise ValueError(f"rows {rows.min()} to {rows.max()} wanted, {self.oldest} to {self.count - 1} are kept")
+        return self._ring.gather(rows % self.capacity, self._keys)
 
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
         """Vector observations and actions of evenly spaced rows, and how many came in; see `data.seen`."""
-        slot = (self._oldest + space_rows(self.count - self._oldest, most)) % self.capacity
-        here = self._refs[slot, 0] % self._frames_kept
-        vectors = {key: self._frames[key][here] for key in self.io.obs if self._frames[key].ndim == 2}
-        return vectors, self._action[slot], self.count
+        slot = (self.oldest + space_rows(len(self), most)) % self.capacity
+        vectors = [key for key, (shape, _) in self.io.obs.items() if len(shape) == 1]
+        batch = self._ring.gather(slot, vectors)
+        return batch.obs, batch.action, self.count
 
     def state_dict(self) -> dict[str, Any]:
         """Generators of the views, and what an encoder saw; the rows are in the episode log, which is the buffer."""
@@ -187,9 +166,8 @@ class HilMemory:
         return {"count": self.count, "views": views, **({"frames": self._seen()} if self._sight else {})}
 
     def _seen(self) -> dict[str, Any]:
-        first = max(0, self._frame_count - self._frames_kept)
-        numbers = np.arange(first, self._frame_count)
-        return {"count": self._frame_count, "encoded": self.encoded, "sight": self.read("sight", numbers)}
+        numbers = np.arange(self._frames.oldest, self._frames.count)
+        return {"count": self._frames.count, "encoded": self.encoded, "sight": self.read("sight", numbers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the sampling; the rows have to be back already."""
@@ -197,62 +175,65 @@ class HilMemory:
             view.load_state_dict(state["views"][name])
         self.encoded = -1
         seen = state.get("frames")
-        if seen is not None and int(seen["count"]) == self._frame_count:
+        if seen is not None and int(seen["count"]) == self._frames.count:
             sight = np.asarray(seen["sight"], np.float32)
-            self.write(self._frame_count - len(sight), sight)
+            self.write(self._frames.count - len(sight), sight)
             self.encoded, self.unseen = int(seen["encoded"]), bool(np.isnan(sight).any())
 
     # ------------------------------------------------------------ frames, for who trains an encoder
 
     def runs(self) -> list[FrameRun]:
         """Frames that followed one another, with whether success came at their end; see `types.frames.Frames`."""
-        rows = np.arange(self._oldest, self.count)
+        rows = np.arange(self.oldest, self.count)
         if not len(rows):
             return []
-        joined = self.joined(rows)
+        batch, frames = self._ring.gather(rows % self.capacity, ()), self._frames
         learned = np.isin(rows, np.concatenate([view.rows() for view in self.views.values()]))
-        slot = rows % self.capacity
-        won = self._flags[slot, 0] & (self._floats["reward_task"][slot] > 0.0) & learned
-        ends = np.flatnonzero(~joined)
+        won = (batch.terminated & (batch.extras["reward_task"] > 0.0)).numpy() & learned
+        ends = np.flatnonzero(~self.joined(rows))
         begins = np.concatenate([[0], ends[:-1] + 1])
-        return [
-            FrameRun(int(self._refs[slot[a], 0]), int(self._refs[slot[b], 1]), bool(won[b]))
-            for a, b in zip(begins, ends)
-        ]
+        newest = frames.count - 1
+        number = newest - (newest - self._ring.slots[rows % self.capacity]) % frames.capacity
+        return [FrameRun(int(number[a, 0]), int(number[b, 1]), bool(won[b])) for a, b in zip(begins, ends)]
 
     def read(self, key: str, numbers: np.ndarray) -> np.ndarray:
         """(n, ...) of the observation `key` at the frames (n,)."""
-        return self._frames[key][numbers % self._frames_kept]
+        return self._frames.store[key][numbers % self._frames.capacity]
 
     def write(self, first: int, sight: np.ndarray) -> None:
         """What an encoder saw in the frames from number `first` on, (n, W)."""
-        self._frames["sight"][np.arange(first, first + len(sight)) % self._frames_kept] = sight
+        self._frames.store["sight"][np.arange(first, first + len(sight)) % self._frames.capacity] = sight
 
     def _keep_human(self, step: ControlStep) -> bool:
         return self._store_human == "all" or (self._store_human == "last" and step.intv_end)
 
     def _store(self, step: ControlStep, views: list[str], demo: bool) -> None:
+        ring, layout, frames = self._ring, self._ring.layout, self._frames
         here = self._frame(step.obs, step.sight, shared=True)
         there = self._frame(step.next_obs, step.next_sight, shared=False)
-        number, slot = self.count, self.count % self.capacity
-        if slot >= len(self._action):
-            self._grow()
-        self._refs[slot] = here, there
-        self._action[slot] = step.action_cmd if self._learn_from == "cmd" else step.action_exec
-        self._flags[slot] = step.terminated, step.truncated, step.source in _PERSON
-        values = {name: getattr(step, name) for name in _FLOATS if name != "imitate"}
-        values["imitate"] = self._imitation(step, demo)
-        for name, value in values.items():
-            self._floats[name][slot] = value
-        self.count += 1
-        self._oldest = max(self._oldest, self.count - self.capacity)
-        while (
-            self._oldest < self.count
-            and self._refs[self._oldest % self.capacity, 0] < self._frame_count - self._frames_kept
-        ):
-            self._oldest += 1
+        number, slot = ring.count, ring.count % ring.capacity
+        ring.slots[slot] = here % frames.capacity, there % frames.capacity
+        ring.born[slot] = here
+        ring.record[slot, layout.action] = step.action_cmd if self._learn_from == "cmd" else step.action_exec
+        # the record ends with the extras, in their order; the outcome has the last one
+        ring.record[slot, -len(EXTRAS) : -1] = (
+            self._imitation(step, demo),
+            step.grip_action,
+            step.grip_penalty,
+            step.reward_rlif,
+        )
+        ring.flags[slot, 3] = step.source in _PERSON
+        self._write_outcome(slot, step)
+        ring.count += 1
+        ring.retire()
         for name in views:
             self.views[name].add([number])
+
+    def _write_outcome(self, slot: int, step: ControlStep) -> None:
+        """What a word of a person may change in a row."""
+        record, layout = self._ring.record[slot], self._ring.layout
+        record[layout.reward], record[layout.discount], record[-1] = step.reward, step.discount, step.reward_task
+        self._ring.flags[slot, :2] = step.terminated, step.truncated
 
     def _imitation(self, step: ControlStep, demo: bool) -> float:
         if demo:
@@ -267,25 +248,11 @@ class HilMemory:
             number, last = self._last_frame
             if all(last[key] is value or np.array_equal(last[key], value) for key, value in obs.items()):
                 return number
-        number = self._frame_count
-        slot = number % self._frames_kept
-        if slot >= len(next(iter(self._frames.values()))):
-            self._frames = {key: _longer(store, self._frames_kept) for key, store in self._frames.items()}
-        for key in self.io.obs:
-            self._frames[key][slot] = obs[key]
-        if sight is not None:
-            self._frames["sight"][slot] = sight
-        elif self._sight:
-            self._frames["sight"][slot], self.unseen = np.nan, True
-        self._frame_count += 1
+        if sight is None and self._sight:
+            sight, self.unseen = np.full(self._sight, np.nan, np.float32), True
+        number = self._frames.append({**obs, "sight": sight}, 1)
         self._last_frame = number, {key: obs[key] for key in self.io.obs}
         return number
-
-    def _grow(self) -> None:
-        self._refs, self._action, self._flags = (
-            _longer(store, self.capacity) for store in (self._refs, self._action, self._flags)
-        )
-        self._floats = {name: _longer(store, self.capacity) for name, store in self._floats.items()}
 
 
 class MemoryView:
@@ -314,17 +281,13 @@ class MemoryView:
     def add(self, rows: Sequence[int]) -> None:
         """See more rows; those that lie before the newest are sorted in, those that are seen already are left out."""
         for row in rows:
-            if self._end > self._begin and row <= self._rows[self._end - 1]:
-                place = self._begin + int(np.searchsorted(self.rows(), row))
-                if self._rows[place] == row:
-                    continue
-                self._reserve()
+            self._reserve()
+            seen = self.rows()  # moves `_begin`
+            place = self._begin + int(np.searchsorted(seen, row))
+            if place == self._end or self._rows[place] != row:
                 self._rows[place + 1 : self._end + 1] = self._rows[place : self._end].copy()
                 self._rows[place] = row
-            else:
-                self._reserve()
-                self._rows[self._end] = row
-            self._end += 1
+                self._end += 1
 
     def remove(self, rows: Sequence[int]) -> None:
         """See these rows no more."""
@@ -333,10 +296,9 @@ class MemoryView:
         self._rows[self._begin : self._begin + len(kept)] = kept
         self._end = self._begin + len(kept)
 
-    def batches(self, size: int) -> Iterator[Transitions]:
+    def batches(self, size: int) -> Batches:
         """Endless batches of `size` rows."""
-        while True:
-            yield self.sample(size)
+        return Batches(self.sample, size)
 
     def sample(self, size: int) -> Transitions:
         """One batch.
@@ -365,9 +327,3 @@ class MemoryView:
         self._rows = np.zeros(max(1024, 2 * len(alive)), np.int64)
         self._rows[: len(alive)] = alive
         self._begin, self._end = 0, len(alive)
-
-
-def _longer(store: np.ndarray, most: int) -> np.ndarray:
-    out = np.zeros((min(most, 2 * len(store)), *store.shape[1:]), store.dtype)
-    out[: len(store)] = store
-    return out

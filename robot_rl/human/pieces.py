@@ -17,15 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.atomic import write_json
+from robot_rl.data.atomic import append_line, write_json
 from robot_rl.data.hil_episode import to_episode, to_steps
-from robot_rl.data.hil_record import ControlStep, EndReason
+from robot_rl.data.hil_record import ControlStep, EndReason, Key
 from robot_rl.data.recorder import Recorder, Recording, pack, unpack
-from robot_rl.human.log import HilLog
+from robot_rl.human.log import HilLog, read_lines
 from robot_rl.types import Episode, IOSpec
 
 Place = tuple[int, int]
 """(episode, step) of the next step that is wanted."""
+CLOSED = "closed.jsonl"
 LARGEST_PIECE = 1 << 22
 """Bytes of observations in a piece, so that a slow network is never busy with one for long."""
 
@@ -137,6 +138,7 @@ class Outbox:
             most: steps in it.
         """
         number, first = place
+        facts = self._log.facts(Key(self._log.run_id, self._log.actor_id, number))
         size = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self._log.io.obs.values())
         most = max(1, min(most, LARGEST_PIECE // max(size, 1)))
         running: list[ControlStep] | None = None
@@ -152,10 +154,10 @@ class Outbox:
             if not running:
                 return None
             head = PieceHead(self._log.actor_id, number, first, len(running))
-            return head, pack(to_episode(running, EndReason.NONE, self._meta(number)))
+            return head, pack(to_episode(running, EndReason.NONE, facts))
         if episode is None:
             episode = self._log.read(number)
-        facts = episode.meta
+        told = episode.meta
         steps = to_steps(episode)[first : first + most]
         final = first + len(steps) >= len(episode)
         head = PieceHead(
@@ -164,18 +166,14 @@ class Outbox:
             first,
             len(steps),
             final,
-            demo=bool(facts.get("demo")),
-            discarded=bool(facts.get("discarded")),
-            success=final and bool(facts.get("success")),
+            demo=bool(told.get("demo")),
+            discarded=bool(told.get("discarded")),
+            success=final and bool(told.get("success")),
         )
         if not steps:  # the learner has more of it than the log: the machine lost power before the log was on its disk
             return head, b""
-        reason = EndReason(facts["end_reason"]) if final else EndReason.NONE
-        return head, pack(to_episode(steps, reason, self._meta(number)))
-
-    def _meta(self, number: int) -> dict[str, Any]:
-        log = self._log
-        return {"run_id": log.run_id, "actor_id": log.actor_id, "episode_id": number, "io": log.io}
+        reason = EndReason(told["end_reason"]) if final else EndReason.NONE
+        return head, pack(to_episode(steps, reason, facts))
 
 
 @dataclass(frozen=True)
@@ -285,10 +283,7 @@ class Inbox:
             facts = {"actor_id": head.actor, "episode_id": head.episode, "piece": asdict(cut)}
             self._recorder.append(to_episode(steps, EndReason.NONE, {**facts, "run_id": 0, "io": self.io}))
         else:
-            with open(self.path / "closed.jsonl", "a") as file:
-                file.write(json.dumps(asdict(cut)) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_line(self.path / CLOSED, asdict(cut))
         self.places[head.actor] = cut.after
         return Received(cut, steps)
 
@@ -344,12 +339,7 @@ class Inbox:
 
     def _closed(self) -> dict[int, dict[Place, Place]]:
         """Actor -> ends of episodes that came without a step of their own."""
-        path = self.path / "closed.jsonl"
         found: dict[int, dict[Place, Place]] = {}
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                head = PieceHead.parse(json.loads(line))
-            except json.JSONDecodeError:  # cut off by a kill: it was not acknowledged
-                continue
+        for head in map(PieceHead.parse, read_lines(self.path / CLOSED)):
             found.setdefault(head.actor, {})[(head.episode, head.first)] = head.after
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from robot_rl.types.data import Array, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
+    from robot_rl.types.data import Array, Batches, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
     from robot_rl.types.env import EnvParts, Goals, VecEnv
     from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
     from robot_rl.types.learner import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Action",
     "Array",
+    "Batches",
     "Callback",
     "Critic",
     "EnvParts",

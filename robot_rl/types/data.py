@@ -5,14 +5,14 @@ Letters, everywhere: B batch, N environments, T time, K turns, L window, H chunk
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
 
 if TYPE_CHECKING:  # the processes of a robot that acts without torch load none
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 Array: TypeAlias = Union[np.ndarray, "Tensor"]
 Obs = dict[str, Any]
@@ -200,6 +200,35 @@ class Sampler(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next batches depend on, besides rows that are stored elsewhere."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly as the saved one would have."""
+        ...
+
+
+class Batches(Iterator[Transitions]):
+    """Endless batches of one size.
+
+    Args:
+        sample: rows wanted -> a batch.
+        size: rows of every batch.
+        generators: what the drawing consumes; a CUDA graph has to know them.
+
+    Raises:
+        ValueError: the size is below 1.
+    """
+
+    def __init__(self, sample: Callable[[int], Transitions], size: int, *generators: Generator) -> None:
+        if size < 1:
+            raise ValueError(f"the batch size is {size}, expected at least 1")
+        self._sample, self._size, self.generators = sample, size, generators
+
+    def __next__(self) -> Transitions:
+        return self._sample(self._size)
 
 
 def all_finite(value: np.ndarray) -> bool:

@@ -13,8 +13,7 @@ from typing_extensions import Self
 from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_folder
-from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.data.device_replay import DeviceReplay
+from robot_rl.data.buffer import Replay, ReplayBuffer
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
 from robot_rl.data.seen import measure_seen
@@ -187,7 +186,7 @@ class TrainJob:
         refuse_idle(s, self.learner)
         # at the start, since the end will need it
         self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False) if parallel.rank() == 0 else None
-        self.buffer: ReplayBuffer | DeviceReplay | None = None
+        self.buffer: Replay | None = None
         self.notes: list[str] = []
         claim = claim_folder(folder, resume=resume)
         self.folder = claim.folder

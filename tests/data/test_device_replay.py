@@ -128,7 +128,7 @@ def test_saved_buffer_continues_with_the_same_batches(tmp_path):
     for replay in (first, second):
         replay.add(step(6, reward=1))
     assert torch.equal(first.sample(64).reward, second.sample(64).reward)
-    with pytest.raises(ValueError, match="'num_envs': 2"):
+    with pytest.raises(ValueError, match="num_envs: 2 saved, 3 here"):
         DeviceReplay(IO, 4, num_envs=3).load(tmp_path / "buffer")
 
 
@@ -143,6 +143,41 @@ def test_buffer_of_another_size_takes_over_the_newest_steps_in_order(room, kept)
     newest = len(second) // 2 - 1
     assert at(second, newest, 0).reward.item() == 7
     assert at(second, newest - 1, 0).reward.item() == 6
+
+
+@pytest.mark.parametrize("room", [4, 5, 9, 20])
+def test_links_of_a_saved_buffer_hold_in_one_of_another_size(room, tmp_path):
+    """Steps -4 to 6 through a ring of eight, rewards 2^t, environment 1 ends at t=4; sums of three steps."""
+    first = DeviceReplay(IO, 8, num_envs=2, n_step=3, gamma=0.5)
+    for t in range(-4, 7):
+        first.add(step(t, reward=2.0**t, truncated=(1,) if t == 4 else ()))
+    first.save(tmp_path / "a")
+    second = DeviceReplay(IO, room, num_envs=2, n_step=3, gamma=0.5)
+    second.load(tmp_path / "a")
+    kept = min(room, 8)
+    assert len(second) == 2 * kept
+    # 2^t (1 + 1 + 1), of fewer steps at the end of the stream and of the episode
+    expected = {0: [3, 3, 3, 3, 3, 3, 2, 1], 1: [3, 3, 3, 3, 2, 1, 2, 1]}
+    for env, steps in expected.items():
+        for age in range(kept):
+            t = 7 - kept + age
+            row = at(second, age, env)
+            assert row.reward.item() == 2.0**t * steps[8 - kept + age]
+            assert row.obs["state"].item() == 100.0 * env + t
+            assert row.discount.item() == 0.5 ** steps[8 - kept + age]
+
+
+def test_second_save_writes_only_what_is_new(tmp_path):
+    replay = DeviceReplay(IO, 50, num_envs=2)
+    for t in range(20):
+        replay.add(step(t, reward=t))
+    replay.save(tmp_path / "a")
+    replay.add(step(20, reward=20))
+    replay.save(tmp_path / "b", base=tmp_path / "a")
+    old = {file.name: file.stat().st_ino for file in (tmp_path / "a").glob("rows.*")}
+    new = {file.name: file for file in (tmp_path / "b").glob("rows.*")}
+    assert all(new[name].stat().st_ino == place for name, place in old.items())
+    assert [len(np.load(file)) for name, file in new.items() if name not in old] == [2]
 
 
 def test_images_and_an_empty_buffer_are_refused_with_the_way_out():

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from robot_rl.data import d4rl, formats, replay_log
 from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.findings import BadData
 from robot_rl.types import Episode, IOSpec, Step
@@ -89,6 +91,36 @@ def test_rows_is_the_buffer_as_it_was() -> None:
     assert len(mine) == len(other)
     for one, two in zip(mine, other):
         assert_same(one, two)
+
+
+def test_a_buffer_of_a_device_is_a_log_without_the_rows_that_are_no_transitions(tmp_path: Path) -> None:
+    """Two environments, six steps, a ring of five; the second gives no transition at t=3 and ends at t=4."""
+    io, folder = spec(False), tmp_path / "step_000000012"
+    replay, off = DeviceReplay(io, 5, num_envs=2, gamma=0.9), torch.zeros(2, dtype=torch.bool)
+    for t in range(6):
+        state, second = torch.tensor([[t, 0.0], [t, 1.0]]), torch.tensor([False, True])
+        after, action = state + torch.tensor([1.0, 0.0]), torch.full((2, 2), 0.1 * t)
+        over, valid = second & (t == 4), ~(second & (t == 3))
+        reward = torch.full((2,), float(t))
+        replay.add(
+            Step({"state": state}, action, reward, {"state": after}, over, off, {"state": after}, valid, off, action)
+        )
+    replay.save(folder / "buffer")
+    (folder / "meta.json").write_text("{}")
+    (folder / "io.json").write_text(json.dumps(io.to_dict()))
+    logs = replay_log.read(tmp_path)
+    found = [(e.obs["state"][:, 1].tolist(), e.reward.tolist(), e.terminated) for e in logs.episodes]
+    assert found == [
+        ([0.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0], False),
+        ([1.0] * 3, [1.0, 2.0], False),
+        ([1.0] * 2, [4.0], True),
+        ([1.0] * 2, [5.0], False),
+    ]
+    for episode in logs.episodes:  # every step has its own successor
+        np.testing.assert_array_equal(np.diff(episode.obs["state"][:, 0]), 1.0)
+    (folder / "io.json").write_text(json.dumps(spec(True).to_dict()))
+    with pytest.raises(BadData, match="another interface"):
+        replay_log.read(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def test_kill_between_append_and_clean_up_gives_no_second_copy(tmp_path):
         out.add(traces.step(t))
         log.journal(out.steps[-1])
     out.close(EndReason.TIMEOUT)
-    log._append(out.episode(log._meta(log._open)))  # the kill comes before the journal is removed
+    log._append(out.episode(log.facts(log._open)))  # the kill comes before the journal is removed
     log.close()
     again = HilLog(tmp_path, traces.io())
     assert again.recovered == []

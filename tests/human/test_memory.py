@@ -123,6 +123,32 @@ def test_learn_from_exec_trains_on_what_the_safety_layer_let_through():
         assert memory.take(np.array([0])).action[0, 0] == pytest.approx(expected)
 
 
+def test_rows_that_are_promoted_after_older_ones_were_overwritten_are_seen():
+    memory = HilMemory(traces.io(), 10)
+    fill(memory, "p" * 8, 0, EndReason.SUCCESS, demo=True)
+    fill(memory, "p" * 8, 100, EndReason.TIMEOUT)
+    fill(memory, "pp", 200, EndReason.SUCCESS, demo=True)
+    assert memory.oldest == 8
+    memory.promote([12])  # nobody has looked at the view since its first rows were overwritten
+    assert memory.views["demo"].rows().tolist() == [12, 16, 17]
+
+
+def test_views_over_many_turns_of_the_ring_hold_what_a_set_would():
+    rng, memory, seen = np.random.default_rng(0), HilMemory(traces.io(), 1500), set()
+    for i in range(60):
+        before, demo = memory.count, i % 3 == 0
+        fill(memory, "p" * int(rng.integers(40, 120)), 1000 * i, EndReason.SUCCESS, demo=demo)
+        seen |= set(range(before, memory.count)) if demo else set()
+        rows = rng.integers(memory.oldest, memory.count, 30)
+        memory.promote(rows.tolist())
+        gone = rng.integers(memory.oldest, memory.count, 5).tolist()
+        memory.forget(gone)
+        seen = {row for row in (seen | set(rows.tolist())) - set(gone) if row >= memory.oldest}
+        if rng.random() < 0.5:  # else the view is not read in between
+            assert memory.views["demo"].rows().tolist() == sorted(seen)
+    assert memory.views["demo"].rows().tolist() == sorted(seen)
+
+
 def test_symmetric_minibatches_have_exactly_their_offline_rows():
     memory = HilMemory(traces.io(), 500)
     fill(memory, "p" * 100, 0, EndReason.TIMEOUT)

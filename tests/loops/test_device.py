@@ -149,7 +149,7 @@ def test_bridged_world_makes_the_same_run_as_the_native_one():
 def test_replay_holds_the_true_successor_of_a_truncated_step_and_no_reset_observation():
     loop = off_policy(env=PointWorld(3, 0, length=2))
     loop.run(12)
-    action = loop.replay.record[1, :, loop.replay._action]
+    action = loop.replay.record[1, :, loop.replay._layout.action]
     last = loop.replay.gather(torch.ones(3, dtype=torch.int64), torch.arange(3))
     assert last.truncated.all()
     torch.testing.assert_close(last.discount, torch.full((3,), 0.9))
