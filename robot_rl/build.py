@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module, resources
 from importlib.metadata import EntryPoints, entry_points
@@ -122,6 +122,7 @@ GIVEN = {"io", "seed", "device", "gamma", "num_envs", "render_mode"}
 
 GIVEN_TO = {
     "policy": {"path", "options"},
+    "port": {"make_world"},
     "human": {"expert"},
     "pilot": {"env", "human"},
     "rewarder": {"judge"},
@@ -202,6 +203,23 @@ def make(kind: str, node: Mapping[str, Any], *context: Any, where: str = "", **g
     return prepare(kind, node, where=where)(*context, **given)
 
 
+def make_world(node: str | Mapping[str, Any]) -> Any:
+    """A world from the name of its file, or from a node with `name` and options.
+
+    Raises:
+        ValueError: no such world or option, or a value outside its range; nodes of ROS end with its line.
+    """
+    try:
+        return make("world", {"name": node} if isinstance(node, str) else node)
+    except Refused as error:
+        raise ValueError(str(error)) from error
+
+
+def world_port(node: Mapping[str, Any], joints: Sequence[str]) -> Any:
+    """A `robot_rl.sim.port.WorldPort` for a robot, of the node of a world."""
+    return tool("world_port")(make_world(node), joints)
+
+
 def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:
     """`make` in two steps: names and options are checked now, the object is made when the answer is called."""
     values = {key: value for key, value in node.items() if key not in ("name", "engine", "sha256")}
@@ -219,7 +237,8 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
     made = {}
     for key in NESTED if kind == "engine" else ():
         if isinstance(values.get(key), Mapping):
-            made[key] = make(NESTED[key], values.pop(key), where=f"{where}.{key}")
+            given = {"make_world": make_world} if key == "port" else {}
+            made[key] = make(NESTED[key], values.pop(key), where=f"{where}.{key}", **given)
         elif isinstance(values.get(key), str):
             raise Refused(
                 f"{where}.{key} is '{values[key]}', and holds options; a world is chosen with {where}={values[key]}"

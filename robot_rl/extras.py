@@ -91,13 +91,34 @@ def require(module: str) -> ModuleType:
     Raises:
         ImportError: the module is absent; the message holds the command that installs it.
     """
+    return require_foreign(module, f"Install it with: {remedy(module)} (or `make setup` in a checkout).")
+
+
+def require_foreign(module: str, mend: str) -> ModuleType:
+    """Import a module of a package that no extra of ours brings.
+
+    Args:
+        module: dotted module name.
+        mend: how to get it; the end of the message.
+
+    Raises:
+        ImportError: the module is absent.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"'{module}' is needed here and could not be imported ({error}). "
-            f"Install it with: {remedy(module)} (or `make setup` in a checkout)."
-        ) from error
+        raise ImportError(f"'{module}' is needed here and could not be imported ({error}). {mend}") from error
+
+
+def find_fault(module: str) -> str:
+    """What is wrong with a module: "missing", "broken (<why>)", or "" where it can be imported."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        return "missing"
+    except Exception as error:  # a broken package may raise anything at import
+        return f"broken ({type(error).__name__}: {error})"
+    return ""
 
 
 def allow(*names: str, everything: bool = False, changed: bool = False) -> None:

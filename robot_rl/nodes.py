@@ -28,7 +28,7 @@ def policy_node() -> NoReturn:
         if (walker := load_walker(Path(path), device=device, threads=threads)) is not None:
             return walker
         if graph_of(Path(path)):
-            return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.tool("world_port"))
+            return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.world_port)
         from robot_rl.verbs.build import load_for_robot  # torch
 
         return load_for_robot(path, device=device, threads=threads, trust=trust)
@@ -81,7 +81,7 @@ def sim_robot_node() -> NoReturn:
     from robot_rl.real.ros.sim_robot_node import SimRobotNode
     from robot_rl.sim.legs_plant import make_plant
 
-    leave(run(partial(SimRobotNode, make_plant)))
+    leave(run(partial(SimRobotNode, partial(make_plant, make_world=build.make_world))))
 
 
 def recorder_node() -> NoReturn:

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from robot_rl.extras import require_foreign
 from robot_rl.sim import gym_mujoco, gym_state
 from robot_rl.sim.headless import prefer_headless
 
@@ -80,12 +81,9 @@ def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gym
     prefer_headless()
     package = next((name for prefix, name in _PACKAGES.items() if id.startswith(prefix)), None)
     if package:
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ImportError(f"'{id}' needs the package {package}: pip install {package.replace('_', '-')}") from error
+        module = require_foreign(package, f"'{id}' is one of its tasks: pip install {package.replace('_', '-')}")
         if package == "gymnasium_robotics":
-            gymnasium.register_envs(__import__(package))
+            gymnasium.register_envs(module)
         elif package == "gym_hil":
             gym_mujoco.refuse_gym_hil()
         elif package == "metaworld":

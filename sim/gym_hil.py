@@ -11,7 +11,6 @@ fingers' command by that share of its range).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -20,11 +19,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from robot_rl.extras import require, require_foreign
 from robot_rl.sim.gym_env import GymVectorEnv
 from robot_rl.sim.headless import prefer_headless
 from robot_rl.types import EnvParts, Obs, Options
 from robot_rl.types.options import Count, Whole
 
+WANTED = "Install it with: pip install gym-hil (it wants MuJoCo below 3.9: an environment of its own)"
 ID = "robot_rl/GymHilPickCube-v0"
 STEP = 0.025
 """Metres per action of 1, as in gym_hil's own wrappers."""
@@ -65,12 +66,7 @@ class PickCube(gymnasium.Env):
         **options: Any,
     ) -> None:
         prefer_headless()  # gym_hil opens a renderer even where nobody looks
-        try:
-            base = importlib.import_module("gym_hil.envs").PandaPickCubeGymEnv
-        except ImportError as error:
-            raise ImportError(
-                "this task needs gym_hil: pip install gym-hil (it wants MuJoCo below 3.9: an environment of its own)"
-            ) from error
+        base = require_foreign("gym_hil.envs", WANTED).PandaPickCubeGymEnv
         self._base: Any = base(image_obs=pictures, **options)
         self._random, self._relative, self._pictures = random_block, relative, pictures
         self.render_mode = render_mode
@@ -90,7 +86,7 @@ class PickCube(gymnasium.Env):
         if self._random:
             place = self.np_random.uniform(_LOW, _HIGH)
             self.data.joint("block").qpos[:2] = place
-            importlib.import_module("mujoco").mj_forward(self.model, self.data)
+            require("mujoco").mj_forward(self.model, self.data)
             seen = self._base._compute_observation()
         return self._see(seen), {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
 import sys
 import weakref
@@ -43,7 +42,7 @@ def open_context(width: int, height: int) -> Any:
     reasons = []
     for kind in (wanted,) if wanted else ("egl", "osmesa"):
         try:
-            context = importlib.import_module(f"mujoco.{kind}").GLContext(width, height)
+            context = _context_class(kind)(width, height)
             context.make_current()
         except Exception as error:  # PyOpenGL raises anything from AttributeError to its own GLError
             reasons.append(f"{kind}: {type(error).__name__}: {error}")
@@ -52,6 +51,21 @@ def open_context(width: int, height: int) -> Any:
             os.environ["MUJOCO_GL"] = kind
             return context
     raise RuntimeError("no OpenGL context could be opened.\n  " + "\n  ".join(reasons) + f"\n{_REMEDY}")
+
+
+def _context_class(kind: str) -> Any:
+    """MuJoCo's class for a kind of OpenGL; importing it binds PyOpenGL to that kind."""
+    if kind == "egl":
+        from mujoco.egl import GLContext as Egl
+
+        return Egl
+    if kind == "osmesa":
+        from mujoco.osmesa import GLContext as OsMesa
+
+        return OsMesa
+    from mujoco.glfw import GLContext as Glfw
+
+    return Glfw
 
 
 def _forget(kind: str) -> None:

@@ -6,7 +6,6 @@ All have one method, `answer(pictures, text) -> text`; see `policies.nets.pictur
 from __future__ import annotations
 
 import base64
-import importlib
 import ipaddress
 import json
 import struct
@@ -171,11 +170,13 @@ def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionMod
         return ChatEndpoint(name, **options)
     if name.startswith("python:"):
         made = user_object(name, options)
-        if not callable(getattr(made, "answer", None)):
+        if not isinstance(made, VisionModel):
             raise ValueError(f"'{name}' has no method answer(pictures, text) -> text")
         return made
     if not Path(name).is_dir():
         raise FileNotFoundError(
             f"model is '{name}', expected http://127.0.0.1:<port>/..., python:<module>:<object>, or a model's folder"
         )
-    return importlib.import_module("robot_rl.policies.vla.vlm_text").LocalModel(Path(name), **options)
+    from robot_rl.policies.vla.vlm_text import LocalModel
+
+    return LocalModel(Path(name), **options)

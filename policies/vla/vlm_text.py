@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from robot_rl.extras import require
+from robot_rl.policies.nets import vlm
 from robot_rl.policies.nets.picture_labels import check_picture
-from robot_rl.policies.vla import vlm
 
 
 class LocalModel:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.metadata
 import os
 import threading
 import time
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from std_msgs.msg import String  # noqa: E402
 
 from robot_rl.real.core.recording import topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
-from robot_rl.real.ros.io import hardware_type, message_type, qos, seconds  # noqa: E402
+from robot_rl.real.ros.io import hardware_type, message_class, qos, seconds  # noqa: E402
 from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
 from robot_rl.real.ros.wiggle import Wiggle, try_timeout  # noqa: E402
 
@@ -161,7 +160,7 @@ def _try(node: Node, spec: RobotSpec, found: Findings) -> None:
 def _platform(found: Findings, timing: bool) -> None:
     value = os.environ.get
     found.lines += [
-        f"rclpy {importlib.metadata.version('rclpy')}  domain {value('ROS_DOMAIN_ID', '0')}"
+        f"rclpy {metadata.version('rclpy')}  domain {value('ROS_DOMAIN_ID', '0')}"
         f"  discovery {value('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')}"
         f"  security {'on' if value('ROS_SECURITY_ENABLE', '') == 'true' else 'off'}",
         f"Fast DDS profile {value('FASTDDS_DEFAULT_PROFILES_FILE') or 'default'}",
@@ -218,7 +217,7 @@ def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: F
     offers = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
     for role, (topic, kind) in table.items():
         if role.startswith(("joints", "sensor", "camera", "executed", "command")):
-            cls = _class(kind)
+            cls = message_class(kind)
             heard[topic] = Heard(cls)
             node.create_subscription(cls, topic, heard[topic].take, offers, raw=True)
     states: list[str] = []
@@ -324,13 +323,6 @@ def _safety(states: list[str], reports: dict[str, Any], found: Findings) -> None
         found.lines.append(f"  {level:5} {name}: {status.message}")
         if level == "ERROR":
             found.problems.append(f"{name}: {status.message}")
-
-
-def _class(kind: str) -> Any:
-    with contextlib.suppress(ValueError):
-        return message_type(kind)
-    package, _, name = kind.replace("/msg/", "/").partition("/")
-    return getattr(importlib.import_module(f"{package}.msg"), name)
 
 
 def _names(endpoints: Any) -> str:

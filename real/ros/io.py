@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.extras import require
+from robot_rl.extras import require, require_foreign
 from robot_rl.real.cameras import raw_pixels
 from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.spec import AXES, FIELDS, PD, PD_INTERFACES, TWIST, RobotSpec
@@ -104,6 +104,19 @@ def message_type(name: str) -> Any:
     if short not in TYPES:
         raise ValueError(f"type is {name!r}, expected one of {', '.join(TYPES)}")
     return TYPES[short]
+
+
+def message_class(kind: str) -> Any:
+    """Class of a message of any package, "package/msg/Name".
+
+    Raises:
+        ValueError: the package is not installed here, or has no such message.
+    """
+    package, _, name = kind.replace("/msg/", "/").partition("/")
+    try:
+        return vars(require_foreign(f"{package}.msg", "Source the workspace that builds it."))[name]
+    except (ImportError, KeyError) as error:
+        raise ValueError(f"message type {kind!r} is not installed here ({error})") from error
 
 
 # ---------------------------------------------------------------- time

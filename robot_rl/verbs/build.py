@@ -289,10 +289,10 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     world = OmegaConf.select(run_config, "env.world")
     make_port: Callable[[tuple[str, ...]], Any] | None = None
     if world is not None:
-        kind, node = build.tool("world_port"), plain(world)
+        node = plain(world)
 
         def of_world(joints: tuple[str, ...]) -> Any:
-            return kind(node, joints)  # whoever is to drive is proven against it, pictures included
+            return build.world_port(node, joints)  # whoever is to drive is proven against it, pictures included
 
         make_port = of_world
 

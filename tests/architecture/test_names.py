@@ -32,3 +32,16 @@ def test_public_class_names_stand_once() -> None:
                 places[node.name].append(file)
     twice = {name: files for name, files in places.items() if len(files) > 1}
     assert not twice, f"one of each has to take another name: {twice}"
+
+
+def test_only_two_files_import_by_a_name() -> None:
+    calls = {"import_module", "__import__", "get_class", "get_object", "get_method"}
+    found = {
+        file
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in calls
+    }
+    assert found == {"robot_rl/build.py", "robot_rl/extras.py"}, (
+        "import it plainly, let build.py choose it, or ask extras.require or extras.require_foreign for it"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import logging
 import os
@@ -73,7 +72,13 @@ def backend(device: str = "cpu") -> str:
 @functools.cache
 def kernels(name: str) -> ModuleType:
     """Module of a CPU array backend ("numpy" or "numba"), imported on first use."""
-    return importlib.import_module(f"robot_rl.advantage.backends.{name}_scan")
+    if name == "numba":
+        from robot_rl.advantage.backends import numba_scan
+
+        return numba_scan
+    from robot_rl.advantage.backends import numpy_scan
+
+    return numpy_scan
 
 
 def _check(name: str) -> str:
