@@ -18,10 +18,10 @@ from robot_rl.advantage import (
     Stage,
     fused_policy_loss,
     policy_loss,
-    presets,
     value_loss_rows,
 )
 from robot_rl.advantage.pipeline import loss_arguments
+from robot_rl.advantage.presets import PRESETS
 from robot_rl.advantage.registry import entry
 from robot_rl.policies.language.agent_model import LanguageModel, Tokenizer, local_model, tiny_model
 from robot_rl.policies.language.agent_policy import LanguagePolicy
@@ -395,10 +395,8 @@ def pipeline_of(
         return advantage
     if advantage in PER_TURN:
         options = {"gamma": gamma, **options}
-    preset: Any = vars(presets).get(advantage)
-    if callable(preset) and getattr(preset, "__module__", "") == presets.__name__:
-        made: Any = preset(**options)
-        return made
+    if advantage in PRESETS:
+        return PRESETS[advantage](**options)
     found = entry(advantage, "temporal", "group")
     whiten = found.kind == "temporal"
     return Pipeline([Stage(advantage, options=options)], whiten=whiten, loss=loss)

@@ -34,6 +34,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, Transitions
+from robot_rl.types.data import RandomBatches
 from robot_rl.types.options import Count, Mixing, NotNegative
 
 CPU_ROWS = 256
@@ -174,7 +175,7 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
             batches: endless batches of `batch_size` rows; drawing them is part of the captured step.
         """
         if batches is not self._source:
-            generators = (self._noise, *getattr(batches, "generators", ()))
+            generators = (self._noise, *(batches.generators if isinstance(batches, RandomBatches) else ()))
             self._source = batches
             self._critic_only = Repeated(lambda: self._draw(batches, False), graph=self._graph, generators=generators)
             self._with_actor = Repeated(lambda: self._draw(batches, True), graph=self._graph, generators=generators)

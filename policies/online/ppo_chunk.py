@@ -329,5 +329,11 @@ class PpoChunkPolicy(ChunkedPolicy):
 def wide_io(io: IOSpec, chunk: int) -> IOSpec:
     """The interface whose action is `chunk` actions one behind the other."""
     names = tuple(f"{name}_{tick}" for tick in range(chunk) for name in io.action_names)
-    bounds = {name: getattr(io, name) * chunk for name in ("action_low", "action_high", "action_units")}
-    return replace(io, action_names=names, control_hz=io.control_hz / chunk, **bounds)
+    return replace(
+        io,
+        action_names=names,
+        control_hz=io.control_hz / chunk,
+        action_low=io.action_low * chunk,
+        action_high=io.action_high * chunk,
+        action_units=io.action_units * chunk,
+    )

@@ -6,6 +6,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import gymnasium
@@ -124,7 +125,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
         """Networks, optimisers, temperature, step count, and rows of what was seen."""
         state_dicts, variables = self._model._get_torch_save_params()
         names = [*state_dicts, *(variables or [])]
-        parts = {name: _attribute(self._model, name) for name in names}
+        parts = {name: attrgetter(name)(self._model) for name in names}
         state = {name: part.detach() if isinstance(part, Tensor) else part.state_dict() for name, part in parts.items()}
         return {"parts": state, "env_steps": self.env_steps, "rows": self.seen_rows.state_dict()}
 
@@ -135,7 +136,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
 
     def _restore(self, state: dict[str, Any], steps: int) -> None:
         for name, saved in state["parts"].items():
-            part = _attribute(self._model, name)
+            part = attrgetter(name)(self._model)
             if isinstance(part, Tensor):
                 with torch.no_grad():
                     part.copy_(torch.as_tensor(saved))
@@ -321,12 +322,6 @@ def _algorithm(name: str) -> Any:
             ) from error
         return vars(sb3_contrib)[name]
     raise ValueError(f"there is no algorithm {name!r}; expected one of {', '.join([*sorted(known), *CONTRIB])}")
-
-
-def _attribute(model: Any, path: str) -> Any:
-    for name in path.split("."):
-        model = getattr(model, name)
-    return model
 
 
 def _box(shape: tuple[int, ...], dtype: str) -> gymnasium.spaces.Box:

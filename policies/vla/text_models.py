@@ -115,7 +115,7 @@ class ChatEndpoint:
                 if error.code != 429 and error.code < 500:
                     raise EndpointError(f"{self.url}: {why}") from error
             except (TimeoutError, urllib.error.URLError, ConnectionError) as error:
-                reason = getattr(error, "reason", error)
+                reason = error.reason if isinstance(error, urllib.error.URLError) else error
                 late = isinstance(reason, TimeoutError)
                 why = f"no answer within {self.timeout:g} s" if late else f"nothing answers ({reason}); is it running?"
         else:

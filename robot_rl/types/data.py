@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:  # the processes of a robot that acts without torch load none
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 Array: TypeAlias = Union[np.ndarray, "Tensor"]
 Obs = dict[str, Any]
@@ -190,6 +190,19 @@ class Episode:
 
     def __len__(self) -> int:
         return len(self.action)
+
+
+@runtime_checkable
+class RandomBatches(Protocol):
+    """Batches that say what they draw from: a CUDA graph has to know it.
+
+    Attributes:
+        generators: what the drawing consumes.
+    """
+
+    generators: tuple[Generator, ...]
+
+    def __next__(self) -> Transitions: ...
 
 
 class Sampler(Protocol):
