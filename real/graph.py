@@ -306,14 +306,12 @@ def _parameters(path: str, what: str = "params_file") -> dict[str, Any]:
 def _check(args: GraphArgs) -> None:
     if not args.robot_spec:
         raise GraphError("robot_spec is empty; give the path of the robot's YAML, e.g. robot_spec=arm.yaml")
-    for name in ("robot_spec", "params_file"):
-        path = getattr(args, name)
+    for name, path in (("robot_spec", args.robot_spec), ("params_file", args.params_file)):
         if path and not Path(path).expanduser().is_file():
             raise GraphError(f"{name} is {path}, which is no file")
     if args.params_file:
         _parameters(args.params_file)
-    for name in ("policy_path", "policy_root"):
-        path = getattr(args, name)
+    for name, path in (("policy_path", args.policy_path), ("policy_root", args.policy_root)):
         if path and not Path(path).expanduser().is_dir() and not (name == "policy_path" and has_card(Path(path))):
             raise GraphError(f"{name} is {path}, which is no folder")
     if args.policy_path and has_card(Path(args.policy_path).expanduser()):

@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from typing_extensions import is_protocol
 
 from robot_rl import extras
 from robot_rl.types import Learner, Options
@@ -384,7 +385,7 @@ def _call(
 def _checkable(hint: Any) -> Any:
     """A type as pydantic can check it: objects that nodes became (worlds, ports) are checked where they were made."""
     parts = [hint, *get_args(hint)]
-    return Any if any(isinstance(item, type) and getattr(item, "_is_protocol", False) for item in parts) else hint
+    return Any if any(isinstance(item, type) and is_protocol(item) for item in parts) else hint
 
 
 def _takes_bool(hint: Any) -> bool:
@@ -426,7 +427,7 @@ def plain(value: Any) -> Any:
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
     found = import_module(module)
-    return getattr(found, name) if name else found
+    return vars(found)[name] if name else found
 
 
 def _the_one(kind: str, module: str) -> Callable[..., Any] | None:

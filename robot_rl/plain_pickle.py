@@ -29,6 +29,17 @@ class NotPlain(pickle.UnpicklingError):
     """The file asks for a class or function that is neither an array nor a plain container; the text is its name."""
 
 
+class Inert:
+    """Stands for any object of a file: takes what it is given, keeps attributes, does nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update({key: value for key, value in state.items() if isinstance(key, str)})
+
+
 class ArrayUnpickler(pickle.Unpickler):
     """Builds arrays, scalars and built-in containers; every other global goes to `other`."""
 
@@ -51,7 +62,7 @@ class ArrayUnpickler(pickle.Unpickler):
         return self.other(module, name)
 
     def other(self, module: str, name: str) -> Any:
-        """Refuse it; a subclass may give a class that does nothing instead.
+        """Refuse it; a subclass may give `Inert` instead.
 
         Raises:
             NotPlain: always.
@@ -91,7 +102,7 @@ def arrays_of(value: Any, _done: dict[int, Any] | None = None, _depth: int = 0) 
         found = {key: arrays_of(item, done, _depth + 1) for key, item in value.items()}
     elif isinstance(value, (list, tuple)):
         found = type(value)(arrays_of(item, done, _depth + 1) for item in value)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):  # what `other` gave
+    elif isinstance(value, Inert):
         done[id(value)] = value
         for key, item in vars(value).items():
             value.__dict__[key] = arrays_of(item, done, _depth + 1)

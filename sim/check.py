@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.types import IOSpec
@@ -76,7 +77,7 @@ def _record(obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -
 
 
 def _numpy(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _spaces(env: Any) -> list[str]:

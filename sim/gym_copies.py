@@ -367,8 +367,8 @@ def work(pipe: Any, shared: dict[str, tuple[Any, str, tuple[int, ...]]], rows: t
                 copies.close()
                 return
             else:
-                name, arguments = pipe.recv()
-                answer = getattr(copies, name)(*arguments)
+                method, arguments = pipe.recv()
+                answer = method(copies, *arguments)
                 pipe.send_bytes(b"")
                 pipe.send(answer)
     except (EOFError, BrokenPipeError):

@@ -106,8 +106,9 @@ def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
         mujoco.mj_getState(model, data, state, signature)
         out["mujoco.state"] = state
         out |= {f"mujoco.data.{name}": value.copy() for name, value in _arrays(data)}
+        before = dict(_arrays(nominal))
         for name, value in _arrays(model):
-            if not np.array_equal(value, getattr(nominal, name)):
+            if not np.array_equal(value, before[name]):
                 out[f"mujoco.model.{name}"] = value.copy()
     return out
 
@@ -119,8 +120,9 @@ def load(env: gymnasium.Env, nominal: Any, state: dict[str, Any]) -> None:
         mujoco = require("mujoco")
 
         model, data = parts
+        before = dict(_arrays(nominal))
         for name, value in _arrays(model):
-            wanted = np.asarray(state.get(f"mujoco.model.{name}", getattr(nominal, name)))
+            wanted = np.asarray(state.get(f"mujoco.model.{name}", before[name]))
             if not np.array_equal(value, wanted):
                 value[...] = wanted
         mujoco.mj_resetData(model, data)

@@ -115,4 +115,4 @@ def _lab(id: str | None, num_envs: int, device: str) -> tuple[list[str], bool]:
 
 
 def _numpy(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

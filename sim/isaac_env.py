@@ -227,8 +227,12 @@ class IsaacPhysics:
         drives = {drive.joint: drive for actor in self._actors for drive in actor.drives if drive.actuator >= 0}
         by_actuator = sorted(drives.values(), key=lambda drive: drive.actuator)
         self._gear, self._low, self._high = (
-            torch.tensor([getattr(drive, key) for drive in by_actuator], dtype=torch.float32, device=self.device)
-            for key in ("gear", "low", "high")
+            torch.tensor(column, dtype=torch.float32, device=self.device)
+            for column in (
+                [drive.gear for drive in by_actuator],
+                [drive.low for drive in by_actuator],
+                [drive.high for drive in by_actuator],
+            )
         )
         self._drive_map = []
         for mode in ("position", "velocity", "effort"):

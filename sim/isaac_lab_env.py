@@ -128,7 +128,7 @@ class IsaacLabVectorEnv(VectorEnv):
         self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.render_mode = getattr(env, "render_mode", None)
+        self.render_mode = env.render_mode
         self.metadata = {
             "autoreset_mode": AutoresetMode.SAME_STEP,
             "render_modes": ["rgb_array"],

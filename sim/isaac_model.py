@@ -274,7 +274,14 @@ def _joints_of(model: Any, body: int) -> range:
 
 def _name(model: Any, kind: str, index: int) -> str:
     mujoco = require("mujoco")
-    found = mujoco.mj_id2name(model, getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}"), index)
+    kinds = mujoco.mjtObj
+    which = {
+        "body": kinds.mjOBJ_BODY,
+        "joint": kinds.mjOBJ_JOINT,
+        "geom": kinds.mjOBJ_GEOM,
+        "actuator": kinds.mjOBJ_ACTUATOR,
+    }
+    found = mujoco.mj_id2name(model, which[kind], index)
     return found or f"{kind}_{index}"
 
 

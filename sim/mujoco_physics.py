@@ -8,6 +8,7 @@ after a step the stages that the model's sensors need are computed once more, fo
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -191,8 +192,7 @@ def check_version(version: str) -> None:
 
 def _threads(wanted: int | None, num_envs: int) -> int:
     if wanted is None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        wanted = len(affinity(0)) if affinity else os.cpu_count() or 1
+        wanted = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     elif wanted < 1:
         raise ValueError(f"num_threads is {wanted}, expected at least 1 (or null for all processors)")
     return min(wanted, num_envs)

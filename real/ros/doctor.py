@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from std_msgs.msg import String  # noqa: E402
 
 from robot_rl.real.core.recording import topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
-from robot_rl.real.ros.io import hardware_type, message_class, qos, seconds  # noqa: E402
+from robot_rl.real.ros.io import Stamped, hardware_type, message_class, qos, seconds  # noqa: E402
 from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
 from robot_rl.real.ros.wiggle import Wiggle, try_timeout  # noqa: E402
 
@@ -58,8 +59,8 @@ class Heard:
         """Smallest receipt - stamp [s]: the sender's clock behind ours, plus the shortest way; nan without stamps."""
         gaps = []
         for when, raw in self.stamps:
-            header = getattr(deserialize_message(raw, self.kind), "header", None)
-            if header is not None and (stamp := seconds(header.stamp)) > 0.0:
+            message = deserialize_message(raw, self.kind)
+            if isinstance(message, Stamped) and (stamp := seconds(message.header.stamp)) > 0.0:
                 gaps.append(when - stamp)
         return min(gaps, default=np.nan)
 
@@ -165,13 +166,15 @@ def _platform(found: Findings, timing: bool) -> None:
         f"  security {'on' if value('ROS_SECURITY_ENABLE', '') == 'true' else 'off'}",
         f"Fast DDS profile {value('FASTDDS_DEFAULT_PROFILES_FILE') or 'default'}",
     ]
-    allowed = "yes"
-    before = os.sched_getscheduler(0)
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-        os.sched_setscheduler(0, before, os.sched_param(0))
-    except (OSError, AttributeError) as error:
-        allowed = f"no ({error}); loops run without real-time priority"
+    allowed = "no (Linux alone has it)"
+    if sys.platform == "linux":
+        before = os.sched_getscheduler(0)
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            os.sched_setscheduler(0, before, os.sched_param(0))
+            allowed = "yes"
+        except OSError as error:
+            allowed = f"no ({error}); loops run without real-time priority"
     line = f"SCHED_FIFO allowed: {allowed}"
     if timing:
         late = _wake_up()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from rclpy.qos import (  # noqa: E402
     ReliabilityPolicy,
 )
 from sensor_msgs.msg import CompressedImage, Image, Imu, JointState  # noqa: E402
-from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout  # noqa: E402
+from std_msgs.msg import Float64MultiArray, Header, MultiArrayDimension, MultiArrayLayout  # noqa: E402
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint  # noqa: E402
 
 Array = np.ndarray
@@ -120,6 +120,13 @@ def message_class(kind: str) -> Any:
 
 
 # ---------------------------------------------------------------- time
+
+
+@runtime_checkable
+class Stamped(Protocol):
+    """A message with a header."""
+
+    header: Header
 
 
 def seconds(stamp: Time | Duration) -> float:
@@ -279,8 +286,11 @@ def read_command(message: JointTrajectory, source: str) -> CommandMessage:
     seq = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else 0
     points = message.points
     fields: dict[str, Array] = {}
-    for field in ("positions", "velocities", "effort"):
-        rows = [getattr(point, field) for point in points]
+    for field, rows in (
+        ("positions", [point.positions for point in points]),
+        ("velocities", [point.velocities for point in points]),
+        ("effort", [point.effort for point in points]),
+    ):
         if any(len(row) for row in rows):
             even = len({len(row) for row in rows}) == 1
             fields[field] = np.array(rows, float) if even else np.zeros((len(rows), 0))
@@ -391,7 +401,7 @@ def _twist_message(spec: RobotSpec, value: Sequence[float], stamp: float) -> Twi
     twist = Twist()
     for name, number in zip(spec.names, value):
         part, _, axis = name.partition("_")
-        setattr(getattr(twist, part), axis, number)
+        setattr({"linear": twist.linear, "angular": twist.angular}[part], axis, number)
     if not spec.stamped:
         return twist
     message = TwistStamped(twist=twist)

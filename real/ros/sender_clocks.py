@@ -10,7 +10,7 @@ import numpy as np
 from rclpy.node import Node
 
 from robot_rl.real.core.alignment import SimulatedStamps, SourceClock
-from robot_rl.real.ros.io import seconds
+from robot_rl.real.ros.io import Stamped, seconds
 
 FASTDDS = "rmw_fastrtps"
 HOST = 4
@@ -74,8 +74,8 @@ class SenderClocks:
             message: with or without a header.
             receipt: of it.
         """
-        key, header = receipt.sender or key, getattr(message, "header", None)
-        stamp, offset = (0.0 if header is None else seconds(header.stamp)), receipt.offset
+        key, offset = receipt.sender or key, receipt.offset
+        stamp = seconds(message.header.stamp) if isinstance(message, Stamped) else 0.0
         if self._simulated:
             stamp = self._stamps.setdefault(key, SimulatedStamps()).steady(receipt.arrival, receipt.told, stamp)
             offset = 0.0

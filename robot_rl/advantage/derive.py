@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import torch
 
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.tables import EpisodeTable, SegmentTable, StepTable, TurnTable
@@ -161,7 +162,7 @@ def _columns(
             raise ValueError(f"unknown {name} column '{key}'; expected one of {', '.join(known)}")
         if column is None:
             continue
-        column = np.asarray(column.detach().cpu() if hasattr(column, "detach") else column)
+        column = np.asarray(column.detach().cpu() if isinstance(column, torch.Tensor) else column)
         if column.shape != (count,):
             raise ValueError(f"{name} column '{key}' has shape {column.shape}, expected ({count},): one per {name}")
         out[key] = column

@@ -7,7 +7,7 @@ kind, dtype and device. CUDA tensors never leave their device: checks that would
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -91,10 +91,13 @@ def detach(x: Array) -> Array:
     return x.detach() if isinstance(x, torch.Tensor) else x
 
 
-def zeros(n: int, like: Array, dtype: str = "float64") -> Array:
+_DTYPES = {"float64": torch.float64, "int64": torch.int64}
+
+
+def zeros(n: int, like: Array, dtype: Literal["float64", "int64"] = "float64") -> Array:
     """(n,) zeros of the kind and device of `like`."""
     if isinstance(like, torch.Tensor):
-        return torch.zeros(n, dtype=getattr(torch, dtype), device=like.device)
+        return torch.zeros(n, dtype=_DTYPES[dtype], device=like.device)
     return np.zeros(n, dtype=dtype)
 
 

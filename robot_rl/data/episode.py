@@ -160,8 +160,7 @@ def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:
 
 def _columns(episode: Episode) -> dict[str, np.ndarray]:
     named = {f"obs/{key}": np.asarray(value) for key, value in episode.obs.items()}
-    names = ("action", "proposed", "reward", "intervened", "stamp")
-    return named | {name: np.asarray(getattr(episode, name)) for name in names}
+    return named | {name: np.asarray(value) for name, value in episode.columns().items()}
 
 
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:

@@ -257,7 +257,7 @@ def relabel(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | N
 def to_episode(steps: Sequence[ControlStep], reason: EndReason, meta: dict[str, Any]) -> Episode:
     """Steps whose observations meet, as one `Episode`; the inverse of `to_steps`."""
     keys = steps[0].obs
-    columns = {name: np.array([getattr(s, name) for s in steps], dtype) for name, dtype in COLUMNS.items()}
+    columns = {name: np.array([vars(s)[name] for s in steps], dtype) for name, dtype in COLUMNS.items()}
     last = next((step for step in reversed(steps) if step.valid), steps[-1])
     return Episode(
         obs={key: np.stack([*(s.obs[key] for s in steps), steps[-1].next_obs[key]]) for key in keys},

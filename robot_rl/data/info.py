@@ -155,7 +155,12 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     values = values[np.isfinite(values)]
     if not len(values):
         values = np.zeros(1)
-    return {name: float(getattr(np, name)(values)) for name in ("mean", "std", "min", "max")}
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "min": float(values.min()),
+        "max": float(values.max()),
+    }
 
 
 def _size(path: Path) -> int:

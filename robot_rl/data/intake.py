@@ -143,9 +143,16 @@ class RingWriter:
         arrays, layout, ring, n_envs = self._arrays, self._layout, self._ring, self._num_envs
         valid = np.asarray(_host(step.valid), bool)
         ended = np.asarray(_host(step.terminated), bool) | np.asarray(_host(step.truncated), bool)
-        for name in ("valid", "terminated", "truncated", "intervened", "reward", "action"):
-            if len(getattr(step, name)) != n_envs:
-                raise ValueError(f"Step.{name} has {len(getattr(step, name))} rows, expected num_envs={n_envs}")
+        for name, value in (
+            ("valid", step.valid),
+            ("terminated", step.terminated),
+            ("truncated", step.truncated),
+            ("intervened", step.intervened),
+            ("reward", step.reward),
+            ("action", step.action),
+        ):
+            if len(value) != n_envs:
+                raise ValueError(f"Step.{name} has {len(value)} rows, expected num_envs={n_envs}")
         env = np.flatnonzero(valid)
         n = len(env)
         if n == 0:

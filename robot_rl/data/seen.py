@@ -147,5 +147,5 @@ def space_rows(count: int, most: int) -> np.ndarray:
 
 
 def _flat(value: Any) -> np.ndarray:
-    rows = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    rows = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
     return rows.reshape(-1, rows.shape[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -44,6 +44,22 @@ class Watcher(Protocol):
 
     def close(self) -> None:
         """Stop what works for it."""
+        ...
+
+
+@runtime_checkable
+class PictureWatcher(Watcher, Protocol):
+    """A watcher whose pictures have a size of their own, and whose scale may have to be measured."""
+
+    image_size: tuple[int, int]
+    """(height, width) that it reads."""
+    z_max: float | None
+    """Its scale; None: `calibrate` finds it."""
+    calibration: int
+    """Random steps for that."""
+
+    def calibrate(self, pictures: np.ndarray) -> float:
+        """z_max of the pictures of a random policy (n, H, W, 3)."""
         ...
 
 

@@ -242,7 +242,9 @@ class Card(Options):
 
     def limit(self, key: Literal["velocity", "acceleration", "effort"]) -> tuple[float, ...]:
         """A limit of every joint, with the default of simulation where it is `?`."""
-        values = (getattr(joint, key) for joint in self.joints)
+        values = (
+            {"velocity": j.velocity, "acceleration": j.acceleration, "effort": j.effort}[key] for j in self.joints
+        )
         return tuple(DEFAULTS[key] if value == OPEN else float(value) for value in values)
 
 

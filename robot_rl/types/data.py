@@ -191,6 +191,13 @@ class Episode:
     def __len__(self) -> int:
         return len(self.action)
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """What there is of every step besides its observation, by name."""
+        return {
+            "action": self.action, "proposed": self.proposed, "reward": self.reward, "intervened": self.intervened,
+            "stamp": self.stamp,
+        }  # fmt: skip
+
 
 @runtime_checkable
 class RandomBatches(Protocol):

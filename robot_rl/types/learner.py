@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -79,9 +80,17 @@ class Needs:
         for name in (self.feeds, *((self.then,) if self.then else ())):
             if name not in FEEDS:
                 raise ValueError(f"a learner is fed '{name}', expected one of {', '.join(FEEDS)}")
-        for name in ("window", "seeds", "decision_interval", "rollout_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Needs.{name} is {getattr(self, name)}, expected 1 or more")
+        for name, value in (
+            ("window", self.window),
+            ("seeds", self.seeds),
+            ("decision_interval", self.decision_interval),
+            ("rollout_steps", self.rollout_steps),
+        ):
+            if value < 1:
+                raise ValueError(f"Needs.{name} is {value}, expected 1 or more")
+
+
+_DESCRIPTORS = (property, cached_property, classmethod, staticmethod)
 
 
 class Learner(Generic[O_co, Data_contra]):
@@ -128,7 +137,7 @@ class Learner(Generic[O_co, Data_contra]):
         declared = {name for base in cls.__mro__[1:] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
         asked = {item.name for item in fields(Needs)}
         for name, value in vars(cls).items():
-            if name.startswith("_") or name.isupper() or callable(value) or hasattr(value, "__get__"):
+            if name.startswith("_") or name.isupper() or callable(value) or isinstance(value, _DESCRIPTORS):
                 continue  # a method, a property or a constant of the class's own
             if name in asked and name not in declared:
                 raise TypeError(

@@ -360,7 +360,7 @@ def episodes_of(
 
 
 def _flags(value: Any) -> np.ndarray:
-    return np.asarray(value.cpu() if hasattr(value, "cpu") else value).astype(bool)
+    return np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value).astype(bool)
 
 
 def _finish(episode: Episode, control_hz: float, success: Any = None, instruction: str | None = None) -> Episode:

@@ -138,8 +138,8 @@ def refuse_idle(settings: TrainSettings, learner: Learner[Any, Any]) -> None:
         )
     if settings.demos and settings.log is not None:
         raise ValueError("demos and log are both given, and one of them is sampled; leave the other out")
-    for share, source in (("demo_share", "demos"), ("log_share", "log")):
-        if share in set_ and not getattr(settings, source):
+    for share, source, given in (("demo_share", "demos", settings.demos), ("log_share", "log", settings.log)):
+        if share in set_ and not given:
             raise ValueError(f"{share} has no effect without {source}; add {source}=<...>, or leave it out")
 
 
