@@ -69,7 +69,7 @@ class FrozenReader:
             raise ValueError(f"reader is of kind '{kind}', expected one of {', '.join(KINDS)}")
         with torch.random.fork_rng(devices=[]):
             model = _build(kind, options, io, (int(height), int(width)), len(self.cameras))
-        model.to(device).eval().requires_grad_(False)
+        self._model = model.to(device).eval().requires_grad_(False)
         self._read: _CriticTrunk | _Backbone = _CriticTrunk(model) if isinstance(model, CriticNet) else model
         wanted = tuple(self._read.image_size)
         if wanted != (height, width):

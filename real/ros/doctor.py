@@ -29,7 +29,8 @@ from std_msgs.msg import String  # noqa: E402
 
 from robot_rl.real.core.recording import topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
-from robot_rl.real.ros.io import Stamped, hardware_type, message_class, qos, seconds  # noqa: E402
+from robot_rl.real.ros.io import hardware_type, qos, seconds  # noqa: E402
+from robot_rl.real.ros.message_kinds import Stamped, message_class  # noqa: E402
 from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
 from robot_rl.real.ros.wiggle import Wiggle, try_timeout  # noqa: E402
 

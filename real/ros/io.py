@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
-from robot_rl.extras import require, require_foreign
+from robot_rl.extras import require
 from robot_rl.real.cameras import raw_pixels
 from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.spec import AXES, FIELDS, PD, PD_INTERFACES, TWIST, RobotSpec
@@ -29,7 +29,7 @@ from rclpy.qos import (  # noqa: E402
     ReliabilityPolicy,
 )
 from sensor_msgs.msg import CompressedImage, Image, Imu, JointState  # noqa: E402
-from std_msgs.msg import Float64MultiArray, Header, MultiArrayDimension, MultiArrayLayout  # noqa: E402
+from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout  # noqa: E402
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint  # noqa: E402
 
 Array = np.ndarray
@@ -106,27 +106,7 @@ def message_type(name: str) -> Any:
     return TYPES[short]
 
 
-def message_class(kind: str) -> Any:
-    """Class of a message of any package, "package/msg/Name".
-
-    Raises:
-        ValueError: the package is not installed here, or has no such message.
-    """
-    package, _, name = kind.replace("/msg/", "/").partition("/")
-    try:
-        return vars(require_foreign(f"{package}.msg", "Source the workspace that builds it."))[name]
-    except (ImportError, KeyError) as error:
-        raise ValueError(f"message type {kind!r} is not installed here ({error})") from error
-
-
 # ---------------------------------------------------------------- time
-
-
-@runtime_checkable
-class Stamped(Protocol):
-    """A message with a header."""
-
-    header: Header
 
 
 def seconds(stamp: Time | Duration) -> float:

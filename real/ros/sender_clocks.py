@@ -10,7 +10,8 @@ import numpy as np
 from rclpy.node import Node
 
 from robot_rl.real.core.alignment import SimulatedStamps, SourceClock
-from robot_rl.real.ros.io import Stamped, seconds
+from robot_rl.real.ros.io import seconds
+from robot_rl.real.ros.message_kinds import Stamped
 
 FASTDDS = "rmw_fastrtps"
 HOST = 4
