@@ -51,8 +51,8 @@ class Watcher(Protocol):
 class PictureWatcher(Watcher, Protocol):
     """A watcher whose pictures have a size of their own, and whose scale may have to be measured."""
 
-    image_size: tuple[int, int]
-    """(height, width) that it reads."""
+    image_size: tuple[int, int] | None
+    """(height, width) that it reads; None: any."""
     z_max: float | None
     """Its scale; None: `calibrate` finds it."""
     calibration: int

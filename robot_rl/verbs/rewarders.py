@@ -65,7 +65,7 @@ def watched_factory(cfg: DictConfig, options: dict[str, Any], without: EnvMaker)
         new = [camera for camera in reward.cameras if shown is not None and camera not in shown]
         if new:  # pictures for the reward alone
             node["cameras"] = [*(shown or ()), *new]
-            if isinstance(reward, PictureWatcher) and not shown:
+            if isinstance(reward, PictureWatcher) and reward.image_size is not None and not shown:
                 node["camera_size"] = list(reward.image_size)
         env = build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
         if isinstance(reward, PictureWatcher) and reward.z_max is None:

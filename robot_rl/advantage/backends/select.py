@@ -71,14 +71,16 @@ def backend(device: str = "cpu") -> str:
 
 @functools.cache
 def kernels(name: str) -> ModuleType:
-    """Module of a CPU array backend ("numpy" or "numba"), imported on first use."""
-    if name == "numba":
-        from robot_rl.advantage.backends import numba_scan
-
-        return numba_scan
-    from robot_rl.advantage.backends import numpy_scan
-
-    return numpy_scan
+    """Module of a backend, imported on first use."""
+    if name == "numpy":
+        from robot_rl.advantage.backends import numpy_scan as scan
+    elif name == "numba":
+        from robot_rl.advantage.backends import numba_scan as scan
+    elif name == "triton":
+        from robot_rl.advantage.backends import triton_scan as scan
+    else:
+        from robot_rl.advantage.backends import torch_scan as scan
+    return scan
 
 
 def _check(name: str) -> str:
