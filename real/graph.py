@@ -154,14 +154,14 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
     """
     args = replace(args, robot_spec=find_file(args.robot_spec), params_file=find_file(args.params_file))
     _check(args)
-    shared: dict[str, Any] = {"robot_spec": str(Path(args.robot_spec).expanduser().resolve())}
+    shared: dict[str, object] = {"robot_spec": str(Path(args.robot_spec).expanduser().resolve())}
     if args.use_sim_time:
         shared["use_sim_time"] = True
     priority = PRIORITY if args.realtime else 0
     robot_card = _card(args.robot_spec)
     made: list[NodeSpec] = []
 
-    def add(name: str, parameters: Mapping[str, Any], **rest: Any) -> None:
+    def add(name: str, parameters: Mapping[str, object], **rest: Any) -> None:
         made.append(
             NodeSpec(
                 name,
@@ -177,7 +177,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         )
 
     if args.sim:
-        robot: dict[str, Any] = {"rate": args.rate, "seed": args.seed, "realtime": priority}
+        robot: dict[str, object] = {"rate": args.rate, "seed": args.seed, "realtime": priority}
         if args.world:
             robot |= {"world": args.world, "world_options": _world_options(args, robot_card)}
         elif args.model:
@@ -189,7 +189,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         add("sim_robot", robot, essential=True, grace=0.4)
         if args.use_sim_time:  # it makes the time and must not wait for it
             made[-1].parameters.pop("use_sim_time")
-    supervisor: dict[str, Any] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart}
+    supervisor: dict[str, object] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart}
     if robot_card is not None:
         supervisor |= of_card(robot_card)[1]
     if args.model:
@@ -200,7 +200,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         supervisor["allow_external"] = True
     add("safety_supervisor", supervisor, essential=True, grace=1.4)  # it brakes for a second at most
     if args.policy_path:
-        policy: dict[str, Any] = {
+        policy: dict[str, object] = {
             "policy_path": str(Path(args.policy_path).expanduser().resolve()),
             "rate": args.rate,
             "realtime": priority,
@@ -357,7 +357,7 @@ def from_strings(values: Mapping[str, str]) -> GraphArgs:
     kinds = {
         item.name: "str" if item.name == "robot_spec" else type(item.default).__name__ for item in fields(GraphArgs)
     }
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     for name, text in values.items():
         if name in BOUNDS:
             made[name] = bound(name, text)
@@ -389,5 +389,5 @@ def bound(name: str, text: str) -> float | tuple[float, ...] | None:
         raise GraphError(f"{name} is {text!r}, expected a number or a list such as [-1.0,-2.0]") from error
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     return json.dumps(value)  # YAML reads JSON; texts must be quoted, or "1" would become a number

@@ -188,7 +188,7 @@ def names(kind: str) -> list[str]:
     return sorted(found)
 
 
-def make(kind: str, node: Mapping[str, Any], *context: Any, where: str = "", **given: Any) -> Any:
+def make(kind: str, node: Mapping[str, object], *context: object, where: str = "", **given: object) -> Any:
     """The object that a node describes.
 
     Args:
@@ -216,7 +216,7 @@ def make_world(node: str | Mapping[str, Any]) -> Any:
         raise ValueError(str(error)) from error
 
 
-def world_port(node: Mapping[str, Any], joints: Sequence[str]) -> Any:
+def world_port(node: Mapping[str, object], joints: Sequence[str]) -> Any:
     """A `robot_rl.sim.port.WorldPort` for a robot, of the node of a world."""
     return tool("world_port")(make_world(node), joints)
 
@@ -292,7 +292,7 @@ def read(kind: str, maker: Callable[..., Any], values: Mapping[str, Any], where:
     return check(options_of(kind, maker), values, where, name)
 
 
-def check(model: type[M], values: Mapping[str, Any], where: str, name: str) -> M:
+def check(model: type[M], values: Mapping[str, object], where: str, name: str) -> M:
     """The options of a class, typed and checked.
 
     Args:
@@ -351,7 +351,7 @@ def values_of(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _lines(maker: Callable[..., Any]) -> dict[str, str]:
+def _lines(maker: Callable[..., object]) -> dict[str, str]:
     """Argument -> what its docstring says of it."""
     found: dict[str, str] = {}
     for text in (maker.__doc__, maker.__init__.__doc__ if isinstance(maker, type) else ""):
@@ -370,7 +370,11 @@ def _lines(maker: Callable[..., Any]) -> dict[str, str]:
 
 
 def _call(
-    maker: Callable[..., Any], first: tuple[Any, ...], values: dict[str, Any], *context: Any, **given: Any
+    maker: Callable[..., object],
+    first: tuple[object, ...],
+    values: Mapping[str, object],
+    *context: object,
+    **given: object,
 ) -> Any:
     """Call with the given arguments that the maker takes."""
     parameters = inspect.signature(maker).parameters
@@ -382,21 +386,21 @@ def _call(
         raise Refused(str(error)) from error
 
 
-def _checkable(hint: Any) -> Any:
+def _checkable(hint: object) -> Any:
     """A type as pydantic can check it: objects that nodes became (worlds, ports) are checked where they were made."""
     parts = [hint, *get_args(hint)]
     return Any if any(isinstance(item, type) and is_protocol(item) for item in parts) else hint
 
 
-def _takes_bool(hint: Any) -> bool:
-    return hint in (bool, Any) or any(item is True or _takes_bool(item) for item in get_args(hint))
+def _takes_bool(hint: object) -> bool:
+    return hint in (bool, Any, object) or any(item is True or _takes_bool(item) for item in get_args(hint))
 
 
-def _takes_options(maker: Callable[..., Any]) -> bool:
+def _takes_options(maker: Callable[..., object]) -> bool:
     return _stated(maker) is not None
 
 
-def _stated(maker: Any) -> type[BaseModel] | None:
+def _stated(maker: object) -> type[BaseModel] | None:
     """The `Options` in `class X(LogLearner[XOptions])`, of the nearest base that states them; else of `options=`."""
     if not (isinstance(maker, type) and issubclass(maker, Learner)):
         asked = get_type_hints(maker.__init__ if isinstance(maker, type) else maker).get("options")
@@ -413,7 +417,7 @@ def _stated(maker: Any) -> type[BaseModel] | None:
     return None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as configurations hold it."""
     if isinstance(value, BaseModel):
         return {key: plain(item) for key, item in value}
@@ -445,7 +449,7 @@ def _the_one(kind: str, module: str) -> Callable[..., Any] | None:
 
 def _files(room: str, name: str) -> set[str]:
     """Names of the Python files beside the one that a name would mean."""
-    folder: Any = resources.files(room)
+    folder = resources.files(room)
     for part in name.split("/")[:-1]:
         folder = folder.joinpath(part)
     if not folder.is_dir():

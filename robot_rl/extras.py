@@ -159,7 +159,7 @@ def own(name: str, where: str = "") -> Any:
         module = _of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise ValueError(f"there is no module '{place}' on the Python path ({error})") from error
-    found: Any = module
+    found = module
     for part in path.split("."):
         if part not in vars(found):
             raise ValueError(f"{place} has no '{path}'; give {where}<module or file>:<name>")
@@ -178,7 +178,7 @@ def file_hash(name: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def check_hash(name: str, stored: Any) -> None:
+def check_hash(name: str, stored: object) -> None:
     """Refuse code that is no longer what a run was made with, unless the user names it again or wants it so.
 
     Raises:

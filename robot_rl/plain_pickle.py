@@ -88,14 +88,14 @@ def load(path: Path, kind: type[ArrayUnpickler] = ArrayUnpickler) -> Any:
         return arrays_of(kind(data, encoding="latin1").load())
 
 
-def arrays_of(value: Any, _done: dict[int, Any] | None = None, _depth: int = 0) -> Any:
+def arrays_of(value: object, _done: dict[int, Any] | None = None, _depth: int = 0) -> Any:
     """Plain containers with every array in them made real; an array that is there twice stays one."""
     done = {} if _done is None else _done
     if _depth > 100:
         raise pickle.UnpicklingError("containers lie in one another more than 100 deep")
     if id(value) in done:
         return done[id(value)]
-    found: Any = value
+    found = value
     if isinstance(value, (_Array, _Kind)):
         found = value.real()
     elif isinstance(value, dict):
@@ -126,7 +126,7 @@ class _Kind:
     def __init__(self, name: object, *_: object) -> None:
         self._name, self._order = name, "="
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) < 5 or any(item is not None for item in state[2:5]):
             raise pickle.UnpicklingError("an array has fields or parts of its own, expected plain numbers")
         self._order = str(state[1])
@@ -171,7 +171,7 @@ class _Made(_Array):
         return self._value
 
 
-def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any = "C") -> _Made:
+def _from_buffer(raw: object, kind: object, shape: Any, order: object = "C") -> _Made:
     if not isinstance(kind, _Kind) or not isinstance(raw, (bytes, bytearray, str)):
         raise pickle.UnpicklingError("an array's content is no bytes of a known type")
     data = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 wrote them as text
@@ -180,7 +180,7 @@ def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any = "C") -> _Made:
     return _Made(flat.reshape(sizes, order="F" if order == "F" else "C"))
 
 
-def _scalar(kind: Any, raw: Any = None) -> Any:
+def _scalar(kind: object, raw: object = None) -> Any:
     if not isinstance(raw, (bytes, str)):
         raise pickle.UnpicklingError("a number without content")
     return _from_buffer(raw, kind, (1,)).real()[0]

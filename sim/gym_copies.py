@@ -71,7 +71,7 @@ class Layout:
     goal: int = 0
 
 
-def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gymnasium.Env:
+def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> gymnasium.Env:
     """The environment without the wrappers whose work is done here: order check, step check, time limit.
 
     Raises:
@@ -202,7 +202,7 @@ class Copies:
     def __init__(
         self,
         id: str,
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
         count: int,
         episode_steps: int | None,
         render_mode: str | None,
@@ -336,7 +336,7 @@ def _first(space: Any, path: tuple[str, ...]) -> int:
     return int(space.start)
 
 
-def _terms(info: Mapping[str, Any]) -> tuple[str, ...]:
+def _terms(info: Mapping[str, object]) -> tuple[str, ...]:
     """Names in an info that hold a term of the reward: numbers whose name begins with "reward_"."""
     numbers = (int, float, np.integer, np.floating)
     return tuple(name for name, value in info.items() if name.startswith(TERM) and isinstance(value, numbers))[
@@ -344,7 +344,7 @@ def _terms(info: Mapping[str, Any]) -> tuple[str, ...]:
     ]
 
 
-def _succeeded(info: Mapping[str, Any]) -> bool:
+def _succeeded(info: Mapping[str, object]) -> bool:
     return any(bool(info[name]) for name in SUCCESS if name in info)
 
 

@@ -42,7 +42,7 @@ def make(
     device: str = "cpu",
     *,
     id: str,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     workers: Whole = 0,
     episode_steps: Count | None = None,
     control_hz: Positive | None = None,
@@ -106,7 +106,7 @@ class GymVectorEnv(VectorEnv):
         seed: int,
         *,
         id: str,
-        kwargs: Mapping[str, Any] | None,
+        kwargs: Mapping[str, object] | None,
         workers: int,
         episode_steps: int | None,
         control_hz: float | None,
@@ -301,7 +301,7 @@ class GymVectorEnv(VectorEnv):
             restart = seeds(self._seed, self.num_envs, self._count + 1)
             self._call(Copies.reset, [(i, restart[i]) for i in np.flatnonzero(~exact).tolist()])
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the environments and end the workers."""
         if self._copies is not None:
             self._copies.close()
@@ -394,7 +394,7 @@ class _Worker:
         if answer:
             raise RuntimeError(f"environments {self.rows[0]} to {self.rows[1] - 1}:\n{answer.decode()}")
 
-    def ask(self, method: Callable[..., R], arguments: tuple[Any, ...]) -> R:
+    def ask(self, method: Callable[..., R], arguments: tuple[object, ...]) -> R:
         """Call a method of `Copies` on the worker's."""
         self.pipe.send_bytes(b"call")
         self.pipe.send((method, arguments))

@@ -63,18 +63,18 @@ class PickCube(gymnasium.Env):
         relative: bool = True,
         pictures: bool = False,
         render_mode: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         prefer_headless()  # gym_hil opens a renderer even where nobody looks
         base = require_foreign("gym_hil.envs", WANTED).PandaPickCubeGymEnv
-        self._base: Any = base(image_obs=pictures, **options)
+        self._base = base(image_obs=pictures, **options)
         self._random, self._relative, self._pictures = random_block, relative, pictures
         self.render_mode = render_mode
         self.model, self.data, self.dt = self._base.model, self._base.data, float(self._base.control_dt)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
         size = 18 if pictures else 24 if relative else 21
         state = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        self.observation_space: Any = state
+        self.observation_space = state
         if pictures:
             seen = self._base.observation_space["pixels"]
             self.observation_space = spaces.Dict({"state": state, "pixels": seen})
@@ -111,7 +111,7 @@ class PickCube(gymnasium.Env):
         """Free the renderer."""
         self._base.close()
 
-    def _see(self, seen: Mapping[str, Any]) -> Any:
+    def _see(self, seen: Mapping[str, object]) -> Any:
         robot = np.array(seen["agent_pos"], np.float32)
         robot[14] /= _FINGERS
         if self._pictures:

@@ -114,5 +114,5 @@ def _lab(id: str | None, num_envs: int, device: str) -> tuple[list[str], bool]:
     return [f"contract: {finding}" for finding in findings] or ["contract: kept"], not bad
 
 
-def _numpy(value: Any) -> np.ndarray:
+def _numpy(value: object) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

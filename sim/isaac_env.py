@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +288,7 @@ class _Worker:
         os.close(answers)
         self._out, self._in = os.fdopen(ours_out, "w"), os.fdopen(ours_in)
 
-    def start(self, task: dict[str, Any]) -> dict[str, Any]:
+    def start(self, task: Mapping[str, object]) -> dict[str, Any]:
         return self.ask(json.dumps(task))
 
     def ask(self, line: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def make(
     id: str,
     action_scale: Positive = 1.0,
     group: str = "policy",
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     render_mode: str | None = None,
 ) -> IsaacLabVectorEnv:
     """Make N copies of a task of Isaac Lab.
@@ -226,12 +226,12 @@ class IsaacLabVectorEnv(VectorEnv):
         """What Isaac Lab renders: one picture of the scene, as a tuple."""
         return None if self.render_mode is None else (self.env.render(),)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the environment; the application stays for the next one."""
         self._inner._reset_idx = self._reset_idx
         self.env.close()
 
-    def _look_and_reset(self, env_ids: Any) -> None:
+    def _look_and_reset(self, env_ids: object) -> None:
         """Observe what is about to be reset, then reset it."""
         if self._last is not None:
             manager = getattr(self._inner, "observation_manager", None)
@@ -239,6 +239,6 @@ class IsaacLabVectorEnv(VectorEnv):
             self._final = self._state(obs)
         self._reset_idx(env_ids)
 
-    def _state(self, obs: Any) -> Tensor:
+    def _state(self, obs: Obs) -> Tensor:
         """The group as a float32 tensor of its own: the task writes into its buffers again."""
         return obs[self._group].detach().float().clone()

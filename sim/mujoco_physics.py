@@ -55,7 +55,7 @@ class Physics:
         self.timestep = float(model.opt.timestep)
         self.substeps = _substeps(control_hz, self.timestep)
         self.num_threads = _threads(num_threads, num_envs)
-        self._batch: Any = require("mujoco.batch").Batch(model, num_envs, self.num_threads)
+        self._batch = require("mujoco.batch").Batch(model, num_envs, self.num_threads)
         self.state, self._warning = self._batch.state, self._batch.warning
         self.time, self.qpos, self.qvel, self.ctrl = (self._batch.bind(x) for x in ("time", "qpos", "qvel", "ctrl"))
         self.before = self.state.copy()

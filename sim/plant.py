@@ -216,7 +216,7 @@ class SceneRenderer:
         RuntimeError: no renderer works.
     """
 
-    def __init__(self, model: Any, height: int, width: int, markers: Mapping[str, str]) -> None:
+    def __init__(self, model: object, height: int, width: int, markers: Mapping[str, str]) -> None:
         from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
         self._cameras = Cameras(model, width, height, markers)

@@ -118,7 +118,7 @@ class Cameras:
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
         model.vis.global_.offheight = max(model.vis.global_.offheight, height)
         self._markers = {key: mocap(model, body) for body, key in (markers or {}).items()}
-        self._context: Any = open_context(width, height)
+        self._context = open_context(width, height)
         if not _left_open:
             # After mujoco's own hook, which ends EGL and whose module was imported just now: hooks run backwards, and
             # contexts that are left when EGL has ended complain from their finalisers.
@@ -135,7 +135,7 @@ class Cameras:
             wanted.offsamples = 0
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
                 self._scene.flags[flag.value] = 0
-        self._mjr: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        self._mjr = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         wanted.shadowsize, wanted.offsamples = finest, samples
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._mjr)
         self._rect = mujoco.MjrRect(0, 0, width, height)

@@ -27,7 +27,9 @@ class WorldTask(WorldPort):
 
 
 def world_task(
-    make_world: Callable[[Mapping[str, Any]], World], world: str = "reach", options: Mapping[str, Any] | None = None
+    make_world: Callable[[Mapping[str, object]], World],
+    world: str = "reach",
+    options: Mapping[str, object] | None = None,
 ) -> Callable[[Sequence[str]], WorldTask]:
     """Maker of the task of a world for the joints of a robot.
 

@@ -54,7 +54,7 @@ def mocap(model: Any, body: str) -> int:
 class Sensors(dict[str, Any]):
     """Sensor values by name; a name that the model has not is answered with those that it has."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         super().__init__(values)
 
     def __missing__(self, key: str) -> Any:

@@ -254,7 +254,7 @@ class ActionHead(nn.Module):
         self.trunk = TrajectoryNet(state, actions, width=width, layers=layers, heads=heads, times=times)
         self.head = nn.Linear(width, actions)
 
-    def forward(self, goal: Tensor, state: Tensor, action: Tensor, time: Tensor, drop: Any = None) -> Tensor:
+    def forward(self, goal: Tensor, state: Tensor, action: Tensor, time: Tensor, drop: object = None) -> Tensor:
         """(B, L, A) in [-1, 1]; arguments as in `TrajectoryNet.forward`."""
         return self.head(self.trunk(goal, state, action, time, drop=drop)[:, :, 1]).tanh()
 

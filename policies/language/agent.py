@@ -376,7 +376,7 @@ def policy_term(logp: Tensor, rows: Mapping[str, Tensor], options: Mapping[str, 
 
 
 def pipeline_of(
-    advantage: str | Pipeline, options: dict[str, Any], *, gamma: float, loss: Mapping[str, Any]
+    advantage: str | Pipeline, options: Mapping[str, object], *, gamma: float, loss: Mapping[str, object]
 ) -> Pipeline:
     """The pipeline of a preset, of a registered estimator, or the given one.
 
@@ -425,7 +425,7 @@ def _check_drift(gap: Tensor) -> None:
 
 
 def _words_of(draw: np.random.Generator) -> list[int]:
-    state: Any = draw.bit_generator.state
+    state = draw.bit_generator.state
     return [state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"]]
 
 

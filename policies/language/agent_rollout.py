@@ -175,7 +175,7 @@ def to_batch(dialogues: Sequence[Dialogue], *, critic: bool, group_by: str = "ta
     start = np.cumsum(length) - length
     spans = np.concatenate([np.array(one.spans) + first for one, first in zip(dialogues, start)])
     truncated = np.array([one.truncated and not one.terminated for one in dialogues])
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     if critic:
         values["value"] = flat([one.value for one in dialogues])
         values["next_value"] = np.array([one.next_value for one in dialogues], np.float32)

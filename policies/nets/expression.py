@@ -6,7 +6,6 @@ import ast
 import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -188,7 +187,7 @@ def _refused(node: ast.expr | ast.stmt, why: str) -> ProgramError:
 
 
 def _all(parts: list[np.ndarray]) -> np.ndarray:
-    out: Any = parts[0]
+    out = parts[0]
     for part in parts[1:]:
         out = out & part
     return np.asarray(out, np.float64)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robot_rl.policies.nets.attention import Drop, Transformer
+from robot_rl.types import Array
 
 
 class TrajectoryNet(nn.Module):
@@ -98,7 +97,7 @@ class TrajectoryMemory:
         self.count = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self.ticks = torch.zeros(rows, dtype=torch.int64, device=self._device)
 
-    def forget(self, rows: Any = None) -> None:
+    def forget(self, rows: Array | None = None) -> None:
         """Forget what these rows ((N,) bool) saw; None: all."""
         mask = slice(None) if rows is None else torch.as_tensor(np.asarray(rows), device=self._device).bool()
         self.count[mask] = 0

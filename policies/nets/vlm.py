@@ -8,7 +8,7 @@ every vision import when its build does not match torch. Nothing is downloaded: 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ def tiny_config(family: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_config(config: dict[str, Any], *, seed: int = 0) -> TransformersBackbone:
+def from_config(config: Mapping[str, object], *, seed: int = 0) -> TransformersBackbone:
     """A backbone with random weights from a plain configuration with "model_type"; reads bytes.
 
     Raises:

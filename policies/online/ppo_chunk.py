@@ -72,7 +72,7 @@ class PpoChunk(PpoLearner[PpoChunkOptions]):
         super().__init__(options, wide_io(io, options.chunk), seed=seed, device=device, gamma=gamma)
         self._turn_gamma = gamma**options.chunk if options.turn_gamma is None else options.turn_gamma
         self._open: Tensor | None = None
-        self.policy: Any = PpoChunkPolicy(io, self._actor, options.chunk)
+        self.policy = PpoChunkPolicy(io, self._actor, options.chunk)
 
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:

@@ -273,7 +273,7 @@ class CriticReward:
         self._sentences = list(state["sentences"])
 
 
-def _log_progress(value: Any) -> np.ndarray:
+def _log_progress(value: object) -> np.ndarray:
     """u of absolute values; NaN where there is none."""
     return -np.log(np.maximum(1.0 - np.asarray(value, np.float64), 1e-3))
 

@@ -333,7 +333,7 @@ class CriticTrainer(ABC, Generic[OptionsT, NetT, BatchT]):
             **{name: float(value.detach()) for name, (_, value) in aside.items()},
         }
 
-    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Clips:
+    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, object]) -> Clips:
         """Arrays and facts of a generator as this learner's data; see `Clips.of`."""
         return Clips.of(arrays, facts)
 

@@ -51,7 +51,7 @@ class FrozenReader:
     """
 
     def __init__(
-        self, io: IOSpec, source: Mapping[str, Any], *, cameras: Sequence[str] | None = None, device: str = "cpu"
+        self, io: IOSpec, source: Mapping[str, object], *, cameras: Sequence[str] | None = None, device: str = "cpu"
     ) -> None:
         there = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
         self.cameras = there if cameras is None else tuple(cameras)

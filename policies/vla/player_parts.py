@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class Recipe:
         return json.loads(json.dumps(self.__dict__))
 
     @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> Recipe:
+    def from_dict(cls, plain: Mapping[str, object]) -> Recipe:
         """Inverse of `to_dict`."""
         found: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in plain.items()}
         return cls(**found)

@@ -48,7 +48,7 @@ class EndpointError(RuntimeError):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
         """Never: pictures go where they were sent and nowhere else."""
 
 
@@ -94,7 +94,7 @@ class ChatEndpoint:
         Raises:
             EndpointError: no answer in time, an error of the endpoint, or something else than a completion.
         """
-        parts: list[dict[str, Any]] = []
+        parts: list[dict[str, object]] = []
         for picture in pictures:
             data = base64.b64encode(png(picture)).decode()
             parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}})
@@ -140,7 +140,7 @@ def _is_here(host: str) -> bool:
         return False  # a name may lead anywhere
 
 
-def user_object(path: str, options: dict[str, Any] | None = None) -> Any:
+def user_object(path: str, options: Mapping[str, object] | None = None) -> Any:
     """The object of "python:<module>:<name>"; a class or a function is called with the options.
 
     Raises:
@@ -149,7 +149,7 @@ def user_object(path: str, options: dict[str, Any] | None = None) -> Any:
     parts = path.removeprefix("python:").split(":")
     if not path.startswith("python:") or len(parts) != 2 or not all(parts):
         raise ValueError(f"'{path}' is not of the form python:<module>:<object>")
-    made: Any = extras.own(":".join(parts), "python:")
+    made = extras.own(":".join(parts), "python:")
     return made(**(options or {})) if isinstance(made, type) or type(made).__name__ == "function" else made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +60,7 @@ class LocalModel:
         marks = [self._words.picture] * (self._parts.per_picture * len(pictures))
         before, after = self._words.chat()
         numbers = torch.tensor([[*before, *marks, *self._words(text), *after]], device=self._device)
-        inputs: dict[str, Any] = {"input_ids": numbers, "attention_mask": torch.ones_like(numbers)}
+        inputs: dict[str, object] = {"input_ids": numbers, "attention_mask": torch.ones_like(numbers)}
         if pictures:
             for picture in pictures:
                 check_picture(picture)

@@ -78,7 +78,7 @@ class CommandTopics:
             incompatible_qos=lambda event: note_mismatch(self._health, topic, event),
         )
 
-        def take(message: Any, info: Any) -> None:
+        def take(message: Any, info: object) -> None:
             receipt = self._clocks.receipt(info, time.monotonic())
             if isinstance(message, JointTrajectory):
                 command = read_command(message, source)

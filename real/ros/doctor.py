@@ -225,7 +225,7 @@ def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: F
             heard[topic] = Heard(cls)
             node.create_subscription(cls, topic, heard[topic].take, offers, raw=True)
     states: list[str] = []
-    reports: dict[str, Any] = {}
+    reports: dict[str, object] = {}
     ours = ("", hardware_id(spec.name, node.get_namespace()))
     node.create_subscription(String, table["safety"][0], lambda m: states.append(m.data), qos("latched"))
     node.create_subscription(

@@ -345,7 +345,7 @@ class Ros2Env(gymnasium.Env):
         executed = action
         if self._codec is not None and before is not None:
             executed = self._codec.action(self._command, before)
-        info: dict[str, Any] = {
+        info: dict[str, object] = {
             "t_obs": state.stamp,
             "t_act": self._published,
             "obs_age": now - state.stamp,

@@ -331,7 +331,7 @@ class Health:
         self.add("loop", aspect)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -350,7 +350,7 @@ def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -
     return node.create_publisher(kind, topic, qos(profile), event_callbacks=events)
 
 
-def note_mismatch(health: Health, topic: str, event: Any, *, listener: bool = False) -> None:
+def note_mismatch(health: Health, topic: str, event: object, *, listener: bool = False) -> None:
     """Remember which QoS policy of a topic keeps a peer from matching."""
     health.note(topic, qos_policy_name_from_kind(event.last_policy_kind), listener=listener)
 
@@ -386,7 +386,7 @@ def run(
     ending, over = threading.Event(), threading.Event()
     made = False
 
-    def on_signal(*_: Any) -> None:
+    def on_signal(*_: object) -> None:
         ending.set()
         if not made:  # nothing moves yet: give up at once instead of first finishing to load
             raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rclpy.node import Node
@@ -52,7 +52,7 @@ class SenderClocks:
         self._clocks: dict[Hashable, SourceClock] = {}
         self._stamps: dict[Hashable, SimulatedStamps] = {}
 
-    def receipt(self, info: Any, arrival: float, clock: str = "auto") -> Receipt:
+    def receipt(self, info: object, arrival: float, clock: str = "auto") -> Receipt:
         """Note a message in the callback.
 
         Args:
@@ -67,7 +67,7 @@ class SenderClocks:
         known = clock == "common" or (clock == "auto" and local)
         return Receipt(arrival, told, sender, time.monotonic() - time.time() if known else np.nan)
 
-    def acquired(self, key: Hashable, message: Any, receipt: Receipt) -> float:
+    def acquired(self, key: Hashable, message: object, receipt: Receipt) -> float:
         """Time of acquisition on our steady clock [s]; that of receipt for what has no stamp.
 
         Args:

@@ -16,7 +16,7 @@ Array = Any
 """np.ndarray or torch.Tensor; a function that gets one kind returns that kind."""
 
 
-def library(*values: Any) -> Any:
+def library(*values: object) -> Any:
     """The module, `numpy` or `torch`, whose functions fit these arrays.
 
     Args:
@@ -33,7 +33,7 @@ def library(*values: Any) -> Any:
     return torch if has_torch else np
 
 
-def as_array(x: Any, like: Any = None) -> Array:
+def as_array(x: object, like: object = None) -> Array:
     """`x` as an array of the kind and device of `like`; arrays pass unchanged, lists and numbers are converted.
 
     Args:
@@ -124,7 +124,7 @@ def readable(x: Array) -> bool:
     return not isinstance(x, torch.Tensor) or (x.device.type == "cpu" and not torch.compiler.is_compiling())
 
 
-def require_option(name: str, value: Any, options: Iterable[Any]) -> None:
+def require_option(name: str, value: object, options: Iterable[object]) -> None:
     """Refuse an unknown option and list the known ones.
 
     Raises:

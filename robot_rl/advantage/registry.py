@@ -65,7 +65,7 @@ def register(
     needs: Collection[str] = (),
     provides: Collection[str] = ("advantage",),
     modes: Collection[str] = ("default",),
-    state: Callable[..., Any] | None = None,
+    state: Callable[..., object] | None = None,
 ) -> Callable[[F], F]:
     """Decorator that enters a stage under a name; see `Entry` for the arguments.
 

@@ -25,7 +25,7 @@ class HostArrays:
         """Zeroed storage; the operating system commits its pages when they are first written."""
         return np.zeros(shape, dtype)
 
-    def put(self, value: Any, dtype: str) -> Store:
+    def put(self, value: object, dtype: str) -> Store:
         """`value` (array or tensor) as an array of `dtype`, copied only where needed."""
         if isinstance(value, Tensor):
             value = value.detach().cpu().numpy()
@@ -72,7 +72,7 @@ class DeviceArrays:
         """Zeroed storage on the device."""
         return torch.zeros(shape, dtype=_DTYPES[dtype], device=self.device)
 
-    def put(self, value: Any, dtype: str) -> Store:
+    def put(self, value: object, dtype: str) -> Store:
         """`value` (array or tensor) as a tensor of `dtype` on the device."""
         if not isinstance(value, Tensor):
             value = torch.from_numpy(np.ascontiguousarray(value))
@@ -95,7 +95,7 @@ class DeviceArrays:
         """(size,) int64 uniform in [0, high), without a host synchronisation."""
         return torch.randint(high, (size,), generator=generator, device=self.device)
 
-    def load(self, store: Store, rows: Any, value: np.ndarray) -> None:
+    def load(self, store: Store, rows: object, value: np.ndarray) -> None:
         """`store[rows] = value` for host data."""
         if isinstance(rows, np.ndarray):
             rows = torch.from_numpy(rows).to(self.device)

@@ -277,7 +277,7 @@ def _leaves(path: Path, what: str) -> BadData:
     return BadData(error("outside", message, "ask its owner for a file that holds its own data (h5repack, h5copy)"))
 
 
-def take(path: Path, item: Any) -> np.ndarray:
+def take(path: Path, item: object) -> np.ndarray:
     """All of a data set as an array, once there is room for it.
 
     Raises:

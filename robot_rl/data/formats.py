@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -102,7 +102,7 @@ def _readers() -> dict[str, Callable[..., Logs]]:
     }
 
 
-def load(path: str | os.PathLike[str], **options: Any) -> Logs:
+def load(path: str | os.PathLike[str], **options: object) -> Logs:
     """Read a log of any known format.
 
     Args:
@@ -133,7 +133,7 @@ def _stated(read: Callable[..., Logs]) -> type[Options] | None:
     return found if isinstance(found, type) and issubclass(found, Options) else None
 
 
-def _fitting(kind: str, read: Callable[..., Logs] | None, options: dict[str, Any]) -> dict[str, Any]:
+def _fitting(kind: str, read: Callable[..., Logs] | None, options: Mapping[str, object]) -> dict[str, Any]:
     """The options, or an error about one that this format does not have; what is off everywhere is passed over."""
     parameters = inspect.signature(read).parameters if read is not None else {}
     stated = None if read is None else _stated(read)

@@ -7,6 +7,7 @@ its true successor's, so a batch never assumes that the successor is "the next r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,11 @@ class FrameRing:
         """Smallest number that is still there."""
         return max(0, self.count - self.capacity)
 
-    def append(self, frames: dict[str, Any], size: int) -> int:
+    def append(self, frames: Mapping[str, object], size: int) -> int:
         """Store `size` frames of every key and return the number of the first."""
         first, start = self.count, self.count % self.capacity
         if start + size <= self.capacity:
-            where: Any = slice(start, start + size)
+            where = slice(start, start + size)
         else:
             where = self._arrays.put(np.arange(start, start + size) % self.capacity, "int64")
         for key, (_, dtype) in self.keys.items():
@@ -67,7 +68,7 @@ class FrameRing:
             here[key], there[key] = pairs.unbind(slots.ndim - 1)
         return here, there
 
-    def same(self, frames: dict[str, Any], numbers: np.ndarray) -> np.ndarray:
+    def same(self, frames: Mapping[str, object], numbers: np.ndarray) -> np.ndarray:
         """(n,) bool: do `frames` look like the stored ones with these numbers (compared at `PROBES` places)?"""
         equal = np.ones(len(numbers), bool)
         slots = self._arrays.put(numbers % self.capacity, "int64")

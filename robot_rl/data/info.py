@@ -19,7 +19,7 @@ from robot_rl.types import Episode
 __all__ = ["FORMATS", "detect", "info", "load", "report"]
 
 
-def info(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+def info(path: str | os.PathLike[str], **options: object) -> dict[str, Any]:
     """Everything worth knowing about a log, as plain values.
 
     Args:

@@ -182,7 +182,7 @@ class RingWriter:
             if ring.frames is not None:
                 self._tail.append(ring.frames.fingerprint(step.next_obs))
 
-    def _add_frames(self, step: Step, env: np.ndarray, pick: Any, linked: np.ndarray) -> tuple[np.ndarray, tuple]:
+    def _add_frames(self, step: Step, env: np.ndarray, pick: object, linked: np.ndarray) -> tuple[np.ndarray, tuple]:
         """Store the frames of a step, those of running environments once; returns (linked, frame numbers)."""
         arrays, frames = self._arrays, self._ring.frames
         assert frames is not None
@@ -255,7 +255,7 @@ class RingWriter:
     def _write_intervened(self, rows: Store, intervened: Store) -> None:
         self._arrays.view(rows, "bool")[:, 4 * self._layout.flags + 2] = intervened
 
-    def _write_extras(self, rows: Store, step: Step, pick: Any) -> None:
+    def _write_extras(self, rows: Store, step: Step, pick: object) -> None:
         for name, (shape, where) in self._layout.extras.items():
             source = step.proposed if name == "proposed" else step.info.get(name)
             if source is None:
@@ -266,7 +266,7 @@ class RingWriter:
 _FLOAT32 = np.dtype(np.float32)
 
 
-def _host(value: Any) -> Any:
+def _host(value: object) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 

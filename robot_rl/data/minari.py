@@ -116,7 +116,7 @@ def write(
     dataset_id: str,
     io: IOSpec | None = None,
     said: str | None = None,
-    **metadata: Any,
+    **metadata: object,
 ) -> None:
     """Write episodes as a dataset that Minari loads; images are stored as they are, not JPEG-encoded.
 

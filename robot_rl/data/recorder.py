@@ -273,7 +273,7 @@ def _encode(episode: Episode) -> tuple[bytes, bytes, list[np.ndarray]]:
     return _HEAD.pack(START, VERSION, len(header), body).ljust(_BLOCK, b"\0"), header, arrays
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is neither JSON nor an IOSpec")

@@ -90,7 +90,7 @@ def read(
     return _convert(path, plan, topics[0], findings)
 
 
-def _plan(given: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+def _plan(given: str | os.PathLike[str] | Mapping[str, object]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         plan, name = dict(given), "the map"
     else:
@@ -125,7 +125,7 @@ def _topics_of(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _read(
-    path: Path, plan: Mapping[str, Any] | None, distro: str | None, salvage: bool, findings: list[Finding]
+    path: Path, plan: Mapping[str, object] | None, distro: str | None, salvage: bool, findings: list[Finding]
 ) -> tuple[dict[str, _Topic], dict[str, tuple[str, int]]]:
     """(topic -> samples of those that the plan names, topic -> (type, messages) of all)."""
     if not path.exists():
@@ -141,8 +141,8 @@ def _read(
     bag_check.check(path)
     reader = extras.require("rosbags.highlevel")
     stores = extras.require("rosbags.typesys")
-    rosbag2: Any = extras.require("rosbags.interfaces").ConnectionExtRosbag2
-    options: dict[str, Any] = {}
+    rosbag2 = extras.require("rosbags.interfaces").ConnectionExtRosbag2
+    options: dict[str, object] = {}
     if distro is not None:
         names = {s.name.lower().removeprefix("ros2_"): s for s in stores.Stores}
         if distro not in names:
@@ -204,7 +204,7 @@ def _read(
 
 
 def _salvage(
-    path: Path, plan: Mapping[str, Any], distro: str | None, findings: list[Finding], why: Finding
+    path: Path, plan: Mapping[str, object], distro: str | None, findings: list[Finding], why: Finding
 ) -> dict[str, _Topic]:
     """Messages of the MCAP files up to their break, types from their own definitions."""
     typesys = extras.require("rosbags.typesys")
@@ -249,12 +249,12 @@ def _explain(path: Path, problem: Exception) -> Finding:
     return error("unreadable", f"{path} cannot be read: {text}", "check it with `ros2 bag info`")
 
 
-def _fields(message: Any) -> dict[str, Any]:
+def _fields(message: object) -> dict[str, Any]:
     """Name -> value of the fields of a message; nothing for numbers, texts and arrays."""
     return {name: value for name, value in vars(message).items() if name[0] != "_"} if is_dataclass(message) else {}
 
 
-def _stamp(message: Any) -> float:
+def _stamp(message: object) -> float:
     fields = _fields(message)
     stamp = _fields(fields.get("header")).get("stamp") or fields.get("stamp")
     return 0.0 if stamp is None else float(stamp.sec) + float(stamp.nanosec) * 1e-9

@@ -11,9 +11,9 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +47,12 @@ class Segments:
         self._known: list[Segment] = []
 
     def save(
-        self, ring: TransitionRing, path: Path, base: Path | None, meta: dict[str, Any], small: dict[str, np.ndarray]
+        self,
+        ring: TransitionRing,
+        path: Path,
+        base: Path | None,
+        meta: Mapping[str, object],
+        small: dict[str, np.ndarray],
     ) -> None:
         """Write a folder.
 
@@ -83,7 +88,7 @@ class Segments:
             write_json(folder / "meta.json", {"format": FORMAT, **counts, "segments": listed, **meta})
         self._known = kept
 
-    def load(self, ring: TransitionRing, path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
+    def load(self, ring: TransitionRing, path: Path, meta: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Fill `ring` from a folder and return the small arrays.
 
         Args:

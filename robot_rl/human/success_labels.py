@@ -100,7 +100,7 @@ def frames(
     """
     rules = rules or LabelRules()
     fixes = {episode_key(line): bool(line["success"]) for line in corrected}
-    parts: dict[str, list[Any]] = {"label": [], "hard": [], "episode": [], "step": []}
+    parts: dict[str, list[object]] = {"label": [], "hard": [], "episode": [], "step": []}
     obs: dict[str, list[np.ndarray]] = {key: [] for key in keys}
     names: list[str] = []
     for episode in episodes:

@@ -7,7 +7,7 @@ yet is written as `?`: simulation then takes a default and says so, and nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -248,7 +248,7 @@ class Card(Options):
         return tuple(DEFAULTS[key] if value == OPEN else float(value) for value in values)
 
 
-def _open(value: Any, where: str) -> Iterator[str]:
+def _open(value: object, where: str) -> Iterator[str]:
     if value == OPEN:
         yield where
     elif isinstance(value, BaseModel):

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from robot_rl.types import VecEnv
 from robot_rl.types.data import LogFacts, Metrics, Obs
 from robot_rl.types.frames import Frames
 from robot_rl.types.io import IOSpec
@@ -132,7 +133,7 @@ class Learner(Generic[O_co, Data_contra]):
         self.o, self.io = options, io
         self._need = self.needs(options, io)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         declared = {name for base in cls.__mro__[1:] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
         asked = {item.name for item in fields(Needs)}
@@ -337,7 +338,7 @@ class OwnLoop(Learner[O_co, Data_contra]):
         """An environment."""
         return Needs(feeds="environment")
 
-    def attach(self, env: Any) -> None:
+    def attach(self, env: VecEnv) -> None:
         """Take the environment."""
         raise NotImplementedError(f"{type(self).__name__}.attach is missing")
 

@@ -17,14 +17,14 @@ def begin() -> None:
     _runs.append({})
 
 
-def note(**values: Any) -> None:
+def note(**values: object) -> None:
     """Put values into the document; people see nothing of it."""
     if not _runs:
         begin()
     _runs[-1].update(values)
 
 
-def table(rows: Mapping[str, Any]) -> None:
+def table(rows: Mapping[str, object]) -> None:
     """Names and values in two columns, and in the document."""
     note(**rows)
     width = max((len(name) for name in rows), default=0)

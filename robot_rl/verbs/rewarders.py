@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint
 from robot_rl.checkpoint import CheckpointError
+from robot_rl.types import VecEnv
 from robot_rl.verbs import critic_reference
 from robot_rl.verbs.build import EnvMaker, env_factory
 from robot_rl.verbs.reading import plain, stored_config
@@ -51,7 +53,7 @@ def rewarded_factory(cfg: DictConfig) -> EnvMaker:
     return replace(without, make=make)
 
 
-def watched_factory(cfg: DictConfig, options: dict[str, Any], without: EnvMaker) -> EnvMaker:
+def watched_factory(cfg: DictConfig, options: Mapping[str, object], without: EnvMaker) -> EnvMaker:
     """The same with the reward of `options`."""
     found: list[float] = []
     build.make("rewarder", options, seed=cfg.seed)  # what is wrong with the options is said before anything is built
@@ -78,7 +80,7 @@ def watched_factory(cfg: DictConfig, options: dict[str, Any], without: EnvMaker)
     return replace(without, make=make)
 
 
-def random_pictures(env: Any, camera: str, steps: int, seed: int) -> np.ndarray:
+def random_pictures(env: VecEnv, camera: str, steps: int, seed: int) -> np.ndarray:
     """(steps * N, H, W, 3) pictures of random actions; whoever uses the environment then resets it."""
     rng, key = np.random.default_rng(seed), f"image.{camera}"
     env.reset(seed=seed)
@@ -123,12 +125,12 @@ def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
 class ShownCritic(Protocol):
     """A critic that may be shown its goal."""
 
-    def shown(self, reference: Any) -> Any:
+    def shown(self, reference: object) -> Any:
         """The critic with a `policies.nets.reference.RefClip`, or None for none."""
         ...
 
 
-def with_reference(judge: Any, reference: str, frames: int, camera: str) -> Any:
+def with_reference(judge: object, reference: str, frames: int, camera: str) -> Any:
     """A critic that is shown its goal: `frames` frames of an episode, `<clips or log>:<episode>`.
 
     Raises:

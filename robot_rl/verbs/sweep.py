@@ -161,7 +161,7 @@ def run(
     return sorted(results, key=lambda row: order[row["trial"]])
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     return isinstance(value, (int, float, str)) and not isinstance(value, bool)
 
 

@@ -241,7 +241,7 @@ class TrainJob:
     def _sources(self) -> dict[str, Any]:
         """What a new run comes from."""
         s = self.settings
-        out: dict[str, Any] = {}
+        out: dict[str, object] = {}
         if s.init is not None:
             found = checkpoint.find(Path(s.init))
             out["parent"] = {"run": str(found), **lineage.digest(found / "learner.pt")}
@@ -459,7 +459,7 @@ class Beside:
         self._mix.load_state_dict(state)
 
 
-def record_video(make_env: Callable[..., Any], policy: Any, path: Path, episodes: int, seed: int) -> Path | str:
+def record_video(make_env: Callable[..., object], policy: Any, path: Path, episodes: int, seed: int) -> Path | str:
     """`film`, or why there is no film; nothing is raised."""
     try:
         return film(make_env, policy, path, episodes, seed)

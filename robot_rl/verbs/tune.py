@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -80,7 +80,7 @@ class Space:
     fixed: tuple[str, ...]
     searched: dict[str, Override]
 
-    def ask(self, trial: Any) -> tuple[str, ...]:
+    def ask(self, trial: object) -> tuple[str, ...]:
         """Words of one set of options, proposed by the trial of a study."""
         return tuple(f"{key}={self._suggest(trial, key, override)}" for key, override in self.searched.items())
 
@@ -229,13 +229,13 @@ class Study(Protocol):
     def ask(self) -> Any:
         """A trial with the next set of options."""
 
-    def tell(self, trial: Any, values: float | None = None, state: Any = None) -> Any:
+    def tell(self, trial: object, values: float | None = None, state: object = None) -> Any:
         """What came of it."""
 
-    def enqueue_trial(self, params: dict[str, Any], user_attrs: dict[str, Any] | None = None) -> None:
+    def enqueue_trial(self, params: Mapping[str, object], user_attrs: Mapping[str, object] | None = None) -> None:
         """Ask for these options next."""
 
-    def set_user_attr(self, key: str, value: Any) -> None:
+    def set_user_attr(self, key: str, value: object) -> None:
         """Keep something with the study."""
 
 
@@ -392,7 +392,7 @@ class OptionSearch:
             raise Refused(f"the evaluation at the end of {made} has no {self.options.metric}; set --metric")
         return float(value)
 
-    def _end(self, candidate: OptionCandidate, state: Any) -> bool:
+    def _end(self, candidate: OptionCandidate, state: object) -> bool:
         complete = state == self.states.COMPLETE
         mean = sum(candidate.values) / len(candidate.values) if complete else None
         self.study.tell(candidate.trial, mean, state=None if complete else state)

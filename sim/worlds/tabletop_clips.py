@@ -129,7 +129,7 @@ class TabletopClips:
             "kind": np.array([KINDS.index(kind) for kind in kinds], np.int64),
         }
 
-    def _pictures(self, model: Any, qpos: np.ndarray, row: int, plates: dict[str, np.ndarray]) -> np.ndarray:
+    def _pictures(self, model: object, qpos: np.ndarray, row: int, plates: dict[str, np.ndarray]) -> np.ndarray:
         from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
         if self._cameras is None:
