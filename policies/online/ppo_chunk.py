@@ -75,7 +75,7 @@ class PpoChunk(PpoLearner[PpoChunkOptions]):
         self.policy = PpoChunkPolicy(io, self._actor, options.chunk)
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: PpoChunkOptions, io: IOSpec) -> Needs:
         """Rollouts that say where a chunk begins."""
         return replace(super().needs(options, io), record=("chunk_start",))
 

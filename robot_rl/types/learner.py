@@ -17,6 +17,7 @@ from robot_rl.types.options import Options
 from robot_rl.types.policy import Policy
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 FEEDS = ("transitions", "rollout", "stale_rollout", "episodes", "device_transitions", "device_rollout", "environment")
@@ -279,7 +280,7 @@ class OffPolicyDeviceLearner(Learner[O_co, Data_contra]):
         device: of its tensors; `batch_size` are rows per batch of this process.
     """
 
-    device: Any
+    device: torch.device
 
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
@@ -302,7 +303,7 @@ class OnPolicyDeviceLearner(Learner[O_co, Data_contra]):
         device: of its tensors; `rollout_steps` are steps T of every environment between updates.
     """
 
-    device: Any
+    device: torch.device
 
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:

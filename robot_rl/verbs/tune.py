@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,6 +32,11 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.tune_plot import draw
 from robot_rl.words import Refused
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial, TrialState
 
 VERBS = ("train", "offline")
 PATIENCE = 120.0
@@ -80,17 +85,20 @@ class Space:
     fixed: tuple[str, ...]
     searched: dict[str, Override]
 
-    def ask(self, trial: object) -> tuple[str, ...]:
+    def ask(self, trial: Trial) -> tuple[str, ...]:
         """Words of one set of options, proposed by the trial of a study."""
         return tuple(f"{key}={self._suggest(trial, key, override)}" for key, override in self.searched.items())
 
-    def _suggest(self, trial: Any, key: str, override: Override) -> Any:
+    def _suggest(self, trial: Trial, key: str, override: Override) -> object:
         value = override.value()
         if not isinstance(value, IntervalSweep):
             return trial.suggest_categorical(key, list(override.sweep_string_iterator()))
-        if isinstance(value.start, int):
-            return trial.suggest_int(key, value.start, value.end, log="log" in value.tags)
-        return f"{trial.suggest_float(key, value.start, value.end, log='log' in value.tags):.6g}"
+        low, high, log = value.start, value.end, "log" in value.tags
+        assert low is not None  # `read_space` asks for both
+        assert high is not None
+        if isinstance(low, int) and isinstance(high, int):
+            return trial.suggest_int(key, low, high, log=log)
+        return f"{trial.suggest_float(key, low, high, log=log):.6g}"
 
 
 def read_space(words: Sequence[str]) -> Space:
@@ -146,7 +154,7 @@ class OptionCandidate:
         told: step of the last evaluation that the study knows.
     """
 
-    trial: Any
+    trial: Trial
     words: tuple[str, ...]
     place: Path
     seeds: int
@@ -219,26 +227,6 @@ class OptionCandidate:
         return " ".join(said[-1:] or lines[-1:])
 
 
-class Study(Protocol):
-    """What is used of Optuna's study."""
-
-    trials: list[Any]
-    user_attrs: dict[str, Any]
-    sampler: Any
-
-    def ask(self) -> Any:
-        """A trial with the next set of options."""
-
-    def tell(self, trial: object, values: float | None = None, state: object = None) -> Any:
-        """What came of it."""
-
-    def enqueue_trial(self, params: Mapping[str, object], user_attrs: Mapping[str, object] | None = None) -> None:
-        """Ask for these options next."""
-
-    def set_user_attr(self, key: str, value: object) -> None:
-        """Keep something with the study."""
-
-
 class OptionSearch:
     """A search in one folder.
 
@@ -259,7 +247,7 @@ class OptionSearch:
         self.space, self.options, self.folder, self.on_done = space, options, folder, on_done
         optuna: Any = require("optuna")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.states: Any = optuna.trial.TrialState
+        self.states: type[TrialState] = optuna.trial.TrialState
         folder.mkdir(parents=True, exist_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
         startup = options.startup
@@ -267,7 +255,7 @@ class OptionSearch:
             "tpe": lambda seed: optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed),
             "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
         }
-        self.sampler: Callable[[int], Any] = samplers[options.sampler]
+        self.sampler: Callable[[int], BaseSampler] = samplers[options.sampler]
         pruners = {
             "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=startup),
             "hyperband": optuna.pruners.HyperbandPruner,
@@ -392,7 +380,7 @@ class OptionSearch:
             raise Refused(f"the evaluation at the end of {made} has no {self.options.metric}; set --metric")
         return float(value)
 
-    def _end(self, candidate: OptionCandidate, state: object) -> bool:
+    def _end(self, candidate: OptionCandidate, state: TrialState) -> bool:
         complete = state == self.states.COMPLETE
         mean = sum(candidate.values) / len(candidate.values) if complete else None
         self.study.tell(candidate.trial, mean, state=None if complete else state)
@@ -400,7 +388,7 @@ class OptionSearch:
         self.on_done(rows[candidate.trial.user_attrs["number"]])
         return True
 
-    def _row(self, trial: Any) -> dict[str, Any]:
+    def _row(self, trial: FrozenTrial) -> dict[str, Any]:
         curve = sorted(trial.intermediate_values.items())
         return {
             "trial": trial.user_attrs.get("number", trial.number),
