@@ -165,7 +165,7 @@ class Camera:
         self._print = -1
         self._changed = np.nan
 
-    def take(self, message: Any, arrival: float) -> None:
+    def take(self, message: object, arrival: float) -> None:
         """Store a message; decode it at once only if `eager`.
 
         Args:

@@ -156,14 +156,14 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
     """
     args = replace(args, robot_spec=find_file(args.robot_spec), params_file=find_file(args.params_file))
     _check(args)
-    shared: dict[str, Any] = {"robot_spec": str(Path(args.robot_spec).expanduser().resolve())}
+    shared: dict[str, object] = {"robot_spec": str(Path(args.robot_spec).expanduser().resolve())}
     if args.use_sim_time:
         shared["use_sim_time"] = True
     priority = PRIORITY if args.realtime else 0
     robot_card = _card(args.robot_spec)
     made: list[NodeSpec] = []
 
-    def add(name: str, parameters: Mapping[str, Any], **rest: Any) -> None:
+    def add(name: str, parameters: Mapping[str, object], **rest: Any) -> None:
         made.append(
             NodeSpec(
                 name,
@@ -179,7 +179,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         )
 
     if args.sim:
-        robot: dict[str, Any] = {"rate": args.rate, "seed": args.seed, "realtime": priority}
+        robot: dict[str, object] = {"rate": args.rate, "seed": args.seed, "realtime": priority}
         if args.world:
             robot |= {"world": args.world, "world_options": _world_options(args, robot_card)}
         elif args.model:
@@ -203,7 +203,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         supervisor["allow_external"] = True
     add("safety_supervisor", supervisor, essential=True, grace=1.4)  # it brakes for a second at most
     if args.policy_path:
-        policy: dict[str, Any] = {
+        policy: dict[str, object] = {
             "policy_path": str(Path(args.policy_path).expanduser().resolve()),
             "rate": args.rate,
             "realtime": priority,
@@ -310,14 +310,12 @@ def _parameters(path: str, what: str = "params_file") -> dict[str, Any]:
 def _check(args: GraphArgs) -> None:
     if not args.robot_spec:
         raise GraphError("robot_spec is empty; give the path of the robot's YAML, e.g. robot_spec=arm.yaml")
-    for name in ("robot_spec", "params_file"):
-        path = getattr(args, name)
+    for name, path in (("robot_spec", args.robot_spec), ("params_file", args.params_file)):
         if path and not Path(path).expanduser().is_file():
             raise GraphError(f"{name} is {path}, which is no file")
     if args.params_file:
         _parameters(args.params_file)
-    for name in ("policy_path", "policy_root"):
-        path = getattr(args, name)
+    for name, path in (("policy_path", args.policy_path), ("policy_root", args.policy_root)):
         if path and not Path(path).expanduser().is_dir() and not (name == "policy_path" and has_card(Path(path))):
             raise GraphError(f"{name} is {path}, which is no folder")
     if args.policy_path and has_card(Path(args.policy_path).expanduser()):
@@ -363,7 +361,7 @@ def from_strings(values: Mapping[str, str]) -> GraphArgs:
     kinds = {
         item.name: "str" if item.name == "robot_spec" else type(item.default).__name__ for item in fields(GraphArgs)
     }
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     for name, text in values.items():
         if name in BOUNDS:
             made[name] = bound(name, text)
@@ -395,5 +393,5 @@ def bound(name: str, text: str) -> float | tuple[float, ...] | None:
         raise GraphError(f"{name} is {text!r}, expected a number or a list such as [-1.0,-2.0]") from error
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     return json.dumps(value)  # YAML reads JSON; texts must be quoted, or "1" would become a number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -35,6 +35,15 @@ class Port(Protocol):
 
     def act(self, action: np.ndarray) -> np.ndarray:
         """(1, A) action in [-1, 1] -> (J,) command in the mode of the robot."""
+        ...
+
+
+@runtime_checkable
+class JudgePort(Port, Protocol):
+    """A port that also knows what the state is worth; `robot_rl.sim.robot_task.WorldTask` asks a world."""
+
+    def judge(self) -> tuple[float, bool, bool]:
+        """Reward, true end and success of the state that was observed last."""
         ...
 
 

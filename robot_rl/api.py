@@ -56,7 +56,7 @@ class RunResult:
         return str(self.folder)
 
 
-def make(name: str, num_envs: int = 1, *, seed: int = 0, render: bool = False, **options: Any) -> VecEnv:
+def make(name: str, num_envs: int = 1, *, seed: int = 0, render: bool = False, **options: object) -> VecEnv:
     """N copies of a world or a Gymnasium task behind Gymnasium's `VectorEnv`.
 
     Args:
@@ -86,10 +86,10 @@ def train(
     env: EnvLike,
     *,
     steps: int = 100_000,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     folder: PathLike | None = None,
     callback: Callback | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> RunResult:
     """Train a policy in simulation, with evaluations, checkpoints, learning curve, video and report in a run folder.
 
@@ -122,10 +122,10 @@ def offline(
     *,
     updates: int = 1_000_000,
     env: EnvLike | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     folder: PathLike | None = None,
     callback: Callback | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> RunResult:
     """Train a policy from a log.
 
@@ -149,7 +149,7 @@ def offline(
     return _offline(cfg, _folder(folder, cfg, "offline"), callback)
 
 
-def resume(run: PathLike, *, callback: Callback | None = None, **settings: Any) -> RunResult:
+def resume(run: PathLike, *, callback: Callback | None = None, **settings: object) -> RunResult:
     """Go on with an interrupted run of `train` or `offline`, exactly where its newest checkpoint stands.
 
     Args:
@@ -184,7 +184,7 @@ def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust
         Refused: it names code that is not trusted, or does not fit `env`.
     """
     path = checkpoint.find(Path(run))
-    cfg: Any = OmegaConf.create({"device": device, "trust": trust})
+    cfg = OmegaConf.create({"device": device, "trust": trust})
     _trust(cfg)
     return load_policy(cfg, stored_config(path), path, None if env is None else env.io)
 
@@ -235,7 +235,7 @@ def _offline(cfg: DictConfig, folder: Path, callback: Callback | None) -> RunRes
     return RunResult(job.folder, job.run(callback))
 
 
-def _compose(verb: str, policy: str, options: Mapping[str, Any] | None, values: Mapping[str, Any]) -> DictConfig:
+def _compose(verb: str, policy: str, options: Mapping[str, object] | None, values: Mapping[str, object]) -> DictConfig:
     """The configuration that the command line would have made, checked."""
     cfg = compose_verb(verb, {"policy": policy}, {**values, "policy": dict(options or {})})
     _trust(cfg)
@@ -259,10 +259,10 @@ def _policy_name(policy: str | type[Learner[Any, Any]]) -> str:
     return f"{policy.__module__}:{policy.__qualname__}"
 
 
-def _env_node(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _env_node(name: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Engine, world and options that a name means."""
     gym = GYM_ID.fullmatch(name) and name not in choices("env")
-    values: dict[str, Any] = {"env": {key: value for key, value in options.items() if key != "robot"}}
+    values: dict[str, object] = {"env": {key: value for key, value in options.items() if key != "robot"}}
     if "robot" in options:
         values["robot"] = str(options["robot"])
     if gym:

@@ -104,12 +104,12 @@ class TakeoverSettings:
     debounce_ms: float = 150.0
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("mode", ("deadman", "toggle", "implicit")),
-            ("lost_in_policy", ("hold", "slow")),
+        for name, value, allowed in (
+            ("mode", self.mode, ("deadman", "toggle", "implicit")),
+            ("lost_in_policy", self.lost_in_policy, ("hold", "slow")),
         ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is '{getattr(self, name)}', expected one of {', '.join(allowed)}")
+            if value not in allowed:
+                raise ValueError(f"{name} is '{value}', expected one of {', '.join(allowed)}")
         if not 0.0 <= self.th_off <= self.th_on:
             raise ValueError(f"th_off is {self.th_off} and th_on {self.th_on}, expected 0 <= th_off <= th_on")
         if self.n_on < 1 or self.blend_ticks < 0 or not 0.0 <= self.decay <= 1.0:

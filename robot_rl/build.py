@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module, resources
 from importlib.metadata import EntryPoints, entry_points
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from typing_extensions import is_protocol
 
 from robot_rl import extras
 from robot_rl.types import Learner, Options
@@ -124,6 +125,7 @@ GIVEN = {"io", "seed", "device", "gamma", "num_envs", "render_mode"}
 
 GIVEN_TO = {
     "policy": {"path", "options"},
+    "port": {"make_world"},
     "human": {"expert"},
     "pilot": {"env", "human"},
     "rewarder": {"judge"},
@@ -188,7 +190,7 @@ def names(kind: str) -> list[str]:
     return sorted(found)
 
 
-def make(kind: str, node: Mapping[str, Any], *context: Any, where: str = "", **given: Any) -> Any:
+def make(kind: str, node: Mapping[str, object], *context: object, where: str = "", **given: object) -> Any:
     """The object that a node describes.
 
     Args:
@@ -202,6 +204,23 @@ def make(kind: str, node: Mapping[str, Any], *context: Any, where: str = "", **g
         Refused: no such name or option, or a value outside its range; one readable sentence.
     """
     return prepare(kind, node, where=where)(*context, **given)
+
+
+def make_world(node: str | Mapping[str, Any]) -> Any:
+    """A world from the name of its file, or from a node with `name` and options.
+
+    Raises:
+        ValueError: no such world or option, or a value outside its range; nodes of ROS end with its line.
+    """
+    try:
+        return make("world", {"name": node} if isinstance(node, str) else node)
+    except Refused as error:
+        raise ValueError(str(error)) from error
+
+
+def world_port(node: Mapping[str, object], joints: Sequence[str]) -> Any:
+    """A `robot_rl.sim.port.WorldPort` for a robot, of the node of a world."""
+    return tool("world_port")(make_world(node), joints)
 
 
 def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:
@@ -221,7 +240,8 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
     made = {}
     for key in NESTED if kind == "engine" else ():
         if isinstance(values.get(key), Mapping):
-            made[key] = make(NESTED[key], values.pop(key), where=f"{where}.{key}")
+            given = {"make_world": make_world} if key == "port" else {}
+            made[key] = make(NESTED[key], values.pop(key), where=f"{where}.{key}", **given)
         elif isinstance(values.get(key), str):
             raise Refused(
                 f"{where}.{key} is '{values[key]}', and holds options; a world is chosen with {where}={values[key]}"
@@ -274,7 +294,7 @@ def read(kind: str, maker: Callable[..., Any], values: Mapping[str, Any], where:
     return check(options_of(kind, maker), values, where, name)
 
 
-def check(model: type[M], values: Mapping[str, Any], where: str, name: str) -> M:
+def check(model: type[M], values: Mapping[str, object], where: str, name: str) -> M:
     """The options of a class, typed and checked.
 
     Args:
@@ -333,7 +353,7 @@ def values_of(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _lines(maker: Callable[..., Any]) -> dict[str, str]:
+def _lines(maker: Callable[..., object]) -> dict[str, str]:
     """Argument -> what its docstring says of it."""
     found: dict[str, str] = {}
     for text in (maker.__doc__, maker.__init__.__doc__ if isinstance(maker, type) else ""):
@@ -352,7 +372,11 @@ def _lines(maker: Callable[..., Any]) -> dict[str, str]:
 
 
 def _call(
-    maker: Callable[..., Any], first: tuple[Any, ...], values: dict[str, Any], *context: Any, **given: Any
+    maker: Callable[..., object],
+    first: tuple[object, ...],
+    values: Mapping[str, object],
+    *context: object,
+    **given: object,
 ) -> Any:
     """Call with the given arguments that the maker takes."""
     parameters = inspect.signature(maker).parameters
@@ -364,21 +388,21 @@ def _call(
         raise Refused(str(error)) from error
 
 
-def _checkable(hint: Any) -> Any:
+def _checkable(hint: object) -> Any:
     """A type as pydantic can check it: objects that nodes became (worlds, ports) are checked where they were made."""
     parts = [hint, *get_args(hint)]
-    return Any if any(isinstance(item, type) and getattr(item, "_is_protocol", False) for item in parts) else hint
+    return Any if any(isinstance(item, type) and is_protocol(item) for item in parts) else hint
 
 
-def _takes_bool(hint: Any) -> bool:
-    return hint in (bool, Any) or any(item is True or _takes_bool(item) for item in get_args(hint))
+def _takes_bool(hint: object) -> bool:
+    return hint in (bool, Any, object) or any(item is True or _takes_bool(item) for item in get_args(hint))
 
 
-def _takes_options(maker: Callable[..., Any]) -> bool:
+def _takes_options(maker: Callable[..., object]) -> bool:
     return _stated(maker) is not None
 
 
-def _stated(maker: Any) -> type[BaseModel] | None:
+def _stated(maker: object) -> type[BaseModel] | None:
     """The `Options` in `class X(LogLearner[XOptions])`, of the nearest base that states them; else of `options=`."""
     if not (isinstance(maker, type) and issubclass(maker, Learner)):
         asked = get_type_hints(maker.__init__ if isinstance(maker, type) else maker).get("options")
@@ -395,7 +419,7 @@ def _stated(maker: Any) -> type[BaseModel] | None:
     return None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as configurations hold it."""
     if isinstance(value, BaseModel):
         return {key: plain(item) for key, item in value}
@@ -409,7 +433,7 @@ def plain(value: Any) -> Any:
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
     found = import_module(module)
-    return getattr(found, name) if name else found
+    return vars(found)[name] if name else found
 
 
 def _the_one(kind: str, module: str) -> Callable[..., Any] | None:
@@ -427,7 +451,7 @@ def _the_one(kind: str, module: str) -> Callable[..., Any] | None:
 
 def _files(room: str, name: str) -> set[str]:
     """Names of the Python files beside the one that a name would mean."""
-    folder: Any = resources.files(room)
+    folder = resources.files(room)
     for part in name.split("/")[:-1]:
         folder = folder.joinpath(part)
     if not folder.is_dir():

@@ -36,7 +36,7 @@ def find(name: str) -> Path:
     return path
 
 
-def is_card(table: Any) -> bool:
+def is_card(table: object) -> bool:
     """Whether a table that was read is a card: a RobotSpec has no model."""
     return isinstance(table, Mapping) and "model" in table
 
@@ -59,7 +59,7 @@ def read(name: str | Path) -> Card:
     return card.model_copy(update={"model": card.model.model_copy(update={"path": str(model)})})
 
 
-def of_table(table: Mapping[str, Any], where: str) -> Card:
+def of_table(table: Mapping[str, object], where: str) -> Card:
     """A card from plain values.
 
     Raises:

@@ -48,7 +48,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """`write_bytes` of indented JSON."""
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=True) + "\n").encode())
 
@@ -56,7 +56,7 @@ def write_json(path: Path, value: Any) -> None:
 _PLAIN = (bool, int, float, complex, str, bytes, torch.Tensor, torch.Size, torch.dtype, torch.device)
 
 
-def check_state(state: Any, name: str) -> None:
+def check_state(state: object, name: str) -> None:
     """Refuse what `save_state` could not write, before anything is learned.
 
     Raises:
@@ -65,7 +65,7 @@ def check_state(state: Any, name: str) -> None:
     _pack(state, name)
 
 
-def _pack(value: Any, where: str = "state") -> Any:
+def _pack(value: object, where: str = "state") -> Any:
     """Replace NumPy arrays by tensors (marked), since weights-only loading admits tensors and plain values alone."""
     if isinstance(value, np.ndarray):
         if value.dtype == object:
@@ -91,7 +91,7 @@ def _pack(value: Any, where: str = "state") -> Any:
     )
 
 
-def _unpack(value: Any) -> Any:
+def _unpack(value: object) -> Any:
     if isinstance(value, dict):
         if "__array__" in value:
             return value["__array__"].numpy().view(np.dtype(value["dtype"]))
@@ -103,7 +103,7 @@ def _unpack(value: Any) -> Any:
     return value
 
 
-def save_state(path: Path, state: Any) -> None:
+def save_state(path: Path, state: object) -> None:
     """Save nested dicts and lists of tensors, NumPy arrays and plain values; flushed to disk."""
     with path.open("wb") as file:
         torch.save(_pack(state), file)
@@ -148,10 +148,10 @@ def save(
     root: Path,
     step: int,
     *,
-    states: Mapping[str, Any],
+    states: Mapping[str, object],
     io: IOSpec | None,
     config: str,
-    meta: dict[str, Any],
+    meta: Mapping[str, object],
     stores: Mapping[str, Callable[[Path, Path | None], None]] | None = None,
     keep: int = 2,
     name: str = "",

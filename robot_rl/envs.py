@@ -23,7 +23,7 @@ from robot_rl.types import IOSpec, Obs
 class _World:
     """N copies of a world of ours, made anew and put where they stood after a copy or a pickle."""
 
-    def __init__(self, name: str, num_envs: int, render_mode: str | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, num_envs: int, render_mode: str | None, options: Mapping[str, object]) -> None:
         self.made_of = name, num_envs, render_mode, dict(options)
         self.started = False
         self._open()
@@ -144,7 +144,7 @@ class WorldVectorEnv(VectorEnv):
         """N pictures (H, W, 3) uint8, or None without a render_mode."""
         return None if self.render_mode is None else self._world.env.render()
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Let go of the simulator."""
         self._world.env.close()
 

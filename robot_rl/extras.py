@@ -91,13 +91,34 @@ def require(module: str) -> ModuleType:
     Raises:
         ImportError: the module is absent; the message holds the command that installs it.
     """
+    return require_foreign(module, f"Install it with: {remedy(module)} (or `make setup` in a checkout).")
+
+
+def require_foreign(module: str, mend: str) -> ModuleType:
+    """Import a module of a package that no extra of ours brings.
+
+    Args:
+        module: dotted module name.
+        mend: how to get it; the end of the message.
+
+    Raises:
+        ImportError: the module is absent.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"'{module}' is needed here and could not be imported ({error}). "
-            f"Install it with: {remedy(module)} (or `make setup` in a checkout)."
-        ) from error
+        raise ImportError(f"'{module}' is needed here and could not be imported ({error}). {mend}") from error
+
+
+def find_fault(module: str) -> str:
+    """What is wrong with a module: "missing", "broken (<why>)", or "" where it can be imported."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        return "missing"
+    except Exception as error:  # a broken package may raise anything at import
+        return f"broken ({type(error).__name__}: {error})"
+    return ""
 
 
 def allow(*names: str, everything: bool = False, changed: bool = False) -> None:
@@ -138,7 +159,7 @@ def own(name: str, where: str = "") -> Any:
         module = _of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise ValueError(f"there is no module '{place}' on the Python path ({error})") from error
-    found: Any = module
+    found = module
     for part in path.split("."):
         if part not in vars(found):
             raise ValueError(f"{place} has no '{path}'; give {where}<module or file>:<name>")
@@ -157,7 +178,7 @@ def file_hash(name: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def check_hash(name: str, stored: Any) -> None:
+def check_hash(name: str, stored: object) -> None:
     """Refuse code that is no longer what a run was made with, unless the user names it again or wants it so.
 
     Raises:

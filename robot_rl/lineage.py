@@ -31,7 +31,7 @@ def digest(path: Path) -> dict[str, Any]:
     return {"path": str(path.resolve()), "bytes": size, "sha256": found.hexdigest()}
 
 
-def begin(folder: Path, sources: Mapping[str, Mapping[str, Any]]) -> None:
+def begin(folder: Path, sources: Mapping[str, Mapping[str, object]]) -> None:
     """Write what a new run comes from.
 
     Args:

@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tqdm import tqdm
 
@@ -46,7 +45,7 @@ class LiveBar:
             self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()

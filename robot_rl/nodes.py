@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
+from robot_rl import build
 from robot_rl.real.ros.node_base import leave, run
 from robot_rl.verbs.robot_policy import load_robot_policy
 
@@ -43,7 +44,7 @@ def sim_robot_node() -> NoReturn:
     from robot_rl.real.ros.sim_robot_node import SimRobotNode
     from robot_rl.sim.legs_plant import make_plant
 
-    leave(run(partial(SimRobotNode, make_plant)))
+    leave(run(partial(SimRobotNode, partial(make_plant, make_world=build.make_world))))
 
 
 def recorder_node() -> NoReturn:

@@ -6,7 +6,7 @@ Without torchrun there is one process and every function here does nothing, so l
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -105,7 +105,7 @@ def all_true(flag: bool) -> bool:
     """Whether it holds in every process."""
     if size() == 1:
         return flag
-    flags: list[Any] = [None] * size()
+    flags: list[object] = [None] * size()
     dist.all_gather_object(flags, flag)
     return all(flags)
 

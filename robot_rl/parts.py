@@ -80,7 +80,7 @@ class Checkpoints:
         stores = {name: part.save for name, part in parts.stores.items()}
         return self._write(step, {name: part.state_dict() for name, part in parts.states.items()}, {}, stores)
 
-    def save_best(self, step: int, facts: Mapping[str, Any]) -> Path:
+    def save_best(self, step: int, facts: Mapping[str, object]) -> Path:
         """Write policy and learner as `best`, with further facts of it."""
         states = {name: part.state_dict() for name, part in self.parts.states.items() if name == "learner"}
         return self._write(step, states, facts, {}, name=BEST)
@@ -148,7 +148,12 @@ class Checkpoints:
         return ""
 
     def _write(
-        self, step: int, states: Mapping[str, Any], facts: Mapping[str, Any], stores: Mapping[str, Any], name: str = ""
+        self,
+        step: int,
+        states: Mapping[str, object],
+        facts: Mapping[str, object],
+        stores: Mapping[str, Any],
+        name: str = "",
     ) -> Path:
         parts = self.parts
         policy = {} if parts.policy is None else {"policy": parts.policy.state_dict()}

@@ -29,6 +29,17 @@ class NotPlain(pickle.UnpicklingError):
     """The file asks for a class or function that is neither an array nor a plain container; the text is its name."""
 
 
+class Inert:
+    """Stands for any object of a file: takes what it is given, keeps attributes, does nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update({key: value for key, value in state.items() if isinstance(key, str)})
+
+
 class ArrayUnpickler(pickle.Unpickler):
     """Builds arrays, scalars and built-in containers; every other global goes to `other`."""
 
@@ -51,7 +62,7 @@ class ArrayUnpickler(pickle.Unpickler):
         return self.other(module, name)
 
     def other(self, module: str, name: str) -> Any:
-        """Refuse it; a subclass may give a class that does nothing instead.
+        """Refuse it; a subclass may give `Inert` instead.
 
         Raises:
             NotPlain: always.
@@ -77,21 +88,21 @@ def load(path: Path, kind: type[ArrayUnpickler] = ArrayUnpickler) -> Any:
         return arrays_of(kind(data, encoding="latin1").load())
 
 
-def arrays_of(value: Any, _done: dict[int, Any] | None = None, _depth: int = 0) -> Any:
+def arrays_of(value: object, _done: dict[int, Any] | None = None, _depth: int = 0) -> Any:
     """Plain containers with every array in them made real; an array that is there twice stays one."""
     done = {} if _done is None else _done
     if _depth > 100:
         raise pickle.UnpicklingError("containers lie in one another more than 100 deep")
     if id(value) in done:
         return done[id(value)]
-    found: Any = value
+    found = value
     if isinstance(value, (_Array, _Kind)):
         found = value.real()
     elif isinstance(value, dict):
         found = {key: arrays_of(item, done, _depth + 1) for key, item in value.items()}
     elif isinstance(value, (list, tuple)):
         found = type(value)(arrays_of(item, done, _depth + 1) for item in value)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):  # what `other` gave
+    elif isinstance(value, Inert):
         done[id(value)] = value
         for key, item in vars(value).items():
             value.__dict__[key] = arrays_of(item, done, _depth + 1)
@@ -115,7 +126,7 @@ class _Kind:
     def __init__(self, name: object, *_: object) -> None:
         self._name, self._order = name, "="
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) < 5 or any(item is not None for item in state[2:5]):
             raise pickle.UnpicklingError("an array has fields or parts of its own, expected plain numbers")
         self._order = str(state[1])
@@ -160,7 +171,7 @@ class _Made(_Array):
         return self._value
 
 
-def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any = "C") -> _Made:
+def _from_buffer(raw: object, kind: object, shape: Any, order: object = "C") -> _Made:
     if not isinstance(kind, _Kind) or not isinstance(raw, (bytes, bytearray, str)):
         raise pickle.UnpicklingError("an array's content is no bytes of a known type")
     data = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 wrote them as text
@@ -169,7 +180,7 @@ def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any = "C") -> _Made:
     return _Made(flat.reshape(sizes, order="F" if order == "F" else "C"))
 
 
-def _scalar(kind: Any, raw: Any = None) -> Any:
+def _scalar(kind: object, raw: object = None) -> Any:
     if not isinstance(raw, (bytes, str)):
         raise pickle.UnpicklingError("a number without content")
     return _from_buffer(raw, kind, (1,)).real()[0]

@@ -102,7 +102,7 @@ class Run:
         self,
         make_tracker: Callable[[str, int | None], Many],
         *,
-        sources: Mapping[str, Mapping[str, Any]] | None = None,
+        sources: Mapping[str, Mapping[str, object]] | None = None,
         checks: Mapping[str, Callable[[], str]] | None = None,
     ) -> None:
         """Write what a run begins with; from here on the folder is a run's.
@@ -163,8 +163,8 @@ class Run:
         self,
         work: Callable[[], None],
         *,
-        calls: Mapping[str, Callable[[], Any]] | None = None,
-        more: Callable[[], dict[str, Any]] | None = None,
+        calls: Mapping[str, Callable[[], object]] | None = None,
+        more: Callable[[], Mapping[str, object]] | None = None,
         callback: Callback | None = None,
     ) -> dict[str, Any]:
         """`follow`, `finish` and, whatever happens, `close`; the summary."""
@@ -252,7 +252,10 @@ class Run:
     # --- the end
 
     def finish(
-        self, *, calls: Mapping[str, Callable[[], Any]] | None = None, more: Callable[[], dict[str, Any]] | None = None
+        self,
+        *,
+        calls: Mapping[str, Callable[[], object]] | None = None,
+        more: Callable[[], Mapping[str, object]] | None = None,
     ) -> dict[str, Any]:
         """Evaluate, write evaluation.json, then make what is for the eye; none of that can fail the run.
 
@@ -344,7 +347,7 @@ class Run:
         found = {**self.summary, **self.numbers, "notes": self.notes, "failures": self.failures}
         write_json(self.folder / "evaluation.json", found)
 
-    def _try(self, name: str, call: Callable[[], Any]) -> Any:
+    def _try(self, name: str, call: Callable[[], object]) -> Any:
         """What a call makes; what it raises becomes a line of `failures` and the answer."""
         try:
             return call()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Wandb:
         project: str = "robot_rl",
         name: str | None = None,
         mode: str = "offline",
-        config: dict[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
     ) -> None:
         if mode not in ("online", "offline", "disabled"):
             raise ValueError(f"track.mode is '{mode}', expected online, offline or disabled")
@@ -125,7 +125,7 @@ class Many:
         for tracker in self.trackers:
             self._try(type(tracker).__name__.lower(), tracker.close)
 
-    def _try(self, name: str, call: Callable[[], Any], tracker: Tracker | None = None) -> Any:
+    def _try(self, name: str, call: Callable[[], object], tracker: Tracker | None = None) -> Any:
         try:
             return call()
         except Exception as error:  # a server that is gone, a full disk, a missing package: the run goes on
@@ -151,7 +151,7 @@ def wandb(
     project: str = "robot_rl",
     run_name: str | None = None,
     mode: str = "online",
-    config: dict[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
 ) -> Many:
     """`metrics.jsonl` and Weights & Biases."""
     out = files(folder, resume_step=resume_step, tensorboard=tensorboard)

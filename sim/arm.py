@@ -188,7 +188,7 @@ class Arm:
     def control(self, view: View, action: Array) -> Array:
         """Advance the command by (N, A) actions in [-1, 1] and return (N, 8) position targets."""
         xp = view.xp
-        command: Any = view.task["command"]
+        command = view.task["command"]
         action = xp.astype(action, command.dtype)
         delta = action[:, : len(self.steps)] * constant(self.steps, command)
         if self.mode == "ee":

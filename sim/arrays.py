@@ -16,7 +16,7 @@ from robot_rl.types import Array
 _CONSTANTS: dict[tuple[Any, ...], Array] = {}
 
 
-def constant(values: Any, like: Array, *, dtype: Any = None) -> Array:
+def constant(values: object, like: Array, *, dtype: object = None) -> Array:
     """`values` as an array of the kind and on the device of `like`; the same object every time, never to be changed.
 
     Args:
@@ -56,13 +56,13 @@ def solve_definite(matrix: Array, right: Array) -> Array:
     if not array_api_compat.is_torch_array(matrix):
         return xp.linalg.solve(matrix, right)
     size = matrix.shape[-1]
-    joined: Any = xp.concat([matrix, right], axis=-1)
+    joined = xp.concat([matrix, right], axis=-1)
     rows = []
     for _ in range(size):
         pivot = joined[:, :1] / joined[:, :1, :1]  # (N, 1, what is left)
         rows.append(pivot[:, 0, 1:])
         joined = joined[:, 1:, 1:] - joined[:, 1:, :1] * pivot[..., 1:]
-    answer: list[Any] = []
+    answer: list[object] = []
     for column in range(size - 1, -1, -1):
         row = rows[column]  # (N, size - column): entries right of the pivot, then the right-hand side
         value = row[:, -1]

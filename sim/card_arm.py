@@ -102,7 +102,7 @@ class CardArm(Arm):
     def control(self, view: View, action: Array) -> Array:
         """Advance the command by (N, A) actions in [-1, 1] and return (N, nu) position targets."""
         xp = view.xp
-        command: Any = view.task["command"]
+        command = view.task["command"]
         delta = xp.astype(action, command.dtype) * self._on("steps", command)
         if self.mode == "ee":
             linearised = self.chain.jacobian(command)

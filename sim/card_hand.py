@@ -145,7 +145,7 @@ class CardHand(CardArm):
     def control(self, view: View, action: Array) -> Array:
         """Advance the command by (N, A) actions in [-1, 1] and return (N, nu) position targets."""
         xp = view.xp
-        command: Any = view.task["command"]
+        command = view.task["command"]
         action = xp.astype(action, command.dtype)
         delta = action[:, :-1] * constant(self.steps, command)
         if self.mode == "ee":

@@ -80,22 +80,22 @@ def _png(picture: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _axes(scene: Any, place: np.ndarray, turn: np.ndarray, length: float) -> None:
+def _axes(scene: object, place: np.ndarray, turn: np.ndarray, length: float) -> None:
     for axis, colour in enumerate(_AXES):
         _line(scene, place, place + length * turn[:, axis], 0.03 * length, colour)
 
 
-def _line(scene: Any, start: np.ndarray, end: np.ndarray, width: float, colour: tuple[float, ...]) -> None:
+def _line(scene: object, start: np.ndarray, end: np.ndarray, width: float, colour: tuple[float, ...]) -> None:
     geom = _new(scene, mujoco.mjtGeom.mjGEOM_CAPSULE, colour)
     mujoco.mjv_connector(geom, mujoco.mjtGeom.mjGEOM_CAPSULE, width, start, end)
 
 
-def _box(scene: Any, low: np.ndarray, high: np.ndarray) -> None:
+def _box(scene: object, low: np.ndarray, high: np.ndarray) -> None:
     geom = _new(scene, mujoco.mjtGeom.mjGEOM_BOX, (0.2, 0.6, 0.9, 0.18))
     geom.size[:], geom.pos[:] = 0.5 * (high - low), 0.5 * (high + low)
 
 
-def _new(scene: Any, kind: Any, colour: tuple[float, ...]) -> Any:
+def _new(scene: Any, kind: object, colour: tuple[float, ...]) -> Any:
     geom = scene.geoms[scene.ngeom]
     mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.eye(3).flatten(), np.array(colour, np.float32))
     scene.ngeom += 1

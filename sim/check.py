@@ -14,9 +14,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, Obs
 
 
 def check(env: Any, *, steps: int = 1200, seed: int = 0) -> list[str]:
@@ -70,13 +71,13 @@ class _Run:
         return [_record(*self.env.step(action)) for action in actions]
 
 
-def _record(obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> dict[str, np.ndarray]:
+def _record(obs: Obs, reward: object, terminated: object, truncated: object, info: object) -> dict[str, np.ndarray]:
     out = {f"obs['{key}']": _numpy(value).copy() for key, value in obs.items()}
     return out | {"reward": _numpy(reward).copy(), "terminated": _numpy(terminated), "truncated": _numpy(truncated)}
 
 
-def _numpy(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+def _numpy(value: object) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _spaces(env: Any) -> list[str]:
@@ -121,7 +122,7 @@ def _spaces(env: Any) -> list[str]:
     return found
 
 
-def _arrays(run: _Run, where: str, obs: Any) -> list[str]:
+def _arrays(run: _Run, where: str, obs: Obs) -> list[str]:
     if not isinstance(obs, dict) or set(obs) != set(run.io.obs):
         keys = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
         return [f"{where} gives {keys}, expected a dict with {sorted(run.io.obs)}"]
@@ -219,7 +220,7 @@ def _episode(run: _Run, steps: int) -> list[str]:
     return found
 
 
-def _successor(run: _Run, obs: Any, info: Any, done: np.ndarray) -> list[str]:
+def _successor(run: _Run, obs: Obs, info: Any, done: np.ndarray) -> list[str]:
     if "final_obs" not in info:
         return ["info['final_obs'] is missing where an episode ended; give the true successors as a dict like obs"]
     final = info["final_obs"]

@@ -98,7 +98,7 @@ class RowDraw:
         self._streams = streams
         self._rows = rows
 
-    def uniform(self, *shape: int, low: Any = 0.0, high: Any = 1.0) -> np.ndarray:
+    def uniform(self, *shape: int, low: object = 0.0, high: object = 1.0) -> np.ndarray:
         """(n, *shape) float32 uniform in [low, high); `low` and `high` may be arrays that broadcast."""
         bits = self._streams.bits(self._rows, math.prod(shape))
         unit = (bits >> np.uint64(40)).astype(np.float64).reshape(-1, *shape) * 2.0**-24
@@ -107,7 +107,7 @@ class RowDraw:
         # float32 rounding may reach `high`; keep the interval half open unless it is a single point
         return np.minimum(value, np.maximum(np.nextafter(high32, low32), low32))
 
-    def normal(self, *shape: int, std: Any = 1.0) -> np.ndarray:
+    def normal(self, *shape: int, std: object = 1.0) -> np.ndarray:
         """(n, *shape) float32 normal with mean 0 (Box-Muller); `std` may be an array that broadcasts."""
         bits = self._streams.bits(self._rows, math.prod(shape))
         radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)).astype(np.float64) + 1.0) * 2.0**-32))

@@ -95,7 +95,7 @@ class MaskedDraw:
     def __init__(self, streams: TorchStreams, mask: Tensor) -> None:
         self._streams, self._mask = streams, mask
 
-    def uniform(self, *shape: int, low: Any = 0.0, high: Any = 1.0) -> Tensor:
+    def uniform(self, *shape: int, low: object = 0.0, high: object = 1.0) -> Tensor:
         """(N, *shape) float32 uniform in [low, high); `low` and `high` may be arrays that broadcast."""
         bits = self._streams.bits(self._mask, math.prod(shape))
         unit = _shift(bits, 40).double().reshape(-1, *shape) * 2.0**-24
@@ -103,7 +103,7 @@ class MaskedDraw:
         value = (low32 + unit * (high32.double() - low32)).float()
         return torch.minimum(value, torch.maximum(torch.nextafter(high32, low32), low32))
 
-    def normal(self, *shape: int, std: Any = 1.0) -> Tensor:
+    def normal(self, *shape: int, std: object = 1.0) -> Tensor:
         """(N, *shape) float32 normal with mean 0 (Box-Muller); `std` may be an array that broadcasts."""
         bits = self._streams.bits(self._mask, math.prod(shape))
         radius = torch.sqrt(-2.0 * torch.log((_shift(bits, 32).double() + 1.0) * 2.0**-32))
@@ -112,7 +112,7 @@ class MaskedDraw:
             std = self._limit(std)
         return ((radius * torch.cos(angle)).reshape(-1, *shape) * std).float()
 
-    def _limit(self, value: Any) -> Tensor:
+    def _limit(self, value: object) -> Tensor:
         """A bound as a float32 tensor, without a copy from the host after the first time."""
         if isinstance(value, Tensor):
             return value.float()

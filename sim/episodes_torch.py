@@ -259,7 +259,7 @@ class Episodes:
         if not (self._host or self._models_change):
             self._begin(self.done, ended=True)
 
-    def _keep_terms(self, terms: Mapping[str, Any]) -> None:
+    def _keep_terms(self, terms: Mapping[str, object]) -> None:
         """Bring the reward's terms to arrays that stay where they are; made in the eager calls before a capture."""
         for name, value in terms.items():
             if name not in self.paid:

@@ -154,14 +154,14 @@ def calibrate(world: World, model: Any, cameras: Sequence[str], size: tuple[int,
 class Painters:
     """The renderers of an environment, one for each size and quality; made when they are first asked for."""
 
-    def __init__(self, model: Any, markers: Mapping[str, str]) -> None:
+    def __init__(self, model: object, markers: Mapping[str, str]) -> None:
         self._model, self._markers = model, markers
         self._made: dict[tuple[tuple[int, int], str], Any] = {}
 
     def paint(
         self,
         qpos: np.ndarray,
-        task: Mapping[str, Any],
+        task: Mapping[str, object],
         cameras: Sequence[str | None],
         size: tuple[int, int],
         *,

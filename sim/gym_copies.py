@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from robot_rl.extras import require_foreign
 from robot_rl.sim import gym_mujoco, gym_state
 from robot_rl.sim.headless import prefer_headless
 
@@ -70,7 +71,7 @@ class Layout:
     goal: int = 0
 
 
-def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gymnasium.Env:
+def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> gymnasium.Env:
     """The environment without the wrappers whose work is done here: order check, step check, time limit.
 
     Raises:
@@ -80,12 +81,9 @@ def make_one(id: str, kwargs: Mapping[str, Any], render_mode: str | None) -> gym
     prefer_headless()
     package = next((name for prefix, name in _PACKAGES.items() if id.startswith(prefix)), None)
     if package:
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ImportError(f"'{id}' needs the package {package}: pip install {package.replace('_', '-')}") from error
+        module = require_foreign(package, f"'{id}' is one of its tasks: pip install {package.replace('_', '-')}")
         if package == "gymnasium_robotics":
-            gymnasium.register_envs(__import__(package))
+            gymnasium.register_envs(module)
         elif package == "gym_hil":
             gym_mujoco.refuse_gym_hil()
         elif package == "metaworld":
@@ -204,7 +202,7 @@ class Copies:
     def __init__(
         self,
         id: str,
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
         count: int,
         episode_steps: int | None,
         render_mode: str | None,
@@ -338,7 +336,7 @@ def _first(space: Any, path: tuple[str, ...]) -> int:
     return int(space.start)
 
 
-def _terms(info: Mapping[str, Any]) -> tuple[str, ...]:
+def _terms(info: Mapping[str, object]) -> tuple[str, ...]:
     """Names in an info that hold a term of the reward: numbers whose name begins with "reward_"."""
     numbers = (int, float, np.integer, np.floating)
     return tuple(name for name, value in info.items() if name.startswith(TERM) and isinstance(value, numbers))[
@@ -346,7 +344,7 @@ def _terms(info: Mapping[str, Any]) -> tuple[str, ...]:
     ]
 
 
-def _succeeded(info: Mapping[str, Any]) -> bool:
+def _succeeded(info: Mapping[str, object]) -> bool:
     return any(bool(info[name]) for name in SUCCESS if name in info)
 
 
@@ -369,8 +367,8 @@ def work(pipe: Any, shared: dict[str, tuple[Any, str, tuple[int, ...]]], rows: t
                 copies.close()
                 return
             else:
-                name, arguments = pipe.recv()
-                answer = getattr(copies, name)(*arguments)
+                method, arguments = pipe.recv()
+                answer = method(copies, *arguments)
                 pipe.send_bytes(b"")
                 pipe.send(answer)
     except (EOFError, BrokenPipeError):

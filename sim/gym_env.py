@@ -16,8 +16,8 @@ import contextlib
 import itertools
 import math
 import multiprocessing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -26,11 +26,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, gym_copies, interface
+from robot_rl.sim.gym_copies import Copies
 from robot_rl.sim.gym_goals import gym_goals
 from robot_rl.sim.interface import checked
 from robot_rl.types import EnvParts, IOSpec, Obs, action_of, choice_of
 from robot_rl.types.data import all_finite
 from robot_rl.types.options import Count, Positive, Whole
+
+R = TypeVar("R")
 
 
 def make(
@@ -39,7 +42,7 @@ def make(
     device: str = "cpu",
     *,
     id: str,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     workers: Whole = 0,
     episode_steps: Count | None = None,
     control_hz: Positive | None = None,
@@ -103,7 +106,7 @@ class GymVectorEnv(VectorEnv):
         seed: int,
         *,
         id: str,
-        kwargs: Mapping[str, Any] | None,
+        kwargs: Mapping[str, object] | None,
         workers: int,
         episode_steps: int | None,
         control_hz: float | None,
@@ -144,12 +147,12 @@ class GymVectorEnv(VectorEnv):
         shapes = _shapes(num_envs, actions, obs, layout.goal)
         self._goals, self._tells_goals = gym_goals(first, layout), bool(layout.goal)
         self._workers: list[_Worker] = []
-        self._copies: gym_copies.Copies | None = None
+        self._copies: Copies | None = None
         if workers:
             first.close()
             self._start(min(workers, num_envs), options, shapes)
         else:
-            self._copies = gym_copies.Copies(count=num_envs, envs=[first], **options)
+            self._copies = Copies(count=num_envs, envs=[first], **options)
             self._arrays = {key: np.zeros(shape, dtype) for key, (shape, dtype) in shapes.items()}
             self._copies.bind({key: value for key, value in self._arrays.items() if key != "action"})
         self._seeds: list[int] | None = seeds(seed, num_envs)
@@ -178,7 +181,7 @@ class GymVectorEnv(VectorEnv):
         mask = (options or {}).get("reset_mask")
         rows = range(self.num_envs) if mask is None or not self._started else np.flatnonzero(np.asarray(mask))
         chosen, self._seeds = self._seeds, None
-        self._call("reset", [(int(i), chosen[i] if chosen else None) for i in rows])
+        self._call(Copies.reset, [(int(i), chosen[i] if chosen else None) for i in rows])
         self._started = True
         known = self._arrays["knows_success"].any()
         return self.observe(), {"success": np.zeros(self.num_envs, bool)} if known else {}
@@ -227,7 +230,7 @@ class GymVectorEnv(VectorEnv):
         if arrays["knows_success"].any():  # most Gymnasium tasks have no notion of success: then none is reported
             info["success"] = arrays["success"].copy()
         if self._terms is None:
-            self._terms = tuple(self._each("term_names")[0])
+            self._terms = tuple(self._each(Copies.term_names)[0])
         if self._terms:
             found = arrays["terms"].T.copy()
             info["reward_terms"] = dict(zip(self._terms, found))
@@ -249,7 +252,7 @@ class GymVectorEnv(VectorEnv):
         """One frame per environment, or None without render_mode."""
         if self.render_mode is None:
             return None
-        return tuple(frame for frames in self._each("frames") for frame in frames)
+        return tuple(frame for frames in self._each(Copies.frames) for frame in frames)
 
     def state_dict(self) -> dict[str, Any]:
         """Arrays and texts from which `load_state_dict` continues.
@@ -263,7 +266,7 @@ class GymVectorEnv(VectorEnv):
         out |= {key: value.copy() for key, value in self._arrays.items() if not key.startswith("final.")}
         pending = self._seeds
         out["pending_seeds"] = np.array(pending if pending is not None else [], np.int64)
-        states = [state for part in self._each("save") for state in part]
+        states = [state for part in self._each(Copies.save) for state in part]
         out["exact"] = np.array([state is not None for state in states])
         for i, state in enumerate(states):
             out |= {f"env{i}.{key}": value for key, value in (state or {}).items()}
@@ -286,7 +289,7 @@ class GymVectorEnv(VectorEnv):
             if key.startswith("env"):
                 index, _, name = key[3:].partition(".")
                 own[int(index)][name] = value
-        self._call("load", [(i, own[i]) for i in np.flatnonzero(exact).tolist()])
+        self._call(Copies.load, [(i, own[i]) for i in np.flatnonzero(exact).tolist()])
         for key, array in self._arrays.items():
             if key in state:
                 array[...] = state[key]
@@ -296,9 +299,9 @@ class GymVectorEnv(VectorEnv):
         self._seed, self._count = int(state["seed"]), int(state["count"])
         if self._started:
             restart = seeds(self._seed, self.num_envs, self._count + 1)
-            self._call("reset", [(i, restart[i]) for i in np.flatnonzero(~exact).tolist()])
+            self._call(Copies.reset, [(i, restart[i]) for i in np.flatnonzero(~exact).tolist()])
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the environments and end the workers."""
         if self._copies is not None:
             self._copies.close()
@@ -322,19 +325,22 @@ class GymVectorEnv(VectorEnv):
         for worker in self._workers:
             worker.wait()
 
-    def _call(self, name: str, calls: list[tuple[Any, ...]]) -> None:
+    def _call(self, method: Callable[..., Any], calls: list[tuple[Any, ...]]) -> None:
         """Call a method of `Copies` whose first argument is the row."""
         for row, *rest in calls:
             if self._copies is not None:
-                getattr(self._copies, name)(row, *rest)
+                method(self._copies, row, *rest)
             else:
-                worker = next(worker for worker in self._workers if worker.rows[0] <= row < worker.rows[1])
-                worker.ask(name, (row - worker.rows[0], *rest))
+                worker = self._worker_of(row)
+                worker.ask(method, (row - worker.rows[0], *rest))
 
-    def _each(self, name: str) -> list[Any]:
+    def _worker_of(self, row: int) -> _Worker:
+        return next(worker for worker in self._workers if worker.rows[0] <= row < worker.rows[1])
+
+    def _each(self, method: Callable[[Copies], R]) -> list[R]:
         if self._copies is not None:
-            return [getattr(self._copies, name)()]
-        return [worker.ask(name, ()) for worker in self._workers]
+            return [method(self._copies)]
+        return [worker.ask(method, ()) for worker in self._workers]
 
     def _report(self, reward: np.ndarray, *states: np.ndarray | None) -> None:
         for key, values in [("state", state) for state in states if state is not None] + [("reward", reward[:, None])]:
@@ -342,11 +348,11 @@ class GymVectorEnv(VectorEnv):
             if not len(bad):
                 continue
             row, column = int(bad[0][0]), int(bad[0][1])
-            content = (
-                self._copies.crash(row)
-                if self._copies is not None
-                else next(w.ask("crash", (row - w.rows[0],)) for w in self._workers if w.rows[0] <= row < w.rows[1])
-            )
+            if self._copies is not None:
+                content = self._copies.crash(row)
+            else:
+                worker = self._worker_of(row)
+                content = worker.ask(Copies.crash, (row - worker.rows[0],))
             path = crash.save(self._crash_dir, row, **content) if content else None
             saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
             name = f" ('{self.io.obs_names[column]}')" if key == "state" else ""
@@ -388,10 +394,10 @@ class _Worker:
         if answer:
             raise RuntimeError(f"environments {self.rows[0]} to {self.rows[1] - 1}:\n{answer.decode()}")
 
-    def ask(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of the worker's `Copies`."""
+    def ask(self, method: Callable[..., R], arguments: tuple[object, ...]) -> R:
+        """Call a method of `Copies` on the worker's."""
         self.pipe.send_bytes(b"call")
-        self.pipe.send((name, arguments))
+        self.pipe.send((method, arguments))
         self.wait()
         return self.pipe.recv()
 

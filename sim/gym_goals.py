@@ -16,7 +16,7 @@ from robot_rl.types import Goals
 class Paying(Protocol):
     """A task that says what any achieved goal earns under any other."""
 
-    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any, /) -> Any:
+    def compute_reward(self, achieved_goal: object, desired_goal: object, info: object, /) -> Any:
         """The reward of a step that led to `achieved_goal`."""
         ...
 
@@ -25,7 +25,7 @@ class Paying(Protocol):
 class Ending(Protocol):
     """A task that says whether reaching a goal ends the episode."""
 
-    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any, /) -> Any:
+    def compute_terminated(self, achieved_goal: object, desired_goal: object, info: object, /) -> Any:
         """Whether a step that led to `achieved_goal` is the last one."""
         ...
 
@@ -44,7 +44,7 @@ def gym_goals(env: gymnasium.Env, layout: Layout) -> Goals | None:
         layout: of its observation.
     """
     shown = next((part for part in layout.parts if part.path == ("desired_goal",)), None)
-    task: Any = env.unwrapped
+    task = env.unwrapped
     if not layout.goal or layout.images or shown is None or not isinstance(task, Paying):
         return None
     columns, width = slice(shown.start, shown.start + shown.size), layout.goal

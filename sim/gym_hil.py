@@ -11,7 +11,6 @@ fingers' command by that share of its range).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -20,11 +19,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from robot_rl.extras import require, require_foreign
 from robot_rl.sim.gym_env import GymVectorEnv
 from robot_rl.sim.headless import prefer_headless
 from robot_rl.types import EnvParts, Obs, Options
 from robot_rl.types.options import Count, Whole
 
+WANTED = "Install it with: pip install gym-hil (it wants MuJoCo below 3.9: an environment of its own)"
 ID = "robot_rl/GymHilPickCube-v0"
 STEP = 0.025
 """Metres per action of 1, as in gym_hil's own wrappers."""
@@ -62,23 +63,18 @@ class PickCube(gymnasium.Env):
         relative: bool = True,
         pictures: bool = False,
         render_mode: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         prefer_headless()  # gym_hil opens a renderer even where nobody looks
-        try:
-            base = importlib.import_module("gym_hil.envs").PandaPickCubeGymEnv
-        except ImportError as error:
-            raise ImportError(
-                "this task needs gym_hil: pip install gym-hil (it wants MuJoCo below 3.9: an environment of its own)"
-            ) from error
-        self._base: Any = base(image_obs=pictures, **options)
+        base = require_foreign("gym_hil.envs", WANTED).PandaPickCubeGymEnv
+        self._base = base(image_obs=pictures, **options)
         self._random, self._relative, self._pictures = random_block, relative, pictures
         self.render_mode = render_mode
         self.model, self.data, self.dt = self._base.model, self._base.data, float(self._base.control_dt)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
         size = 18 if pictures else 24 if relative else 21
         state = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        self.observation_space: Any = state
+        self.observation_space = state
         if pictures:
             seen = self._base.observation_space["pixels"]
             self.observation_space = spaces.Dict({"state": state, "pixels": seen})
@@ -90,7 +86,7 @@ class PickCube(gymnasium.Env):
         if self._random:
             place = self.np_random.uniform(_LOW, _HIGH)
             self.data.joint("block").qpos[:2] = place
-            importlib.import_module("mujoco").mj_forward(self.model, self.data)
+            require("mujoco").mj_forward(self.model, self.data)
             seen = self._base._compute_observation()
         return self._see(seen), {}
 
@@ -115,7 +111,7 @@ class PickCube(gymnasium.Env):
         """Free the renderer."""
         self._base.close()
 
-    def _see(self, seen: Mapping[str, Any]) -> Any:
+    def _see(self, seen: Mapping[str, object]) -> Any:
         robot = np.array(seen["agent_pos"], np.float32)
         robot[14] /= _FINGERS
         if self._pictures:

@@ -20,11 +20,11 @@ def mend_enumerations() -> None:
     robotics 1.4.2 fails at `assert joint_type in (mjJNT_HINGE, mjJNT_SLIDE)`: Fetch, the hands and the kitchen. Nothing
     is changed where a release compares as before.
     """
-    mujoco: Any = require("mujoco")
+    mujoco = require("mujoco")
 
     for kind in vars(mujoco).values():
         if isinstance(kind, type) and hasattr(kind, "__members__"):
-            member: Any = next(iter(kind.__members__.values()))
+            member = next(iter(kind.__members__.values()))
             if member != np.int32(int(member)):
                 _compare_with_numpy(kind)
 
@@ -35,7 +35,7 @@ def _compare_with_numpy(kind: Any) -> None:
     def equal(one: Any, other: Any) -> Any:
         return int(one) == int(other) if isinstance(other, np.integer) else before(one, other)
 
-    def differ(one: Any, other: Any) -> Any:
+    def differ(one: object, other: object) -> Any:
         return not equal(one, other)
 
     kind.__eq__, kind.__ne__ = equal, differ
@@ -43,7 +43,7 @@ def _compare_with_numpy(kind: Any) -> None:
 
 def mend_meta_world() -> None:
     """Let Meta-World set its welds again: it writes 11 numbers per constraint, and MuJoCo keeps 12 since 3.17."""
-    mujoco: Any = require("mujoco")
+    mujoco = require("mujoco")
     from metaworld.sawyer_xyz_env import SawyerMocapBase  # pyright: ignore[reportMissingImports]
 
     installed = tuple(int(part) for part in metadata.version("metaworld").split(".")[:3])
@@ -63,7 +63,7 @@ def refuse_gym_hil() -> None:
     Raises:
         ImportError: the installed one no longer has the array of masses that gym_hil's controller reads.
     """
-    mujoco: Any = require("mujoco")
+    mujoco = require("mujoco")
     if not hasattr(mujoco.MjData, "qM"):
         raise ImportError(
             f"gym_hil {metadata.version('gym_hil')} reads MjData.qM, which MuJoCo {mujoco.__version__} no longer has; "

@@ -69,17 +69,17 @@ def nominal_model(env: gymnasium.Env) -> Any:
     return None if parts is None else copy.copy(parts[0])
 
 
-def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
+def save(env: gymnasium.Env, nominal: object) -> dict[str, Any] | None:
     """Arrays and texts from which `load` restores the environment, or None where that cannot be exact.
 
     Args:
         env: the environment with its wrappers.
         nominal: what `nominal_model` gave right after it was made.
     """
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     parts = mujoco_parts(env)
     for depth, level in enumerate(_levels(env)):
-        plain: dict[str, Any] = {}
+        plain: dict[str, object] = {}
         for name, value in vars(level).items():
             if name in _NO_STATE or isinstance(value, (gymnasium.Space, gymnasium.Env)):
                 continue
@@ -106,21 +106,23 @@ def save(env: gymnasium.Env, nominal: Any) -> dict[str, Any] | None:
         mujoco.mj_getState(model, data, state, signature)
         out["mujoco.state"] = state
         out |= {f"mujoco.data.{name}": value.copy() for name, value in _arrays(data)}
+        before = dict(_arrays(nominal))
         for name, value in _arrays(model):
-            if not np.array_equal(value, getattr(nominal, name)):
+            if not np.array_equal(value, before[name]):
                 out[f"mujoco.model.{name}"] = value.copy()
     return out
 
 
-def load(env: gymnasium.Env, nominal: Any, state: dict[str, Any]) -> None:
+def load(env: gymnasium.Env, nominal: object, state: dict[str, Any]) -> None:
     """Restore what `save` returned into an environment made with the same arguments."""
     parts = mujoco_parts(env)
     if parts is not None:
         mujoco = require("mujoco")
 
         model, data = parts
+        before = dict(_arrays(nominal))
         for name, value in _arrays(model):
-            wanted = np.asarray(state.get(f"mujoco.model.{name}", getattr(nominal, name)))
+            wanted = np.asarray(state.get(f"mujoco.model.{name}", before[name]))
             if not np.array_equal(value, wanted):
                 value[...] = wanted
         mujoco.mj_resetData(model, data)
@@ -153,14 +155,14 @@ def _restore(attributes: dict[str, Any], name: str, value: np.ndarray) -> None:
 
 def _levels(env: gymnasium.Env) -> list[Any]:
     """The environment under all its wrappers, and environments that one of them is built around (FrankaKitchen)."""
-    levels: list[Any] = [env]
+    levels: list[object] = [env]
     for level in levels:
         inner = [value for value in vars(level).values() if isinstance(value, gymnasium.Env)]
         levels += [value for value in inner if all(value is not known for known in levels)]
     return levels
 
 
-def _arrays(source: Any) -> list[tuple[str, np.ndarray]]:
+def _arrays(source: object) -> list[tuple[str, np.ndarray]]:
     found = []
     for name in dir(source):
         if not name.startswith(("_", *_CONTACT)):
@@ -191,7 +193,7 @@ def _generator(words: np.ndarray) -> np.random.Generator:
     return generator
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: object) -> Any:
     """JSON form that keeps tuples, NumPy scalars and small arrays apart.
 
     Raises:
@@ -214,7 +216,7 @@ def _encode(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: object) -> Any:
     if isinstance(value, list):
         return [_decode(item) for item in value]
     if not isinstance(value, dict):

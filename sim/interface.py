@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -25,7 +24,7 @@ def spaces(io: IOSpec) -> tuple[gymnasium.spaces.Dict, gymnasium.spaces.Box]:
     return gymnasium.spaces.Dict(boxes), gymnasium.spaces.Box(-1.0, 1.0, (io.action_dim,), np.float32)
 
 
-def checked(actions: Any, num_envs: int, io: IOSpec) -> np.ndarray:
+def checked(actions: object, num_envs: int, io: IOSpec) -> np.ndarray:
     """(N, A) float32 actions, clipped to [-1, 1], as a new array.
 
     Raises:

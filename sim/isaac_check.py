@@ -7,7 +7,6 @@ well on both. Isaac Lab: the task named by `id` keeps the contract.
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from robot_rl import child
 from robot_rl.sim import isaac_env, isaac_lab_env, mujoco_env
 from robot_rl.sim.check import check
+from robot_rl.sim.world import World
 
 _VERSION = "import sys, isaacgym, torch; print(sys.version.split()[0], torch.__version__, torch.cuda.is_available())"
 _KNOWN = "after load_state_dict"
@@ -27,12 +27,12 @@ _CLOSE = 0.25
 
 
 def diagnose(
-    *, world: str = "quadruped", num_envs: int = 16, device: str | None = None, id: str | None = None
+    *, world: Callable[[], World], num_envs: int = 16, device: str | None = None, id: str | None = None
 ) -> tuple[str, bool]:
     """Look at this machine.
 
     Args:
-        world: name of a file in sim/worlds.
+        world: makes one to build in Isaac Gym.
         num_envs: copies.
         device: "cuda" or "cpu"; None takes CUDA where torch sees one.
         id: a task of Isaac Lab to check, or None.
@@ -41,7 +41,7 @@ def diagnose(
         The text to print, and whether all that was tried works (a missing Isaac is no success).
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    lines = [f"Isaac Gym (world={world}, {num_envs} copies on {device})"]
+    lines = [f"Isaac Gym (world={world().name}, {num_envs} copies on {device})"]
     gym = _part(lines, lambda: _gym(world, num_envs, device))
     lines += ["", f"Isaac Lab ({id or 'no id= given'})"]
     lab = _part(lines, lambda: _lab(id, num_envs, device))
@@ -57,32 +57,15 @@ def _part(lines: list[str], run: Callable[[], tuple[list[str], bool]]) -> bool:
     return healthy
 
 
-def world_class(name: str) -> Any:
-    """The class of a world by the name of its file.
-
-    Raises:
-        ValueError: no such file, or no class in it that is named like it.
-    """
-    try:
-        module = importlib.import_module(f"robot_rl.sim.worlds.{name}")
-    except ModuleNotFoundError as error:
-        raise ValueError(f"there is no world '{name}' in sim/worlds") from error
-    for key, value in vars(module).items():
-        if isinstance(value, type) and key.lower() == name.replace("_", ""):
-            return value
-    raise ValueError(f"sim/worlds/{name}.py has no class named like it")
-
-
-def _gym(world: str, num_envs: int, device: str) -> tuple[list[str], bool]:
+def _gym(world: Callable[[], World], num_envs: int, device: str) -> tuple[list[str], bool]:
     python = isaac_env.interpreter()
     probe = subprocess.run(child.program(_VERSION, python), capture_output=True, text=True, timeout=300)
     if probe.returncode:
         return [f"{python} does not import isaacgym:", probe.stderr.strip()[-500:]], False
     lines = [f"{python}: python, torch, CUDA: {probe.stdout.strip().splitlines()[-1]}"]
-    kind = world_class(world)
-    ours = isaac_env.make(num_envs, 0, device, world=kind())
+    ours = isaac_env.make(num_envs, 0, device, world=world())
     try:
-        found, healthy = compare(ours, mujoco_env.make(num_envs, 0, world=kind()))
+        found, healthy = compare(ours, mujoco_env.make(num_envs, 0, world=world()))
     finally:
         ours.close()
     return lines + found, healthy
@@ -120,7 +103,7 @@ def _expert_return(env: Any, steps: int) -> float:
 
 def _lab(id: str | None, num_envs: int, device: str) -> tuple[list[str], bool]:
     if id is None:
-        importlib.import_module("isaaclab")
+        isaac_lab_env.require_lab("isaaclab")
         return ["importable; give id=Isaac-Cartpole-v0 to check a task"], True
     env = isaac_lab_env.make(num_envs, 0, device, id=id)
     try:
@@ -131,5 +114,5 @@ def _lab(id: str | None, num_envs: int, device: str) -> tuple[list[str], bool]:
     return [f"contract: {finding}" for finding in findings] or ["contract: kept"], not bad
 
 
-def _numpy(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+def _numpy(value: object) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

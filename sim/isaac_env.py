@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,8 +227,12 @@ class IsaacPhysics:
         drives = {drive.joint: drive for actor in self._actors for drive in actor.drives if drive.actuator >= 0}
         by_actuator = sorted(drives.values(), key=lambda drive: drive.actuator)
         self._gear, self._low, self._high = (
-            torch.tensor([getattr(drive, key) for drive in by_actuator], dtype=torch.float32, device=self.device)
-            for key in ("gear", "low", "high")
+            torch.tensor(column, dtype=torch.float32, device=self.device)
+            for column in (
+                [drive.gear for drive in by_actuator],
+                [drive.low for drive in by_actuator],
+                [drive.high for drive in by_actuator],
+            )
         )
         self._drive_map = []
         for mode in ("position", "velocity", "effort"):
@@ -284,7 +288,7 @@ class _Worker:
         os.close(answers)
         self._out, self._in = os.fdopen(ours_out, "w"), os.fdopen(ours_in)
 
-    def start(self, task: dict[str, Any]) -> dict[str, Any]:
+    def start(self, task: Mapping[str, object]) -> dict[str, Any]:
         return self.ask(json.dumps(task))
 
     def ask(self, line: str) -> dict[str, Any]:

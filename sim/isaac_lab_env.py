@@ -10,21 +10,38 @@ Source: Isaac Lab, `isaaclab.envs.DirectRLEnv.step` and `ManagerBasedRLEnv.step`
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
+import gymnasium
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from robot_rl.extras import require_foreign
 from robot_rl.sim import interface
 from robot_rl.types import EnvParts, IOSpec, Obs
 from robot_rl.types.options import Positive
 
 _APPS: list[Any] = []
 """The running Omniverse application: one per process, and it must outlive every environment."""
+
+
+def require_lab(module: str) -> ModuleType:
+    """A module of Isaac Lab.
+
+    Raises:
+        ImportError: Isaac Lab is not installed in this interpreter; says how to install it.
+    """
+    return require_foreign(
+        module,
+        "Isaac Lab comes from NVIDIA's package index and fixes its own Python and torch: give it an environment of its "
+        "own and install robot_rl there:\n"
+        '  pip install "isaaclab[isaacsim,all]" --extra-index-url https://pypi.nvidia.com && pip install robot_rl\n'
+        "and check it with: robot-rl doctor isaac id=Isaac-Cartpole-v0",
+    )
 
 
 def make(
@@ -35,7 +52,7 @@ def make(
     id: str,
     action_scale: Positive = 1.0,
     group: str = "policy",
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     render_mode: str | None = None,
 ) -> IsaacLabVectorEnv:
     """Make N copies of a task of Isaac Lab.
@@ -54,21 +71,12 @@ def make(
         ImportError: Isaac Lab is not installed in this interpreter; says how to install it.
         ValueError: no such id, or observations of another kind than one vector per environment.
     """
-    try:
-        launcher = importlib.import_module("isaaclab.app")
-    except ImportError as error:
-        raise ImportError(
-            f"'isaaclab' is needed here and could not be imported ({error}). Isaac Lab comes from NVIDIA's package "
-            "index and fixes its own Python and torch: give it an environment of its own and install robot_rl there:\n"
-            '  pip install "isaaclab[isaacsim,all]" --extra-index-url https://pypi.nvidia.com && pip install robot_rl\n'
-            "and check it with: robot-rl doctor isaac id=Isaac-Cartpole-v0"
-        ) from error
+    launcher = require_lab("isaaclab.app")
     if not _APPS:
         options: dict[str, Any] = {"headless": True, "device": device, "enable_cameras": render_mode is not None}
         _APPS.append(launcher.AppLauncher(options))
-    gymnasium = importlib.import_module("gymnasium")
-    importlib.import_module("isaaclab_tasks")  # registers the ids
-    parse = importlib.import_module("isaaclab_tasks.utils").parse_env_cfg
+    require_lab("isaaclab_tasks")  # registers the ids
+    parse = require_lab("isaaclab_tasks.utils").parse_env_cfg
     if id not in gymnasium.registry:
         known = sorted(name for name in gymnasium.registry if str(name).startswith("Isaac-"))
         raise ValueError(f"there is no task '{id}' in Isaac Lab; expected one of {known}")
@@ -120,7 +128,7 @@ class IsaacLabVectorEnv(VectorEnv):
         self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.render_mode = getattr(env, "render_mode", None)
+        self.render_mode = env.render_mode
         self.metadata = {
             "autoreset_mode": AutoresetMode.SAME_STEP,
             "render_modes": ["rgb_array"],
@@ -218,12 +226,12 @@ class IsaacLabVectorEnv(VectorEnv):
         """What Isaac Lab renders: one picture of the scene, as a tuple."""
         return None if self.render_mode is None else (self.env.render(),)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the environment; the application stays for the next one."""
         self._inner._reset_idx = self._reset_idx
         self.env.close()
 
-    def _look_and_reset(self, env_ids: Any) -> None:
+    def _look_and_reset(self, env_ids: object) -> None:
         """Observe what is about to be reset, then reset it."""
         if self._last is not None:
             manager = getattr(self._inner, "observation_manager", None)
@@ -231,6 +239,6 @@ class IsaacLabVectorEnv(VectorEnv):
             self._final = self._state(obs)
         self._reset_idx(env_ids)
 
-    def _state(self, obs: Any) -> Tensor:
+    def _state(self, obs: Obs) -> Tensor:
         """The group as a float32 tensor of its own: the task writes into its buffers again."""
         return obs[self._group].detach().float().clone()

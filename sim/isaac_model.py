@@ -187,7 +187,7 @@ def _drives(model: Any) -> dict[int, Drive]:
     return drives
 
 
-def _write(model: Any, root: int, free: bool) -> str:
+def _write(model: object, root: int, free: bool) -> str:
     top = ElementTree.Element("mujoco", model=_name(model, "body", root))
     ElementTree.SubElement(top, "compiler", angle="radian", inertiafromgeom="false", autolimits="true")
     world = ElementTree.SubElement(top, "worldbody")
@@ -272,11 +272,18 @@ def _joints_of(model: Any, body: int) -> range:
     return range(first, first + int(model.body_jntnum[body])) if first >= 0 else range(0)
 
 
-def _name(model: Any, kind: str, index: int) -> str:
+def _name(model: object, kind: str, index: int) -> str:
     mujoco = require("mujoco")
-    found = mujoco.mj_id2name(model, getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}"), index)
+    kinds = mujoco.mjtObj
+    which = {
+        "body": kinds.mjOBJ_BODY,
+        "joint": kinds.mjOBJ_JOINT,
+        "geom": kinds.mjOBJ_GEOM,
+        "actuator": kinds.mjOBJ_ACTUATOR,
+    }
+    found = mujoco.mj_id2name(model, which[kind], index)
     return found or f"{kind}_{index}"
 
 
-def _words(values: Any) -> str:
+def _words(values: object) -> str:
     return " ".join(f"{float(value):.9g}" for value in np.asarray(values).ravel())

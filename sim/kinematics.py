@@ -149,10 +149,10 @@ class Chain:
 
     def _on(self, q: Array) -> tuple[Array, ...]:
         """The constants as arrays of q's kind, dtype and device."""
-        key = (type(q), q.dtype, str(getattr(q, "device", "cpu")))
+        device = array_api_compat.device(q)
+        key = (type(q), q.dtype, str(device))
         if key not in self._cache:
             xp = array_api_compat.array_namespace(q)
-            device = array_api_compat.device(q)
             moved = [xp.asarray(c, dtype=xp.bool if c.dtype == bool else q.dtype) for c in self._constants]
             self._cache[key] = tuple(array_api_compat.to_device(c, device) for c in moved)
         return self._cache[key]

@@ -101,10 +101,13 @@ def read(path: str, model: Any, *, actions: int, episode: int = 0) -> Clip:
 
 def save(clip: Clip, path: str) -> None:
     """Write a clip as an .npz file that `read` understands, in single precision."""
-    columns: dict[str, Any] = {name: getattr(clip, name).astype(np.float32) for name in ("qpos", "qvel", "action")}
+    qpos, qvel, action = (column.astype(np.float32) for column in (clip.qpos, clip.qvel, clip.action))
+    hz = np.float64(clip.control_hz)
     if clip.loop:
-        columns["stride"] = clip.stride.astype(np.float32)
-    np.savez_compressed(path, control_hz=np.float64(clip.control_hz), **columns)
+        stride = clip.stride.astype(np.float32)
+        np.savez_compressed(path, qpos=qpos, qvel=qvel, action=action, control_hz=hz, stride=stride)
+    else:
+        np.savez_compressed(path, qpos=qpos, qvel=qvel, action=action, control_hz=hz)
 
 
 def _from_store(place: Path, model: Any, episode: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:

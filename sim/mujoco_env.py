@@ -282,7 +282,7 @@ class MujocoVectorEnv(VectorEnv):
         frames = self._pictures(self._rows, (self._render_camera,), self.o.render_size)[self._render_camera]
         return tuple(frames)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Stop the threads and free the renderer."""
         self.physics.close()
         self._painters.close()
@@ -420,7 +420,7 @@ class MujocoVectorEnv(VectorEnv):
         task = {key: np.asarray(value)[rows] for key, value in self._view.task.items()}
         return self._painters.paint(self.physics.qpos[rows], task, cameras, size, quality=quality, supersample=by)
 
-    def _crash(self, index: int, key: str, values: Any) -> None:
+    def _crash(self, index: int, key: str, values: object) -> None:
         physics = self.physics
         path = crash.save(
             self.o.crash_dir,

@@ -8,6 +8,7 @@ after a step the stages that the model's sensors need are computed once more, fo
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Physics:
         self.timestep = float(model.opt.timestep)
         self.substeps = _substeps(control_hz, self.timestep)
         self.num_threads = _threads(num_threads, num_envs)
-        self._batch: Any = require("mujoco.batch").Batch(model, num_envs, self.num_threads)
+        self._batch = require("mujoco.batch").Batch(model, num_envs, self.num_threads)
         self.state, self._warning = self._batch.state, self._batch.warning
         self.time, self.qpos, self.qvel, self.ctrl = (self._batch.bind(x) for x in ("time", "qpos", "qvel", "ctrl"))
         self.before = self.state.copy()
@@ -191,8 +192,7 @@ def check_version(version: str) -> None:
 
 def _threads(wanted: int | None, num_envs: int) -> int:
     if wanted is None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        wanted = len(affinity(0)) if affinity else os.cpu_count() or 1
+        wanted = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     elif wanted < 1:
         raise ValueError(f"num_threads is {wanted}, expected at least 1 (or null for all processors)")
     return min(wanted, num_envs)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import array_api_compat.numpy as xp
 import numpy as np
 
 from robot_rl.legs import Trunk
 from robot_rl.sim.tool import addresses, load
-from robot_rl.sim.world import parts_of
+from robot_rl.sim.world import World, parts_of
 
 
 class ModelPlant:
@@ -216,7 +216,7 @@ class SceneRenderer:
         RuntimeError: no renderer works.
     """
 
-    def __init__(self, model: Any, height: int, width: int, markers: Mapping[str, str]) -> None:
+    def __init__(self, model: object, height: int, width: int, markers: Mapping[str, str]) -> None:
         from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
         self._cameras = Cameras(model, width, height, markers)
@@ -235,11 +235,10 @@ class WorldPlant(ModelPlant):
     """The robot of a world of `sim/worlds`, with the world's reset, task and success.
 
     Args:
-        world: name of a file in sim/worlds, e.g. reach.
+        world: what it stands in.
         joints: names of the commanded joints; others keep the control of the world's reset.
         mode: command mode.
         seed: of resets and tasks.
-        options: arguments of the world.
         kp: see `ModelPlant`.
         kd: see `ModelPlant`.
         effort: see `ModelPlant`.
@@ -249,23 +248,19 @@ class WorldPlant(ModelPlant):
 
     def __init__(
         self,
-        world: str,
+        world: World,
         joints: Sequence[str],
         *,
         seed: int = 0,
-        options: Mapping[str, Any] | None = None,
         **rest: Any,
     ) -> None:
         from robot_rl.sim.draw import Streams  # torch comes with the worlds' types: only those who ask for one pay
-        from robot_rl.sim.port import make_world
-
-        self.world = make_world(world, options)
-        self._streams = Streams(1, seed)
-        self._started = False
-        self._xp: Any = importlib.import_module("array_api_compat.numpy")
-        super().__init__(self.world.mjcf(), joints, **rest)
         from robot_rl.sim.port import Window
 
+        self.world = world
+        self._streams = Streams(1, seed)
+        self._started = False
+        super().__init__(self.world.mjcf(), joints, **rest)
         self._window = Window(self._mujoco, self._model, self.world)
         self._external = self._window.external(joints)
         self._every = max(round(1.0 / (self.world.control_hz * self._model.opt.timestep)), 1)
@@ -294,7 +289,7 @@ class WorldPlant(ModelPlant):
             return
         if seed >= 0:
             self._streams.seed(seed)
-        start = self.world.reset(self._streams.draw(np.arange(1)), 1, self._xp)
+        start = self.world.reset(self._streams.draw(np.arange(1)), 1, xp)
         self._mujoco.mj_resetData(self._model, self._data)
         self._data.qpos[:], self._data.qvel[:] = start.qpos[0], start.qvel[0]
         self._data.ctrl[:] = start.ctrl[0]
@@ -314,7 +309,7 @@ class WorldPlant(ModelPlant):
 
     def renew_task(self) -> None:
         """Draw a new goal; objects and robot stay where they are."""
-        start = self.world.reset(self._streams.draw(np.arange(1)), 1, self._xp)
+        start = self.world.reset(self._streams.draw(np.arange(1)), 1, xp)
         for name in self._external:
             if name in start.task:
                 self._window.view.task[name] = np.array(start.task[name])
@@ -343,6 +338,7 @@ def _row(values: Sequence[float], count: int, default: float) -> np.ndarray:
 def make_plant(
     joints: Sequence[str],
     *,
+    make_world: Callable[[Mapping[str, Any]], World],
     world: str,
     options: Mapping[str, Any],
     seed: int,
@@ -354,6 +350,7 @@ def make_plant(
 
     Args:
         joints: names, in the order of the plant's vectors.
+        make_world: makes the world of a node with `name` and options.
         world: name, or "".
         options: arguments of the world.
         seed: of its resets and tasks.
@@ -362,5 +359,5 @@ def make_plant(
         drive: mode, gains, largest effort and physics step.
     """
     if world:
-        return WorldPlant(world, joints, seed=seed, options=options, **drive)
+        return WorldPlant(make_world({"name": world, **options}), joints, seed=seed, **drive)
     return ModelPlant(model, joints, home=home, **drive)

@@ -6,40 +6,18 @@ simulated.
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import array_api_compat.numpy as xp
 import numpy as np
 
-from robot_rl.sim.tool import load
+from robot_rl.sim.tool import addresses, load
 from robot_rl.sim.world import View, World, parts_of
 from robot_rl.types import IOSpec
 
 OBJECTS = "objects"
 """Name of the variable that holds the positions of all joints that are not the robot's (poses of free bodies)."""
-
-
-def make_world(world: str | Mapping[str, Any], options: Mapping[str, Any] | None = None) -> World:
-    """A world from the name of a file in sim/worlds, or a mapping with `name` and options.
-
-    Raises:
-        ValueError: no such world, or wrong options.
-    """
-    if isinstance(world, Mapping):
-        options = {key: value for key, value in world.items() if key != "name"}
-        world = str(world["name"])
-    if not re.fullmatch(r"[a-z0-9_]+", world):
-        raise ValueError(f"world is {world!r}, expected the name of a file in sim/worlds, e.g. reach")
-    try:
-        module = importlib.import_module(f"robot_rl.sim.worlds.{world}")
-    except ImportError as error:
-        raise ValueError(f"there is no world {world!r}: {error}") from error
-    kinds = [kind for name, kind in vars(module).items() if name.lower() == world.replace("_", "")]
-    if not kinds:
-        raise ValueError(f"sim/worlds/{world}.py holds no class of its name")
-    return kinds[0](**dict(options or {}))
 
 
 class Window:
@@ -56,7 +34,6 @@ class Window:
     """
 
     def __init__(self, mujoco: Any, model: Any, world: World) -> None:
-        xp = importlib.import_module("array_api_compat.numpy")
         self._mujoco, self._model, self._world = mujoco, model, world
         sensors: dict[str, Any] = {}
         self._sensordata = np.zeros((1, model.nsensordata))
@@ -98,7 +75,7 @@ class WorldPort:
     """Observation and action terms of a world for one robot.
 
     Args:
-        world: name, or mapping with `name` and options, as in a run's config.
+        world: what it was trained in, or one like it.
         joints: names of the robot's joints, in the order of measurements and commands.
         io: of the checkpoint; must fit the world.
 
@@ -113,10 +90,8 @@ class WorldPort:
 
     cameras: tuple[str, ...] = ()
 
-    def __init__(self, world: str | Mapping[str, Any], joints: Sequence[str], io: IOSpec | None = None) -> None:
-        from robot_rl.sim.tool import addresses
-
-        self.world = make_world(world)
+    def __init__(self, world: World, joints: Sequence[str], io: IOSpec | None = None) -> None:
+        self.world = world
         mujoco, model = load(self.world.mjcf())
         self._mujoco, self._model = mujoco, model
         self._data = mujoco.MjData(model)
@@ -139,8 +114,10 @@ class WorldPort:
         if missing:
             raise ValueError(f"world {self.world.name} has no actuator for {', '.join(missing)}; it has {names}")
         self._columns = np.array([names.index(name) for name in joints], int)
-        if parts_of(self.world).adopt is None:
+        adopt = parts_of(self.world).adopt
+        if adopt is None:
             raise ValueError(f"world {self.world.name} has no adopt(view); it cannot start from a measured state")
+        self._adopt = adopt
 
     def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
         """Take the measured robot as the start: commands begin where it is.
@@ -158,7 +135,7 @@ class WorldPort:
         view.task = {name: np.array(value) for name, value in start.task.items()}
         view.action[:], view.previous_action[:], view.step[:] = 0.0, 0.0, 0
         self._fill(position, velocity, task)
-        self.world.adopt(view)  # type: ignore[attr-defined]
+        self._adopt(view)
 
     def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Observation of a policy, once per decision: {"state": (1, S) float32}."""

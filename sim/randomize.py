@@ -92,7 +92,7 @@ class Randomize(Options):
         Returns:
             Name -> (n, size) float32 factors, and "latency": (n,) int64 physics steps; only what is randomised.
         """
-        out: dict[str, Any] = {}
+        out: dict[str, object] = {}
         for name, (low, high) in self.scaled.items():
             out[name] = draw.uniform(sizes[name], low=low, high=high)
         if self.latency is not None:
@@ -147,7 +147,7 @@ class Randomizer:
             streams.seed(seed)
         self._drawn[:] = False
 
-    def restart(self, rows: np.ndarray, ctrl: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def restart(self, rows: np.ndarray, ctrl: object) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Begin episodes of environments `rows` with (n, nu) controls in force.
 
         Returns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
 import sys
 import weakref
@@ -43,7 +42,7 @@ def open_context(width: int, height: int) -> Any:
     reasons = []
     for kind in (wanted,) if wanted else ("egl", "osmesa"):
         try:
-            context = importlib.import_module(f"mujoco.{kind}").GLContext(width, height)
+            context = _context_class(kind)(width, height)
             context.make_current()
         except Exception as error:  # PyOpenGL raises anything from AttributeError to its own GLError
             reasons.append(f"{kind}: {type(error).__name__}: {error}")
@@ -52,6 +51,21 @@ def open_context(width: int, height: int) -> Any:
             os.environ["MUJOCO_GL"] = kind
             return context
     raise RuntimeError("no OpenGL context could be opened.\n  " + "\n  ".join(reasons) + f"\n{_REMEDY}")
+
+
+def _context_class(kind: str) -> Any:
+    """MuJoCo's class for a kind of OpenGL; importing it binds PyOpenGL to that kind."""
+    if kind == "egl":
+        from mujoco.egl import GLContext as Egl
+
+        return Egl
+    if kind == "osmesa":
+        from mujoco.osmesa import GLContext as OsMesa
+
+        return OsMesa
+    from mujoco.glfw import GLContext as Glfw
+
+    return Glfw
 
 
 def _forget(kind: str) -> None:
@@ -104,7 +118,7 @@ class Cameras:
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
         model.vis.global_.offheight = max(model.vis.global_.offheight, height)
         self._markers = {key: mocap(model, body) for body, key in (markers or {}).items()}
-        self._context: Any = open_context(width, height)
+        self._context = open_context(width, height)
         if not _left_open:
             # After mujoco's own hook, which ends EGL and whose module was imported just now: hooks run backwards, and
             # contexts that are left when EGL has ended complain from their finalisers.
@@ -121,7 +135,7 @@ class Cameras:
             wanted.offsamples = 0
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
                 self._scene.flags[flag.value] = 0
-        self._mjr: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        self._mjr = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         wanted.shadowsize, wanted.offsamples = finest, samples
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._mjr)
         self._rect = mujoco.MjrRect(0, 0, width, height)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from robot_rl.extras import require
+from robot_rl.extras import require, require_foreign
 from robot_rl.sim.headless import prefer_headless
 
 prefer_headless()
@@ -81,9 +80,9 @@ def find(name: str) -> str:
     if not colon or kind != "menagerie":
         return name
     try:
-        menagerie = importlib.import_module("mujoco_menagerie")
+        menagerie = require_foreign("mujoco_menagerie", "It fetches models: pip install mujoco-menagerie")
     except ImportError as error:
-        raise ValueError(f"{name} needs a package that fetches models: pip install mujoco-menagerie") from error
+        raise ValueError(f"{name} cannot be fetched: {error}") from error
     try:
         entry = menagerie.get(robot)
         return str(entry.xml(entry.default_model))

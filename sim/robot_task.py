@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.port import WorldPort
+from robot_rl.sim.world import World
 
 
 class WorldTask(WorldPort):
@@ -25,11 +26,16 @@ class WorldTask(WorldPort):
         return np.clip(np.asarray(self.world.expert(obs["state"]), np.float32), -1.0, 1.0)
 
 
-def world_task(world: str = "reach", options: Mapping[str, Any] | None = None) -> Callable[[Sequence[str]], WorldTask]:
+def world_task(
+    make_world: Callable[[Mapping[str, object]], World],
+    world: str = "reach",
+    options: Mapping[str, object] | None = None,
+) -> Callable[[Sequence[str]], WorldTask]:
     """Maker of the task of a world for the joints of a robot.
 
     Args:
+        make_world: makes the world of a node with `name` and options.
         world: name of a file in sim/worlds.
         options: arguments of the world.
     """
-    return lambda joints: WorldTask({"name": world, **dict(options or {})}, joints)
+    return lambda joints: WorldTask(make_world({"name": world, **dict(options or {})}), joints)

@@ -15,7 +15,7 @@ def check_scene(world: Any, model: Any) -> None:
     Raises:
         ValueError: a camera that the model has not, or a marker that is no mocap body of it.
     """
-    cameras = names(model, "camera", model.ncam)
+    cameras = [mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA, i) or "" for i in range(model.ncam)]
     missing = [name for name in world.cameras if name not in cameras]
     if missing:
         raise ValueError(f"world '{world.name}' names the cameras {missing}; its model has {cameras}")
@@ -51,16 +51,10 @@ def mocap(model: Any, body: str) -> int:
     return found
 
 
-def names(model: Any, kind: str, count: int) -> list[str]:
-    """Names of the model's cameras, bodies, …; "" for one without."""
-    which = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
-    return [mujoco.mj_id2name(model, which, i) or "" for i in range(count)]
-
-
 class Sensors(dict[str, Any]):
     """Sensor values by name; a name that the model has not is answered with those that it has."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         super().__init__(values)
 
     def __missing__(self, key: str) -> Any:

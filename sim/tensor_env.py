@@ -63,7 +63,7 @@ class TensorVectorEnv(VectorEnv):
         self._render_size = options.render_size
         self._render_camera = options.render_camera or (world.cameras[0] if world.cameras else None)
         self.render_mode = render_mode
-        self._renderer: Any = None
+        self._renderer = None
         self.io = IOSpec(
             obs={"state": ((len(world.obs_names),), "float32")},
             action_names=tuple(world.action_names),
@@ -157,7 +157,7 @@ class TensorVectorEnv(VectorEnv):
         """
         state = self.episodes.state if obs is None else obs["state"]
         with self.episodes.terms():
-            action: Any = self.world.expert(state)
+            action = self.world.expert(state)
         return action.float().clamp(-1.0, 1.0) if isinstance(action, Tensor) else np.clip(action, -1.0, 1.0)
 
     @property
@@ -185,7 +185,7 @@ class TensorVectorEnv(VectorEnv):
         qpos = _numpy(self.physics.qpos).astype(np.float64)
         return tuple(self._renderer.render(qpos, (self._render_camera,), task)[self._render_camera])
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Free the graphs and the renderer."""
         self.episodes.close()
         self.physics.close()
@@ -303,5 +303,5 @@ def refuse(engine: str, num_envs: int, world: World, options: TensorOptions, ren
         raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")
 
 
-def _numpy(value: Any) -> np.ndarray:
+def _numpy(value: object) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

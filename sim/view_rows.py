@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from robot_rl.sim.scene import Sensors
@@ -17,7 +15,7 @@ def pay(world: World, view: View) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return reward, {name: np.array(term, np.float32) for name, term in view.terms.items()}
 
 
-def flags(value: Any, world: str, term: str) -> np.ndarray:
+def flags(value: object, world: str, term: str) -> np.ndarray:
     """A copy of (N,) flags.
 
     Raises:

@@ -75,11 +75,11 @@ def add_terms(terms: Mapping[str, Array], xp: Any) -> Array:
 class Draw(Protocol):
     """Random numbers for the n environments that reset, from each environment's own stream."""
 
-    def uniform(self, *shape: int, low: Any = 0.0, high: Any = 1.0) -> Array:
+    def uniform(self, *shape: int, low: object = 0.0, high: object = 1.0) -> Array:
         """(n, *shape) float32 uniform in [low, high); the limits are numbers or arrays that broadcast."""
         ...
 
-    def normal(self, *shape: int, std: Any = 1.0) -> Array:
+    def normal(self, *shape: int, std: object = 1.0) -> Array:
         """(n, *shape) float32 normal with mean 0; `std` is a number or an array that broadcasts."""
         ...
 
@@ -266,7 +266,7 @@ class WorldParts:
         return facts
 
 
-def parts_of(world: Any) -> WorldParts:
+def parts_of(world: object) -> WorldParts:
     """What a world has beyond `World`: the one place that looks.
 
     Raises:

@@ -140,7 +140,7 @@ import json
 import numpy as np
 from robot_rl import build, onnx_policy
 import robot_rl.real.policy_runner
-loaded = onnx_policy.load_for_robot(sys.argv[1], device="cpu", threads=1, make_port=build.tool("world_port"))
+loaded = onnx_policy.load_for_robot(sys.argv[1], device="cpu", threads=1, make_port=build.world_port)
 port = loaded.make_port(("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll"))
 assert port.io.action_names == loaded.io.action_names
 state = np.linspace(-1, 1, 12, dtype=np.float32)[None]

@@ -118,7 +118,7 @@ class Barfi(StateLearner[BarfiOptions, Rollout], OnPolicyLearner[BarfiOptions, R
         self.state.include({"net": self.net_step, "reward": self.reward, "policy": self.policy, "norm": self.norm})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: BarfiOptions, io: IOSpec) -> Needs:
         """Rollouts."""
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 

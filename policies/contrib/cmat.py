@@ -62,7 +62,7 @@ class Cmat(ModulePpo[CmatOptions]):
     net: CmatNet
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: CmatOptions, io: IOSpec) -> Needs:
         """Rollouts with the density of each agent's action."""
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=("agent_logp",))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, Policy
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
+@dataclass
 class Returns:
     """What returns to go mean: their scale, the range that the log holds, and the one that is aimed at.
 
@@ -33,20 +35,22 @@ class Returns:
         reward_bias: added behind it.
     """
 
-    names = ("target", "scale", "low", "high", "reward_scale", "reward_bias")
-
-    def __init__(self, target: float, scale: float) -> None:
-        self.target, self.scale, self.low, self.high = target, scale, math.inf, -math.inf
-        self.reward_scale, self.reward_bias = 1.0, 0.0
+    target: float
+    scale: float
+    low: float = math.inf
+    high: float = -math.inf
+    reward_scale: float = 1.0
+    reward_bias: float = 0.0
 
     def state_dict(self) -> dict[str, float]:
         """Plain numbers."""
-        return {name: float(getattr(self, name)) for name in self.names}
+        return {name: float(value) for name, value in asdict(self).items()}
 
     def load_state_dict(self, state: dict[str, float], /) -> None:
         """Take over."""
-        for name in self.names:
-            setattr(self, name, float(state[name]))
+        self.target, self.scale = float(state["target"]), float(state["scale"])
+        self.low, self.high = float(state["low"]), float(state["high"])
+        self.reward_scale, self.reward_bias = float(state["reward_scale"]), float(state["reward_bias"])
 
 
 class ReturnOptions(RowOptions):
@@ -250,7 +254,7 @@ class ActionHead(nn.Module):
         self.trunk = TrajectoryNet(state, actions, width=width, layers=layers, heads=heads, times=times)
         self.head = nn.Linear(width, actions)
 
-    def forward(self, goal: Tensor, state: Tensor, action: Tensor, time: Tensor, drop: Any = None) -> Tensor:
+    def forward(self, goal: Tensor, state: Tensor, action: Tensor, time: Tensor, drop: object = None) -> Tensor:
         """(B, L, A) in [-1, 1]; arguments as in `TrajectoryNet.forward`."""
         return self.head(self.trunk(goal, state, action, time, drop=drop)[:, :, 1]).tanh()
 
@@ -308,7 +312,7 @@ class ReturnPolicy:
             goal = goal.clamp(self.returns.low, self.returns.high)
         place, length = self.memory.see(self.norm(state), goal / self.returns.scale)
         action = self._choose(place, length, deterministic).clamp(-1.0, 1.0)
-        self.memory.note("action", action)
+        self.memory.note(self.memory.action, action)
         return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
 
     def _choose(self, place: Tensor, length: int, deterministic: bool) -> Tensor:
@@ -318,7 +322,7 @@ class ReturnPolicy:
     def executed(self, action: Any) -> None:
         """(N, A) what was executed in the last tick, where it is not what `act` answered."""
         if len(action) == len(self.memory.count):
-            self.memory.note("action", torch.as_tensor(action).to(self._device, torch.float32))
+            self.memory.note(self.memory.action, torch.as_tensor(action).to(self._device, torch.float32))
 
     def earned(self, reward: Any) -> None:
         """(N,) rewards of the last tick: they are owed no more."""

@@ -308,7 +308,7 @@ class IwocsPolicy:
             return Action(action, extras={"expert": expert})
         return Action(action.numpy(), extras={"expert": expert.numpy()})
 
-    def executed(self, action: Any) -> None:
+    def executed(self, action: object) -> None:
         """The loop tells what was really done (B, A); the models are asked about that."""
         if self._last is not None:
             self._last = (self._last[0], torch.as_tensor(action, dtype=torch.float32, device=self._last[0].device))

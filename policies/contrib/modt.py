@@ -214,7 +214,7 @@ class _RegionPolicy(ReturnPolicy):
                 chosen = logits.argmax(-1)
             else:
                 chosen = torch.multinomial(logits.softmax(-1), 1, generator=self._generator)[:, 0]
-            self.memory.note("region", chosen)
+            self.memory.note(self.memory.region, chosen)
         goal, state, action, time, region = self.memory.columns(length)
         known = region if cells else None
         return net.read(net.trunk(goal, state, action, time, known), known)["action"][rows, place]

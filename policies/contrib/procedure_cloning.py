@@ -89,7 +89,7 @@ class ProcedureCloning(RowLearner[ProcedureCloningOptions]):
         self.state.include({"net": self.net_step, "policy": self.policy})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: ProcedureCloningOptions, io: IOSpec) -> Needs:
         """Rows without rewards."""
         return Needs(rows=options.batch_size, rewardless=True)
 

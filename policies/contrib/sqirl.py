@@ -107,7 +107,7 @@ class Sqirl(StateLearner[SqirlOptions, Rollout], OnPolicyLearner[SqirlOptions, R
         self.state.include({"q": self.q, "progress": self.progress, "policy": self.policy, "norm": self.norm})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: SqirlOptions, io: IOSpec) -> Needs:
         """Rollouts that say which decision a step belongs to."""
         record = ("choice", "time", "chunk_start")
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=record)

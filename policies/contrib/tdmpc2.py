@@ -170,7 +170,7 @@ class Tdmpc2(RowLearner[Tdmpc2Options]):
         )  # fmt: skip
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: Tdmpc2Options, io: IOSpec) -> Needs:
         """Windows as long as a plan."""
         return Needs(rows=options.batch_size, window=options.horizon)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -113,7 +114,7 @@ class SelfTrained:
     # ------------------------------------------------------------ seeing
 
     @torch.no_grad()
-    def see(self, pictures: dict[str, Any], tool: Tensor) -> tuple[Tensor, Tensor]:
+    def see(self, pictures: Mapping[str, object], tool: Tensor) -> tuple[Tensor, Tensor]:
         """Points in space.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class HilPpo(CloningLearner[HilPpoOptions]):
         self._pipeline = Pipeline([Stage("gae", options=names)], whiten=True)
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: HilPpoOptions, io: IOSpec) -> Needs:
         """All steps since the last update, in order, and rows to imitate."""
         return Needs(feeds="episodes", rows=options.batch_size, rollout_steps=options.rollout_steps)
 

@@ -69,7 +69,7 @@ class StartFrame:
             out[:, self._yaw] = state[:, self._yaw] - state[:, self._turn]
         return out[:, self._kept]
 
-    def to_base(self, action: Any, state: Any) -> Any:
+    def to_base(self, action: object, state: object) -> Any:
         """(B, A) chosen in the start's frame -> for the robot; a move that leaves [-1, 1] keeps its direction.
 
         Args:
@@ -78,22 +78,22 @@ class StartFrame:
         """
         return self._rotated(action, state, 1.0)
 
-    def from_base(self, action: Any, state: Any) -> Any:
+    def from_base(self, action: object, state: object) -> Any:
         """(B, A) that the robot did -> in the start's frame."""
         return self._rotated(action, state, -1.0)
 
-    def _rotated(self, action: Any, state: Any, sign: float) -> Any:
+    def _rotated(self, action: Any, state: object, sign: float) -> Any:
         out = action.clone() if isinstance(action, Tensor) else np.array(action)
         cosine, sine = self._direction(state)
         x, y = self._moves
         a = action[:, x] * cosine - sign * action[:, y] * sine
         b = action[:, y] * cosine + sign * action[:, x] * sine
-        xp: Any = torch if isinstance(action, Tensor) else np
+        xp = torch if isinstance(action, Tensor) else np
         longest = xp.maximum(xp.maximum(abs(a), abs(b)), xp.ones_like(a))
         out[:, x], out[:, y] = a / longest, b / longest
         return out
 
     def _direction(self, state: Any) -> tuple[Any, Any]:
-        xp: Any = torch if isinstance(state, Tensor) else np
+        xp = torch if isinstance(state, Tensor) else np
         turn = state[:, self._turn] if self._turn >= 0 else state[:, 0] * 0.0
         return xp.cos(turn), xp.sin(turn)

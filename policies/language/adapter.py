@@ -81,14 +81,14 @@ def to_tables(data: Mapping[str, Any], *, anchors: Sequence[Sequence[str]] | Non
         raise ValueError(f"padding of dialogue {outside[0][0]} holds a reward or written token at {outside[0][1]}")
     index = np.flatnonzero(real)
     spans, owner = _spans(written, get.get("turn_ids"), real)
-    turn: dict[str, Any] = {}
+    turn: dict[str, object] = {}
     if anchors is not None:
         counts = np.bincount(owner, minlength=shape[0])
         bad = [i for i, texts in enumerate(anchors) if len(texts) != counts[i]]
         if len(anchors) != shape[0] or bad:
             raise ValueError(f"anchors do not fit: expected for each dialogue one text per turn, {counts.tolist()}")
         turn["anchor_key"] = text_anchor([text for texts in anchors for text in texts])
-    columns: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     for name, own in (("old_log_probs", "logp_behaviour"), ("values", "value")):
         if name in get:
             columns[own] = get[name].reshape(-1)[index].astype(np.float32)
@@ -108,7 +108,7 @@ def to_tables(data: Mapping[str, Any], *, anchors: Sequence[Sequence[str]] | Non
     return Tables(batch, index, (int(shape[0]), int(shape[1])), device)
 
 
-def to_padded(x: Any, tables: Tables) -> Any:
+def to_padded(x: object, tables: Tables) -> Any:
     """A per-row result in the padded (B, R) layout, 0 on padding, in the kind of the padded batch.
 
     Args:
@@ -151,7 +151,7 @@ def add_advantages(
     }
 
 
-def _host(x: Any) -> np.ndarray:
+def _host(x: object) -> np.ndarray:
     return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
 
 

@@ -18,10 +18,10 @@ from robot_rl.advantage import (
     Stage,
     fused_policy_loss,
     policy_loss,
-    presets,
     value_loss_rows,
 )
 from robot_rl.advantage.pipeline import loss_arguments
+from robot_rl.advantage.presets import PRESETS
 from robot_rl.advantage.registry import entry
 from robot_rl.policies.language.agent_model import LanguageModel, Tokenizer, local_model, tiny_model
 from robot_rl.policies.language.agent_policy import LanguagePolicy
@@ -376,7 +376,7 @@ def policy_term(logp: Tensor, rows: Mapping[str, Tensor], options: Mapping[str, 
 
 
 def pipeline_of(
-    advantage: str | Pipeline, options: dict[str, Any], *, gamma: float, loss: Mapping[str, Any]
+    advantage: str | Pipeline, options: Mapping[str, object], *, gamma: float, loss: Mapping[str, object]
 ) -> Pipeline:
     """The pipeline of a preset, of a registered estimator, or the given one.
 
@@ -395,10 +395,8 @@ def pipeline_of(
         return advantage
     if advantage in PER_TURN:
         options = {"gamma": gamma, **options}
-    preset: Any = vars(presets).get(advantage)
-    if callable(preset) and getattr(preset, "__module__", "") == presets.__name__:
-        made: Any = preset(**options)
-        return made
+    if advantage in PRESETS:
+        return PRESETS[advantage](**options)
     found = entry(advantage, "temporal", "group")
     whiten = found.kind == "temporal"
     return Pipeline([Stage(advantage, options=options)], whiten=whiten, loss=loss)
@@ -427,7 +425,7 @@ def _check_drift(gap: Tensor) -> None:
 
 
 def _words_of(draw: np.random.Generator) -> list[int]:
-    state: Any = draw.bit_generator.state
+    state = draw.bit_generator.state
     return [state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"]]
 
 

@@ -52,9 +52,9 @@ class LanguageModel(nn.Module):
     def __init__(self, core: Any) -> None:
         super().__init__()
         self.core = core
-        config = core.config.get_text_config(decoder=True)
-        self._window: int | None = getattr(config, "sliding_window", None)
-        self._kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+        config = core.config.get_text_config(decoder=True).to_dict()
+        self._window: int | None = config.get("sliding_window")
+        self._kinds = set(config.get("layer_types") or ["sliding_attention"])
         if not self._window or "sliding_attention" not in self._kinds or self._kinds - {*_ATTENTION}:
             self._window = None
         self.value = nn.Linear(core.config.hidden_size, 1)

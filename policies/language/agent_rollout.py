@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from robot_rl.advantage import TurnBatch, dense_ids, from_tokens, text_anchor
@@ -174,18 +175,18 @@ def to_batch(dialogues: Sequence[Dialogue], *, critic: bool, group_by: str = "ta
     start = np.cumsum(length) - length
     spans = np.concatenate([np.array(one.spans) + first for one, first in zip(dialogues, start)])
     truncated = np.array([one.truncated and not one.terminated for one in dialogues])
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     if critic:
-        values["value"] = flat(dialogues, "value")
+        values["value"] = flat([one.value for one in dialogues])
         values["next_value"] = np.array([one.next_value for one in dialogues], np.float32)
     return from_tokens(
-        flat(dialogues, "reward"),
-        flat(dialogues, "written"),
+        flat([one.reward for one in dialogues]),
+        flat([one.written for one in dialogues]),
         spans,
         length,
-        tokens=flat(dialogues, "tokens"),
+        tokens=flat([one.tokens for one in dialogues]),
         truncated=truncated,
-        logp_behaviour=flat(dialogues, "logp"),
+        logp_behaviour=flat([one.logp for one in dialogues]),
         turn={"anchor_key": text_anchor([text for one in dialogues for text in one.anchor])},
         episode={
             "group_id": dense_ids([one.prompt if group_by == "prompt" else one.seed for one in dialogues]),
@@ -196,9 +197,9 @@ def to_batch(dialogues: Sequence[Dialogue], *, critic: bool, group_by: str = "ta
     )
 
 
-def flat(dialogues: Sequence[Dialogue], name: str) -> np.ndarray:
-    """A per-token column of all dialogues, one behind the other; floats as float32."""
-    column = np.concatenate([np.asarray(getattr(one, name)) for one in dialogues])
+def flat(columns: Sequence[ArrayLike]) -> np.ndarray:
+    """A per-token column of each dialogue -> of all of them, one behind the other; floats as float32."""
+    column = np.concatenate([np.asarray(one) for one in columns])
     return column.astype(np.float32) if column.dtype == np.float64 else column
 
 

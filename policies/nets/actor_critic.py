@@ -192,7 +192,9 @@ class ExplicitActorCritic:
     def _allocate(self, count: int) -> dict[str, Any]:
         shapes = self._layout.shapes
         stacks = [(2, count, shapes[f"weight{i}"][2]) for i in range(self._layout.depth)]
-        b: dict[str, Any] = {name: [np.empty(s, np.float32) for s in stacks] for name in ("layers", "deltas", "slopes")}
+        b: dict[str, object] = {
+            name: [np.empty(s, np.float32) for s in stacks] for name in ("layers", "deltas", "slopes")
+        }
         b["head"] = np.empty((count, shapes["actor_weight"][1]), np.float32)
         b["value"], b["ones"] = np.empty(count, np.float32), np.ones(count, np.float32)
         b["row"] = b["ones"][None]
@@ -320,14 +322,14 @@ def adam(grad: np.ndarray, params: np.ndarray, first: np.ndarray, second: np.nda
 
 
 @cache
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile(function: Callable[..., object]) -> Callable[..., Any]:
     from robot_rl.advantage.backends.compiled import njit
 
     # Sums may be reordered for vector units; NaN and infinity keep their meaning.
     return njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})(function)
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any] | None:
+def compiled(function: Callable[..., object]) -> Callable[..., Any] | None:
     """The function compiled, or None where the core computes in NumPy: numba is not installed or not wanted."""
     return _compile(function) if backend("cpu") == "numba" else None
 

@@ -6,7 +6,6 @@ import ast
 import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -120,12 +119,12 @@ class Expression:
                 names[name] = node(names)
             return np.asarray(self._value(names), np.float64)
 
-    def _build(self, node: ast.AST, known: Collection[str], depth: int) -> _Node:
+    def _build(self, node: ast.expr, known: Collection[str], depth: int) -> _Node:
         """A function of the observables for one part of the tree."""
         if depth > DEEPEST:
             raise _refused(node, f"nested deeper than {DEEPEST}")
 
-        def part(inner: ast.AST) -> _Node:
+        def part(inner: ast.expr) -> _Node:
             return self._build(inner, known, depth + 1)
 
         if isinstance(node, ast.Constant):
@@ -183,18 +182,18 @@ class Expression:
         raise _refused(node, f"{type(node).__name__} is not allowed")
 
 
-def _refused(node: ast.AST, why: str) -> ProgramError:
-    return ProgramError(f"line {getattr(node, 'lineno', 1)}, column {getattr(node, 'col_offset', 0) + 1}: {why}")
+def _refused(node: ast.expr | ast.stmt, why: str) -> ProgramError:
+    return ProgramError(f"line {node.lineno}, column {node.col_offset + 1}: {why}")
 
 
 def _all(parts: list[np.ndarray]) -> np.ndarray:
-    out: Any = parts[0]
+    out = parts[0]
     for part in parts[1:]:
         out = out & part
     return np.asarray(out, np.float64)
 
 
-def _number(node: ast.AST | None, where: ast.AST) -> int | None:
+def _number(node: ast.expr | None, where: ast.expr) -> int | None:
     sign = 1
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         sign, node = -1, node.operand
@@ -205,7 +204,7 @@ def _number(node: ast.AST | None, where: ast.AST) -> int | None:
     return sign * node.value
 
 
-def _pick(node: ast.AST) -> slice | int:
+def _pick(node: ast.expr) -> slice | int:
     if isinstance(node, ast.Slice):
         if node.step is not None:
             raise _refused(node, "slices have no step")

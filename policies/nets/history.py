@@ -12,7 +12,7 @@ from torch import Tensor
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.net import Leaves, Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 
 class HistoryEncoder(Leaves):
@@ -63,7 +63,7 @@ class Memory:
         self.count = torch.zeros(0, dtype=torch.int64, device=device)
         self._taken = torch.zeros(0, actions, device=device)
 
-    def forget(self, rows: Any = None) -> None:
+    def forget(self, rows: Array | None = None) -> None:
         """Forget what these rows saw; None: all."""
         if rows is None:
             self.count.zero_()

@@ -36,7 +36,7 @@ class LearnerState:
         self._every, self._parts, self._networks = metrics_every, parts, list(networks)
         self._metrics: Metrics = {}
 
-    def include(self, parts: dict[str, Any], networks: Iterable[Any] = ()) -> None:
+    def include(self, parts: dict[str, Any], networks: Iterable[object] = ()) -> None:
         """Add parts and networks of a method that extends another."""
         self._parts = {**self._parts, **parts}
         self._networks += list(networks)

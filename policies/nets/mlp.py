@@ -129,7 +129,7 @@ class ExplicitMlp:
         """Make a forward pass the last one again: `backward` is then its backward."""
         self._saved, self._members, self._groups = saved
 
-    def release(self, saved: Any) -> None:
+    def release(self, saved: object) -> None:
         """Nobody will restore `saved` any more; nothing to do where passes share no buffers."""
 
     def _group_of(self, e: int) -> int:
@@ -322,7 +322,7 @@ class AutogradMlp:
         """As `ExplicitMlp.restore`."""
         self._x, self._out = saved
 
-    def release(self, saved: Any) -> None:
+    def release(self, saved: object) -> None:
         """As `ExplicitMlp.release`."""
 
     def fit(

@@ -49,15 +49,19 @@ class RunningNorm:
         """Shift and scale as arrays that share this object's memory (CPU only)."""
         return self.shift.numpy(), self.scale.numpy()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of all moments."""
-        names = ("count", "mean", "square", "shift", "scale")
-        return {name: getattr(self, name).clone() for name in names}
+    def _moments(self) -> dict[str, Tensor]:
+        return {
+            "count": self.count, "mean": self.mean, "square": self.square, "shift": self.shift, "scale": self.scale,
+        }  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all moments."""
+        return {name: value.clone() for name, value in self._moments().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy in place."""
-        for name in ("count", "mean", "square", "shift", "scale"):
-            getattr(self, name).copy_(state[name])
+        for name, value in self._moments().items():
+            value.copy_(state[name])
 
 
 class FixedNorm:

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,6 +27,7 @@ DECIDE = (
 _GOAL = re.compile(r'The goal is: "(.*?)"\.', re.DOTALL)
 
 
+@runtime_checkable
 class VisionModel(Protocol):
     """Whatever looks at pictures and reads and writes text."""
 

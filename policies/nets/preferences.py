@@ -40,7 +40,7 @@ class Pairs:
 class Labeller(Protocol):
     """Whoever says which of two things is better: a person, a script, a vision-language model."""
 
-    def label(self, first: Any, second: Any, goal: str) -> int:
+    def label(self, first: object, second: object, goal: str) -> int:
         """0: the first is better, 1: the second, -1: neither."""
         ...
 
@@ -53,7 +53,7 @@ class Scripted:
         self._score, self._error, self._tie = score, error, tie
         self._rng = np.random.default_rng(seed)
 
-    def label(self, first: Any, second: Any, goal: str) -> int:
+    def label(self, first: object, second: object, goal: str) -> int:
         """See `Labeller`."""
         gap = self._score(second) - self._score(first)
         if abs(gap) <= self._tie:
@@ -73,7 +73,7 @@ class Careful:
         self._inner, self._name, self._least = inner, name, least_difference
         self._memory: dict[str, int] = {}
 
-    def label(self, first: Any, second: Any, goal: str) -> int:
+    def label(self, first: object, second: object, goal: str) -> int:
         """See `Labeller`."""
         a, b = np.asarray(first), np.asarray(second)
         if a.shape == b.shape and float(np.linalg.norm(a.astype(np.float64) - b.astype(np.float64))) < self._least:

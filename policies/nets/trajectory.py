@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robot_rl.policies.nets.attention import Drop, Transformer
+from robot_rl.types import Array
 
 
 class TrajectoryNet(nn.Module):
@@ -82,26 +81,23 @@ class TrajectoryMemory:
         device: torch device.
     """
 
-    goal: Tensor
-    state: Tensor
-    action: Tensor
-    time: Tensor
-    region: Tensor
-
     def __init__(self, size: int, state: int, actions: int, *, device: torch.device) -> None:
         self._size, self._device = size, device
-        self._shapes = {"goal": (), "state": (state,), "action": (actions,), "time": (), "region": ()}
+        self._widths = state, actions
         self.begin(0)
 
     def begin(self, rows: int) -> None:
         """Nothing is known of `rows` rows."""
-        for name, shape in self._shapes.items():
-            kind = torch.int64 if name in ("time", "region") else torch.float32
-            setattr(self, name, torch.zeros(rows, self._size, *shape, dtype=kind, device=self._device))
+        state, actions = self._widths
+        self.goal = torch.zeros(rows, self._size, device=self._device)
+        self.state = torch.zeros(rows, self._size, state, device=self._device)
+        self.action = torch.zeros(rows, self._size, actions, device=self._device)
+        self.time = torch.zeros(rows, self._size, dtype=torch.int64, device=self._device)
+        self.region = torch.zeros_like(self.time)
         self.count = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self.ticks = torch.zeros(rows, dtype=torch.int64, device=self._device)
 
-    def forget(self, rows: Any = None) -> None:
+    def forget(self, rows: Array | None = None) -> None:
         """Forget what these rows ((N,) bool) saw; None: all."""
         mask = slice(None) if rows is None else torch.as_tensor(np.asarray(rows), device=self._device).bool()
         self.count[mask] = 0
@@ -111,22 +107,19 @@ class TrajectoryMemory:
         """Add a step (N, S), (N,); (N,) places where it lies, and the number of steps of the longest row."""
         rows, full = torch.arange(len(state), device=self._device), self.count >= self._size
         if bool(full.any()):
-            for name in self._shapes:
-                memory = getattr(self, name)
+            for memory in (self.goal, self.state, self.action, self.time, self.region):
                 memory[full] = memory[full].roll(-1, 1)
             self.count[full] = self._size - 1
         place = self.count.clone()
-        for name, value in (("state", state), ("goal", goal), ("time", self.ticks)):
-            getattr(self, name)[rows, place] = value
+        self.state[rows, place], self.goal[rows, place], self.time[rows, place] = state, goal, self.ticks
         self.action[rows, place] = 0.0  # not known yet; the token stands behind those that are read
         self.count += 1
         self.ticks += 1
         return place, int(place.max()) + 1
 
-    def note(self, name: str, value: Tensor) -> None:
-        """Fill in "action" or "region" of the newest step of every row."""
-        rows = torch.arange(len(value), device=self._device)
-        getattr(self, name)[rows, (self.count - 1).clamp_min(0)] = value
+    def note(self, memory: Tensor, value: Tensor) -> None:
+        """Fill in `action` or `region` of the newest step of every row."""
+        memory[torch.arange(len(value), device=self._device), (self.count - 1).clamp_min(0)] = value
 
     def columns(self, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """goal, state, action, time, region of the first `length` places."""

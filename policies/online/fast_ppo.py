@@ -128,7 +128,7 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         self._latest: Metrics = {}
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: FastPpoOptions, io: IOSpec) -> Needs:
         """Rollouts on the device."""
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 

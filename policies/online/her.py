@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import StrictBool
@@ -81,7 +81,7 @@ class Her(SoftActorCritic[HerOptions]):
         self.state.include({"reward_range": self.range})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: HerOptions, io: IOSpec) -> Needs:
         """Rows, of which a share has goals of hindsight."""
         return Needs(rows=options.batch_size, hindsight=options.hindsight)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,16 +35,16 @@ def choice_loss(outputs: Mapping[str, Array], batch: Mapping[str, Array], option
     shares = every.exp()
     plain = replace(options, entropy_coef=0.0)
     found = fused_policy_loss({"logp": every.gather(-1, index)[:, 0], "value": outputs["value"]}, batch, plain)
-    d_logp: Any = found.gradients["logp"][:, None]
+    d_logp = found.gradients["logp"][:, None]
     d_logits = -d_logp * shares
     d_logits.scatter_add_(-1, index, d_logp)
-    loss: Any = found.loss
+    loss = found.loss
     if options.entropy_coef:
         entropy = -(shares * every).sum(-1, keepdim=True)
         d_logits += shares * (every + entropy) * (options.entropy_coef / len(logits))
         loss = loss - options.entropy_coef * entropy.mean()
     gradients = {"mean": d_logits, "log_std": torch.zeros_like(outputs["log_std"]), "value": found.gradients["value"]}
-    log_ratio: Any = found.log_ratio
+    log_ratio = found.log_ratio
     if written_out:
         gradients, log_ratio = {name: x.numpy() for name, x in gradients.items()}, log_ratio.numpy()
     return FusedLoss(loss, gradients, log_ratio)

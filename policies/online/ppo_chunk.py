@@ -72,10 +72,10 @@ class PpoChunk(PpoLearner[PpoChunkOptions]):
         super().__init__(options, wide_io(io, options.chunk), seed=seed, device=device, gamma=gamma)
         self._turn_gamma = gamma**options.chunk if options.turn_gamma is None else options.turn_gamma
         self._open: Tensor | None = None
-        self.policy: Any = PpoChunkPolicy(io, self._actor, options.chunk)
+        self.policy = PpoChunkPolicy(io, self._actor, options.chunk)
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: PpoChunkOptions, io: IOSpec) -> Needs:
         """Rollouts that say where a chunk begins."""
         return replace(super().needs(options, io), record=("chunk_start",))
 
@@ -329,5 +329,11 @@ class PpoChunkPolicy(ChunkedPolicy):
 def wide_io(io: IOSpec, chunk: int) -> IOSpec:
     """The interface whose action is `chunk` actions one behind the other."""
     names = tuple(f"{name}_{tick}" for tick in range(chunk) for name in io.action_names)
-    bounds = {name: getattr(io, name) * chunk for name in ("action_low", "action_high", "action_units")}
-    return replace(io, action_names=names, control_hz=io.control_hz / chunk, **bounds)
+    return replace(
+        io,
+        action_names=names,
+        control_hz=io.control_hz / chunk,
+        action_low=io.action_low * chunk,
+        action_high=io.action_high * chunk,
+        action_units=io.action_units * chunk,
+    )

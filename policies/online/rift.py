@@ -94,7 +94,7 @@ class Rift(StateLearner[RiftOptions, Rollout], OnPolicyLearner[RiftOptions, Roll
         self.state.include({"net": self.net_step, "policy": self.policy})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: RiftOptions, io: IOSpec) -> Needs:
         """Rollouts with the scores of all candidates."""
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=("logits",))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import gymnasium
@@ -124,7 +125,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
         """Networks, optimisers, temperature, step count, and rows of what was seen."""
         state_dicts, variables = self._model._get_torch_save_params()
         names = [*state_dicts, *(variables or [])]
-        parts = {name: _attribute(self._model, name) for name in names}
+        parts = {name: attrgetter(name)(self._model) for name in names}
         state = {name: part.detach() if isinstance(part, Tensor) else part.state_dict() for name, part in parts.items()}
         return {"parts": state, "env_steps": self.env_steps, "rows": self.seen_rows.state_dict()}
 
@@ -135,7 +136,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
 
     def _restore(self, state: dict[str, Any], steps: int) -> None:
         for name, saved in state["parts"].items():
-            part = _attribute(self._model, name)
+            part = attrgetter(name)(self._model)
             if isinstance(part, Tensor):
                 with torch.no_grad():
                     part.copy_(torch.as_tensor(saved))
@@ -239,7 +240,7 @@ class VectorEnvForSb3(_vec_env.VecEnv):
         done = terminated | truncated
         self._return += reward
         self._length += 1
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        infos: list[dict[str, object]] = [{} for _ in range(self.num_envs)]
         for row in np.flatnonzero(done):
             final = {key: value[row] for key, value in info["final_obs"].items()}
             infos[row] = {
@@ -255,21 +256,21 @@ class VectorEnvForSb3(_vec_env.VecEnv):
     def close(self) -> None:
         """Leave the inner environment to its owner."""
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: object = None) -> list[Any]:
         """`render_mode` only."""
         if attr_name != "render_mode":
             raise AttributeError(attr_name)
         return [None] * (1 if self._inner is None else self._inner.num_envs)
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+    def set_attr(self, attr_name: str, value: Any, indices: object = None) -> None:
         """Refused."""
         raise AttributeError(f"{attr_name} cannot be set through the adapter")
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+    def env_method(self, method_name: str, *args: object, indices: object = None, **kwargs: object) -> list[Any]:
         """Refused."""
         raise AttributeError(f"{method_name} cannot be called through the adapter")
 
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: Any, indices: object = None) -> list[bool]:
         """Episode statistics are already in `info`, as with a Monitor."""
         return [wrapper_class.__name__ == "Monitor"] * self.num_envs
 
@@ -323,18 +324,12 @@ def _algorithm(name: str) -> Any:
     raise ValueError(f"there is no algorithm {name!r}; expected one of {', '.join([*sorted(known), *CONTRIB])}")
 
 
-def _attribute(model: Any, path: str) -> Any:
-    for name in path.split("."):
-        model = getattr(model, name)
-    return model
-
-
 def _box(shape: tuple[int, ...], dtype: str) -> gymnasium.spaces.Box:
     low, high = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
     return gymnasium.spaces.Box(low, high, shape, np.dtype(dtype).type)
 
 
-def _for_sb3(obs: dict[str, Any]) -> Any:
+def _for_sb3(obs: Mapping[str, object]) -> Any:
     """SB3's form: the bare array of a lone "state", else a dictionary whose keys may name torch modules."""
     if list(obs) == ["state"]:
         return obs["state"]

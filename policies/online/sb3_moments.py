@@ -20,22 +20,11 @@ NAME = "vecnormalize.pkl"
 Moments = tuple[np.ndarray, np.ndarray, float]
 
 
-class _Inert:
-    """Stands for any object of the file: takes what it is given, keeps attributes, does nothing."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __setstate__(self, state: object) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update({key: value for key, value in state.items() if isinstance(key, str)})
-
-
 class _Reader(plain_pickle.ArrayUnpickler):
     """Every class but those of arrays is inert."""
 
     def other(self, module: str, name: str) -> Any:
-        return _Inert
+        return plain_pickle.Inert
 
 
 def find(agent: Path) -> Path | None:
@@ -85,11 +74,11 @@ def _from_pickle(path: Path) -> tuple[np.ndarray, np.ndarray, float, float] | No
             f"{path} is no readable pickle of VecNormalize ({type(error).__name__}: {error}); nothing of it was "
             "executed. Save the wrapper again with venv.save(path)"
         ) from error
-    facts = wrapper.__dict__ if isinstance(wrapper, _Inert) else {}
+    facts = wrapper.__dict__ if isinstance(wrapper, plain_pickle.Inert) else {}
     if facts.get("norm_obs") is False:
         return None
     rms = facts.get("obs_rms")
-    moments = rms.__dict__ if isinstance(rms, _Inert) else {}
+    moments = rms.__dict__ if isinstance(rms, plain_pickle.Inert) else {}
     mean, var = moments.get("mean"), moments.get("var")
     epsilon, limit = facts.get("epsilon", 1e-8), facts.get("clip_obs", 10.0)
     numbers = all(isinstance(x, (int, float, np.number)) for x in (epsilon, limit))

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return weights, data if isinstance(data, dict) else {}
 
 
-def _network(weights: dict[str, Tensor], data: dict[str, Any], path: Path) -> _Network:
+def _network(weights: dict[str, Tensor], data: Mapping[str, object], path: Path) -> _Network:
     arrays = {key: value.detach().float().numpy() for key, value in weights.items() if isinstance(value, Tensor)}
     extractors = sorted(key for key in arrays if "features_extractor" in key and key.endswith("weight"))
     if extractors:
@@ -208,7 +209,7 @@ def _stack(arrays: dict[str, np.ndarray], prefix: str) -> list[tuple[np.ndarray,
     return [_linear(arrays, f"{prefix}.{i}") for i in found]
 
 
-def _activation(given: str | None, data: dict[str, Any], family: str) -> str:
+def _activation(given: str | None, data: Mapping[str, object], family: str) -> str:
     if given is not None:
         if given not in ACTIVATIONS:
             raise ValueError(f"activation is {given!r}, expected one of {ACTIVATIONS}")
@@ -229,7 +230,7 @@ def _bound(space: Any, key: str, dim: int) -> np.ndarray | None:
     return np.array([float(x) for x in numbers], np.float32) if len(numbers) == dim else None
 
 
-def _check(net: _Network, data: dict[str, Any], io: IOSpec, path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+def _check(net: _Network, data: Mapping[str, object], io: IOSpec, path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     """Compare with `io`; the agent's own action bounds where its output has to be scaled by them."""
     layers = [*net.layers, net.head]
     size, dim = len(layers[0][0]), len(net.head[1])

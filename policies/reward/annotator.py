@@ -35,7 +35,7 @@ class Messages(Protocol):
         """Find what messages are made of."""
         ...
 
-    def __call__(self, seen: Mapping[str, Any]) -> list[str]:
+    def __call__(self, seen: Mapping[str, object]) -> list[str]:
         """N messages."""
         ...
 
@@ -81,7 +81,7 @@ class ObservableCells:
             raise ValueError(f"the state has no {', '.join(unknown)}; it has {', '.join(sorted(there))}")
         self._columns = [there[name] for name in self._names]
 
-    def __call__(self, seen: Mapping[str, Any]) -> list[str]:
+    def __call__(self, seen: Mapping[str, object]) -> list[str]:
         """N messages."""
         cells = np.rint(np.asarray(seen["state"], np.float64) / self._size).astype(int)
         return [
@@ -205,7 +205,7 @@ class AsyncLabelReward:
         """Find what messages are made of."""
         self._messages.bind(io)
 
-    def start(self, rows: np.ndarray, seen: Mapping[str, Any]) -> None:
+    def start(self, rows: np.ndarray, seen: Mapping[str, object]) -> None:
         """Episodes of `rows` (N,) bool begin: their messages are counted from 0."""
         if len(self._counts) != len(rows):
             self._counts = [Counter() for _ in range(len(rows))]
@@ -328,7 +328,7 @@ class AsyncLabelReward:
 
         self._net = ranks
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: Mapping[str, object]) -> None:
         if self.o.save is None:
             return
         if self._file is None:
@@ -418,7 +418,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
         FileNotFoundError: no such file.
         ValueError: a line is no row, or steps go back.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)

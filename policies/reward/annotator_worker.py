@@ -36,7 +36,7 @@ class LabelWorker:
         self.dropped = 0
         """Questions that were dropped."""
 
-    def ask(self, question: Any) -> Any:
+    def ask(self, question: object) -> Any:
         """Queue a question; returns the one that was dropped for it, or None."""
         lost = None
         if self._inline:
@@ -94,7 +94,7 @@ class LabelWorker:
                 self._busy = False
                 self._change.notify_all()
 
-    def _work(self, question: Any) -> None:
+    def _work(self, question: object) -> None:
         try:
             answer = self._answer(question)
         except Exception as error:  # whatever a model of the user raises is told where it can be read

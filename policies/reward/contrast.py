@@ -115,7 +115,7 @@ class ContrastReward:
             )
         return self.z_max
 
-    def start(self, rows: np.ndarray, seen: Mapping[str, Any]) -> None:
+    def start(self, rows: np.ndarray, seen: Mapping[str, object]) -> None:
         """Episodes of `rows` (N,) bool begin."""
         if len(self._age) != len(rows):
             self._age, self._held = np.zeros(len(rows), np.int64), np.zeros(len(rows))
@@ -142,7 +142,7 @@ class ContrastReward:
         own = np.asarray(seen["env_reward"], np.float64)
         return reward if self._keep is None else np.where(own <= self._keep, own, reward)
 
-    def _look(self, seen: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
+    def _look(self, seen: Mapping[str, object], rows: np.ndarray) -> np.ndarray:
         if self.z_max is None:
             raise ValueError("z_max is not known; calibrate on pictures of a random policy, or set it")
         z = np.clip(self.gap(np.asarray(seen[f"image.{self.cameras[0]}"])[rows]), 0.0, self.z_max)

@@ -7,7 +7,7 @@ the reward of VLAC (arXiv 2509.15937).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -123,6 +123,21 @@ class CriticRewardOptions(Options):
     """How far each look pulls u towards the absolute value: against drift; 0 adds up pairs alone."""
 
 
+@runtime_checkable
+class JudgeEnsemble(Protocol):
+    """Several progress critics, and how what they say is joined.
+
+    Attributes:
+        members: of it.
+    """
+
+    members: tuple[Any, ...]
+
+    def join(self, rows: np.ndarray, *, chance: bool = False) -> np.ndarray:
+        """Levels or probabilities of the members (M, ...) -> (...)."""
+        ...
+
+
 class CriticReward:
     """The reward of N running episodes from what a critic says, one control step at a time.
 
@@ -147,7 +162,7 @@ class CriticReward:
     def __init__(self, options: CriticRewardOptions, judge: Any, *, gamma: float = 0.99) -> None:
         self.o, self.judge, self.gamma = options, judge, gamma
         self.camera, self.instruction = options.camera, options.instruction
-        self._members: tuple[Any, ...] = tuple(getattr(judge, "members", (judge,)))
+        self._members = judge.members if isinstance(judge, JudgeEnsemble) else (judge,)
         self._sentences: list[str] = []
         self._pictures = np.zeros((0, 0, 0, 3), np.uint8)
 
@@ -243,21 +258,22 @@ class CriticReward:
 
     def state_dict(self) -> dict[str, Any]:
         """Exact continuation."""
-        arrays = {name: np.array(getattr(self, f"_{name}")) for name in (*_ARRAYS, "pictures")}
-        return {**arrays, "sentences": list(self._sentences)}
+        arrays = {
+            "u": self._u, "from": self._from, "share": self._share, "age": self._age, "run": self._run,
+            "met": self._met, "pictures": self._pictures,
+        }  # fmt: skip
+        return {**{name: value.copy() for name, value in arrays.items()}, "sentences": list(self._sentences)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly."""
-        for name in (*_ARRAYS, "pictures"):
-            setattr(self, f"_{name}", np.array(state[name]))
+        self._u, self._from, self._share, self._age, self._run, self._met, self._pictures = (
+            np.array(state[name]) for name in ("u", "from", "share", "age", "run", "met", "pictures")
+        )
         self._u, self._from = np.atleast_2d(self._u), np.atleast_2d(self._from)  # one row each before ensembles
         self._sentences = list(state["sentences"])
 
 
-_ARRAYS = ("u", "from", "share", "age", "run", "met")
-
-
-def _log_progress(value: Any) -> np.ndarray:
+def _log_progress(value: object) -> np.ndarray:
     """u of absolute values; NaN where there is none."""
     return -np.log(np.maximum(1.0 - np.asarray(value, np.float64), 1e-3))
 

@@ -63,7 +63,7 @@ class ProgramReward:
         self._places = places(io, self._only)
         self._program = Expression(self.code, {name: len(columns) for name, (_, columns) in self._places.items()})
 
-    def start(self, rows: np.ndarray, seen: Mapping[str, Any]) -> None:
+    def start(self, rows: np.ndarray, seen: Mapping[str, object]) -> None:
         """Episodes of `rows` (N,) bool begin; `seen` holds "state" (N, S)."""
         state = np.asarray(seen["state"], np.float64)
         if self._before.shape != state.shape:

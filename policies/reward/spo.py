@@ -36,7 +36,7 @@ class SelfPlayReward:
         self._rater, self._spread = rater, spread
         self.queue: deque[Any] = deque(maxlen=size)
 
-    def __call__(self, trajectory: Any, steps: int) -> np.ndarray:
+    def __call__(self, trajectory: object, steps: int) -> np.ndarray:
         """Add a trajectory to the queue and compare it with the others in it.
 
         Args:

@@ -102,7 +102,7 @@ class Arsq(NetLearner[ArsqOptions]):
         self.state.include({"policy": self.policy, **({} if self.norm is None else {"norm": self.norm})})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: ArsqOptions, io: IOSpec) -> Needs:
         """Rows, and a column that only logs have: all their rows are demonstrations."""
         return Needs(rows=options.batch_size, extras=("step",))
 

@@ -187,7 +187,7 @@ class CqnAs(RowLearner[CqnAsOptions]):
         self.state.include({**parts, **({} if self.norm is None else {"norm": self.norm})})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: CqnAsOptions, io: IOSpec) -> Needs:
         """Windows, and a column that only logs have: all their rows are demonstrations."""
         return Needs(rows=options.batch_size, window=options.horizon, extras=("step",))
 

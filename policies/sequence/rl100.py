@@ -144,7 +144,7 @@ class Rl100(ChunkDiffusion[Rl100Options]):
         self.state.include({"memory": self.memory, **self.judge.parts()})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: Rl100Options, io: IOSpec) -> Needs:
         """Windows of a log at first, then rollouts with the chains of their chunks."""
         return Needs(
             rows=options.batch_size,

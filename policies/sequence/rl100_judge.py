@@ -195,5 +195,6 @@ class _Range:
 
     def load_state_dict(self, state: dict[str, Tensor], /) -> None:
         """Copy in place."""
-        for name in ("low", "spread", "count"):
-            getattr(self, name).copy_(state[name])
+        self.low.copy_(state["low"])
+        self.spread.copy_(state["spread"])
+        self.count.copy_(state["count"])

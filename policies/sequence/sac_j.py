@@ -58,7 +58,7 @@ class SacJ(Learner[SacJOptions, Transitions]):
         self.policy = ChunkedPolicy(io, Held(self.sac.policy, j), Execution(Horizons(j, j, j), io.action_dim))
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: SacJOptions, io: IOSpec) -> Needs:
         """Windows of a decision, and where decisions began."""
         return Needs(
             rows=options.batch_size * options.interval,

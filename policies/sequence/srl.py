@@ -135,7 +135,7 @@ class Srl(RowLearner[SrlOptions]):
         )
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: SrlOptions, io: IOSpec) -> Needs:
         """Rows with the action executed before."""
         return Needs(rows=options.batch_size, columns={"previous_action": (io.action_dim,)})
 

@@ -43,7 +43,7 @@ class ContextCritic(TinyCritic):
 
     net: ContextNet
 
-    def __init__(self, net: ContextNet, *, platts: Sequence[Platt] = (), **options: Any) -> None:
+    def __init__(self, net: ContextNet, *, platts: Sequence[Platt] = (), **options: object) -> None:
         super().__init__(net, **{"name": "context_critic", **options})
         self.platts = tuple(platts) or (Platt(),) * 3
         self.meta = replace(self.meta, goal_kinds=("text", "image"))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from robot_rl.policies.nets.progress_net import _MAPS, CriticNet
 from robot_rl.policies.nets.reference import BOTH
-from robot_rl.policies.vla.critic_net import _MAPS, CriticNet
 
 TEXT = 64
 

@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from robot_rl.policies.nets.critic_scores import Platt, fit_platt
 from robot_rl.policies.nets.progress import CLIP, add_up, log_delta, share_of_log
+from robot_rl.policies.nets.progress_net import BINS, CriticNet
 from robot_rl.policies.nets.reference import RefClip
 from robot_rl.policies.nets.value_heads import hl_gauss_head
 from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, DrawOptions, FrameBatch
-from robot_rl.policies.vla.critic_net import BINS, CriticNet
 from robot_rl.policies.vla.critic_report import evaluate
 from robot_rl.policies.vla.interface import (
     CriticMeta,
@@ -333,7 +333,7 @@ class CriticTrainer(ABC, Generic[OptionsT, NetT, BatchT]):
             **{name: float(value.detach()) for name, (_, value) in aside.items()},
         }
 
-    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Clips:
+    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, object]) -> Clips:
         """Arrays and facts of a generator as this learner's data; see `Clips.of`."""
         return Clips.of(arrays, facts)
 

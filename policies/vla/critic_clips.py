@@ -336,14 +336,14 @@ class ClipSampler:
         return " ".join(out) or text
 
 
-def _plain(state: Any) -> Any:
+def _plain(state: object) -> Any:
     """Generator states hold integers of 128 bits: as text, for checkpoints."""
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}
     return f"int:{state}" if isinstance(state, int) else state
 
 
-def _unplain(state: Any) -> Any:
+def _unplain(state: object) -> Any:
     if isinstance(state, dict):
         return {key: _unplain(value) for key, value in state.items()}
     return int(state[4:]) if isinstance(state, str) and state.startswith("int:") else state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robot_rl.policies.nets import vlm
+from robot_rl.policies.nets.progress_net import CriticNet
+from robot_rl.policies.nets.tiny_backbone import TinyBackbone
 from robot_rl.policies.vla.player import PROPRIO, Sight, from_folder
 from robot_rl.types import Array, IOSpec
 
@@ -19,6 +21,7 @@ __all__ = ["PROPRIO", "FrozenReader", "Sight"]
 
 _FORM = 2
 """Counts up when the same weights answer otherwise, so that features of before are not taken for those of now."""
+_Backbone = TinyBackbone | vlm.TransformersBackbone
 KINDS = ("tiny", "transformers", "folder", "policy", "critic")
 
 
@@ -48,7 +51,7 @@ class FrozenReader:
     """
 
     def __init__(
-        self, io: IOSpec, source: Mapping[str, Any], *, cameras: Sequence[str] | None = None, device: str = "cpu"
+        self, io: IOSpec, source: Mapping[str, object], *, cameras: Sequence[str] | None = None, device: str = "cpu"
     ) -> None:
         there = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
         self.cameras = there if cameras is None else tuple(cameras)
@@ -65,10 +68,11 @@ class FrozenReader:
         if kind not in KINDS:
             raise ValueError(f"reader is of kind '{kind}', expected one of {', '.join(KINDS)}")
         with torch.random.fork_rng(devices=[]):
-            model = _built(kind, options, io, (int(height), int(width)), len(self.cameras))
+            model = _build(kind, options, io, (int(height), int(width)), len(self.cameras))
         self._model = model.to(device).eval().requires_grad_(False)
-        wanted = getattr(model, "image_size", None) or model.size
-        if tuple(wanted) != (height, width):
+        self._read: _CriticTrunk | _Backbone = _CriticTrunk(model) if isinstance(model, CriticNet) else model
+        wanted = tuple(self._read.image_size)
+        if wanted != (height, width):
             raise ValueError(
                 f"the reader reads pictures of {wanted[0]} x {wanted[1]} pixels, and the cameras give {height} x "
                 f"{width}; set env.camera_size=[{wanted[0]},{wanted[1]}]"
@@ -77,58 +81,58 @@ class FrozenReader:
             raise ValueError(f"the critic looks at one picture, got cameras {list(self.cameras)}; name one of them")
         self.keys = (*(f"image.{name}" for name in self.cameras), "instruction")
         self.digest = _digest(f"{kind} {_FORM}", self.cameras, model)
-        self.width = int(model.width) if kind != "critic" else model.think.out_features + 6 * len(model.query)
+        self.width = self._read.width
 
     @torch.no_grad()
     def __call__(self, obs: Mapping[str, Array], /) -> np.ndarray:
         """Observations (n, ...) -> (n, D) float32."""
-        images, goal = self._read(obs)
-        return self._answer(images, goal).cpu().numpy().astype(np.float32, copy=False)
+        return self.tensor(obs).cpu().numpy()
 
     @torch.no_grad()
     def tensor(self, obs: Mapping[str, Array]) -> Tensor:
         """The same as a tensor on the reader's device."""
-        images, goal = self._read(obs)
-        return self._answer(images, goal).float()
-
-    def _read(self, obs: Mapping[str, Array]) -> tuple[Tensor, list[str]]:
         seen, goal = self._sight(dict(obs), self._device)
-        return torch.stack([seen.images[name] for name in self.cameras], dim=1), goal
+        return self._read(torch.stack([seen.images[name] for name in self.cameras], dim=1), goal).float()
 
-    def _answer(self, images: Tensor, goal: list[str]) -> Tensor:
-        if not hasattr(self._model, "frames"):
-            return self._model(images, goal)
+
+class _CriticTrunk:
+    """What a progress critic reads of one picture and its sentence, and where its pointers look, as a backbone."""
+
+    def __init__(self, net: CriticNet) -> None:
+        self.net, self.image_size = net, net.size
+        self.width = net.think.out_features + 6 * len(net.query)
+
+    def __call__(self, images: Tensor, goal: Sequence[str]) -> Tensor:
+        """(B, 1, H, W, 3) uint8 and B sentences -> (B, width) float32."""
+        device = self.net.query.device
         texts = list(dict.fromkeys(goal))
-        ids, length = (torch.as_tensor(x, device=self._device) for x in self._model.tokens(texts))
-        sentence = self._model.sentence(ids, length)
-        rows = torch.tensor([texts.index(text) for text in goal], device=self._device, dtype=torch.int64)
+        ids, length = (torch.as_tensor(x, device=device) for x in self.net.tokens(texts))
+        rows = torch.tensor([texts.index(text) for text in goal], device=device, dtype=torch.int64)
+        sentence = self.net.sentence(ids, length)[rows]
         pictures = images[:, 0]
         # the reading is made for judging; where the pointers look is what a hand needs to know
-        return torch.cat([self._model.frames(pictures, sentence[rows]), self._model.looks(pictures, sentence[rows])], 1)
+        return torch.cat([self.net.frames(pictures, sentence), self.net.looks(pictures, sentence)], 1)
 
 
-def _built(kind: str, options: dict[str, Any], io: IOSpec, size: tuple[int, int], views: int) -> Any:
+def _build(kind: str, options: dict[str, Any], io: IOSpec, size: tuple[int, int], views: int) -> _Backbone | CriticNet:
     if kind == "tiny":
         torch.manual_seed(int(options.pop("seed", 0)))
-        return _part("tiny_backbone", "TinyBackbone")(size, views=views, **{"places": True, **options})
+        return TinyBackbone(size, views=views, **{"places": True, **options})
     if kind == "transformers":
-        return _part("vlm", "from_config")(options["config"], seed=int(options.get("seed", 0)))
+        return vlm.from_config(options["config"], seed=int(options.get("seed", 0)))
     path = Path(str(options.get("path")))
     if not path.exists():
         raise FileNotFoundError(f"there is nothing at {path}; reader.path names what the features come from")
     if kind == "folder":
-        return _part("vlm", "from_folder")(path)
+        return vlm.from_folder(path)
     if kind == "policy":
-        return from_folder(str(path), io).planner.model.backbone
+        backbone = from_folder(str(path), io).planner.model.backbone
+        assert isinstance(backbone, TinyBackbone | vlm.TransformersBackbone)  # a recipe makes no others
+        return backbone
     return _critic(path, size)
 
 
-def _part(file: str, name: str) -> Any:
-    """Loaded when asked for: some need an extra."""
-    return getattr(importlib.import_module(f"robot_rl.policies.vla.{file}"), name)
-
-
-def _critic(folder: Path, size: tuple[int, int]) -> Any:
+def _critic(folder: Path, size: tuple[int, int]) -> CriticNet:
     """The network of a critic's run, its sizes taken from its weights."""
     files = sorted(folder.glob("checkpoints/step_*/learner.pt"))
     if not files:
@@ -136,7 +140,7 @@ def _critic(folder: Path, size: tuple[int, int]) -> Any:
     weights = torch.load(files[-1], map_location="cpu", weights_only=True)["net"]
     always = weights["query"].shape[0]
     pooled = weights["pool.weight"].shape[0] + weights["bag.weight"].shape[0]
-    net = _part("critic_net", "CriticNet")(
+    net = CriticNet(
         size,
         width=weights["join.weight"].shape[0],
         words=weights["embed.weight"].shape[0],

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from robot_rl.data.seen import StepSample
 from robot_rl.policies.vla.player import VLAObs, VlaPlanner
+from robot_rl.types import VecEnv
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Wave:
 
 
 def play(
-    env: Any,
+    env: VecEnv,
     planner: VlaPlanner,
     seeds: np.ndarray,
     *,

@@ -110,7 +110,9 @@ Probe = Callable[[Any], np.ndarray]
 """The model's answers to fixed observations, as one flat array."""
 
 
-def save(folder: Path, policy: Any, config: Mapping[str, Any], *, probe: Probe, frozen: Collection[str] = ()) -> None:
+def save(
+    folder: Path, policy: Any, config: Mapping[str, object], *, probe: Probe, frozen: Collection[str] = ()
+) -> None:
     """Write a checkpoint folder; it appears whole or not at all.
 
     Args:
@@ -274,7 +276,7 @@ class _Guard:
         finding = Mismatch(check, message)
         (self.passed if check in self.accept else self.findings).append(finding)
 
-    def compare(self, check: str, found: Any, expected: Any, hint: str) -> None:
+    def compare(self, check: str, found: object, expected: object, hint: str) -> None:
         """One value of the card against the robot's; unknown on the robot's side is no mismatch."""
         if expected is None:
             self.skipped.append(check)
@@ -452,6 +454,6 @@ def _class_of(policy: nn.Module) -> str:
     return " on ".join(f"{type(part).__module__}.{type(part).__name__}" for part in parts)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(list(value)) if isinstance(value, tuple) else str(value)
     return text if len(text) < 120 else text[:117] + "..."

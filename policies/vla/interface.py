@@ -8,7 +8,7 @@ guessed at.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -177,7 +177,7 @@ class PolicyMeta:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> PolicyMeta:
+    def from_dict(cls, plain: Mapping[str, object]) -> PolicyMeta:
         """Inverse of `to_dict`."""
         found: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()

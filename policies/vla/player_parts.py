@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.policies.nets import vlm
+from robot_rl.policies.nets.tiny_backbone import TinyBackbone
 from robot_rl.policies.vla.chunk_policy import ActionStats, ChunkPolicy, PolicyMeta, VLAObs, probe_obs
 from robot_rl.types import IOSpec, Obs
 
@@ -34,9 +35,6 @@ __all__ = [
 WORDS = "instruction"
 PROPRIO = ("tip_x", "tip_y", "tip_z", "lag_*", "opening")
 """Of the tabletop's state: what a robot knows of itself. Vectors to the blocks and the goal are not among it."""
-_BACKBONES = {
-    "tiny": ("tiny_backbone", "TinyBackbone"), "transformers": ("vlm", "from_config"), "folder": ("vlm", "from_folder"),
-}  # fmt: skip
 
 
 def semantics_of(io: IOSpec) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -94,7 +92,7 @@ class Recipe:
         return json.loads(json.dumps(self.__dict__))
 
     @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> Recipe:
+    def from_dict(cls, plain: Mapping[str, object]) -> Recipe:
         """Inverse of `to_dict`."""
         found: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in plain.items()}
         return cls(**found)
@@ -124,16 +122,14 @@ def build(recipe: Recipe, io: IOSpec, stats: ActionStats, *, seed: int = 0) -> C
     kind = recipe.backbone.get("kind")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if kind not in _BACKBONES:
-            raise ValueError(f"backbone is of kind '{kind}', expected tiny, transformers or folder")
-        file, name = _BACKBONES[kind]  # loaded when asked for: two of them need an extra
-        make = getattr(importlib.import_module(f"robot_rl.policies.vla.{file}"), name)
         if kind == "tiny":
-            backbone: Any = make(recipe.image_size, views=len(recipe.cameras), **options)
+            backbone = TinyBackbone(recipe.image_size, views=len(recipe.cameras), **options)
         elif kind == "transformers":
-            backbone = make(options["config"], seed=seed)
+            backbone = vlm.from_config(options["config"], seed=seed)
+        elif kind == "folder":
+            backbone = vlm.from_folder(Path(options["path"]))
         else:
-            backbone = make(Path(options["path"]))
+            raise ValueError(f"backbone is of kind '{kind}', expected tiny, transformers or folder")
         return ChunkPolicy(
             backbone, meta, stats, io.bounds,
             head=recipe.head, head_options=recipe.head_options, trunk=recipe.trunk,

@@ -6,7 +6,6 @@ All have one method, `answer(pictures, text) -> text`; see `policies.nets.pictur
 from __future__ import annotations
 
 import base64
-import importlib
 import ipaddress
 import json
 import struct
@@ -49,7 +48,7 @@ class EndpointError(RuntimeError):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
         """Never: pictures go where they were sent and nowhere else."""
 
 
@@ -95,7 +94,7 @@ class ChatEndpoint:
         Raises:
             EndpointError: no answer in time, an error of the endpoint, or something else than a completion.
         """
-        parts: list[dict[str, Any]] = []
+        parts: list[dict[str, object]] = []
         for picture in pictures:
             data = base64.b64encode(png(picture)).decode()
             parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}})
@@ -116,7 +115,7 @@ class ChatEndpoint:
                 if error.code != 429 and error.code < 500:
                     raise EndpointError(f"{self.url}: {why}") from error
             except (TimeoutError, urllib.error.URLError, ConnectionError) as error:
-                reason = getattr(error, "reason", error)
+                reason = error.reason if isinstance(error, urllib.error.URLError) else error
                 late = isinstance(reason, TimeoutError)
                 why = f"no answer within {self.timeout:g} s" if late else f"nothing answers ({reason}); is it running?"
         else:
@@ -141,7 +140,7 @@ def _is_here(host: str) -> bool:
         return False  # a name may lead anywhere
 
 
-def user_object(path: str, options: dict[str, Any] | None = None) -> Any:
+def user_object(path: str, options: Mapping[str, object] | None = None) -> Any:
     """The object of "python:<module>:<name>"; a class or a function is called with the options.
 
     Raises:
@@ -150,7 +149,7 @@ def user_object(path: str, options: dict[str, Any] | None = None) -> Any:
     parts = path.removeprefix("python:").split(":")
     if not path.startswith("python:") or len(parts) != 2 or not all(parts):
         raise ValueError(f"'{path}' is not of the form python:<module>:<object>")
-    made: Any = extras.own(":".join(parts), "python:")
+    made = extras.own(":".join(parts), "python:")
     return made(**(options or {})) if isinstance(made, type) or type(made).__name__ == "function" else made
 
 
@@ -171,11 +170,13 @@ def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionMod
         return ChatEndpoint(name, **options)
     if name.startswith("python:"):
         made = user_object(name, options)
-        if not callable(getattr(made, "answer", None)):
+        if not isinstance(made, VisionModel):
             raise ValueError(f"'{name}' has no method answer(pictures, text) -> text")
         return made
     if not Path(name).is_dir():
         raise FileNotFoundError(
             f"model is '{name}', expected http://127.0.0.1:<port>/..., python:<module>:<object>, or a model's folder"
         )
-    return importlib.import_module("robot_rl.policies.vla.vlm_text").LocalModel(Path(name), **options)
+    from robot_rl.policies.vla.vlm_text import LocalModel
+
+    return LocalModel(Path(name), **options)

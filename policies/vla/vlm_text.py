@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
 from robot_rl.extras import require
+from robot_rl.policies.nets import vlm
 from robot_rl.policies.nets.picture_labels import check_picture
-from robot_rl.policies.vla import vlm
 
 
 class LocalModel:
@@ -44,26 +43,24 @@ class LocalModel:
             raise ValueError(f"{folder} holds a '{config.model_type}', expected one of {', '.join(vlm.FAMILIES)}")
         self._model, info = hub.AutoModelForImageTextToText.from_pretrained(
             str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
-            dtype=getattr(torch, dtype), attn_implementation="eager",
+            dtype=vlm.DTYPES[dtype], attn_implementation="eager",
         )  # fmt: skip
         lost = [*info["missing_keys"], *info["mismatched_keys"]]
         if lost:
             raise ValueError(f"{folder}: {len(lost)} weights of the model are not in its file, first {lost[0]}")
         self._model.to(device).eval()
-        self._words: Any = (
-            vlm.ByteTokens() if tokenizer == "bytes" else vlm.FolderTokens(folder, int(config.image_token_id))
-        )
+        self._words = vlm.ByteTokens() if tokenizer == "bytes" else vlm.FolderTokens(folder, int(config.image_token_id))
         # the backbone knows how this family wants its pictures; the language head stays with the whole model
         self._parts = vlm.TransformersBackbone(self._model.model, config.model_type, self._words, longest=4096)
-        self._longest, self._device, self._dtype = tokens, device, getattr(torch, dtype)
+        self._longest, self._device, self._dtype = tokens, device, vlm.DTYPES[dtype]
 
     @torch.no_grad()
     def answer(self, pictures: Sequence[np.ndarray], text: str) -> str:
         """See `VisionModel`."""
         marks = [self._words.picture] * (self._parts.per_picture * len(pictures))
-        before, after = self._frame()
+        before, after = self._words.chat()
         numbers = torch.tensor([[*before, *marks, *self._words(text), *after]], device=self._device)
-        inputs: dict[str, Any] = {"input_ids": numbers, "attention_mask": torch.ones_like(numbers)}
+        inputs: dict[str, object] = {"input_ids": numbers, "attention_mask": torch.ones_like(numbers)}
         if pictures:
             for picture in pictures:
                 check_picture(picture)
@@ -80,7 +77,3 @@ class LocalModel:
             **inputs, max_new_tokens=self._longest, do_sample=False, pad_token_id=self._words.pad
         )
         return self._words.text(made[0, numbers.shape[1] :].tolist())
-
-    def _frame(self) -> tuple[list[int], list[int]]:
-        """Numbers before the pictures and after the text."""
-        return self._words.chat() if hasattr(self._words, "chat") else ([self._words.start], [])

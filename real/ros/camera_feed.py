@@ -119,7 +119,7 @@ class CameraFeed:
             stamp, scene = self._stamp(), self._plant.scene()
         self.publish(stamp, scene)
 
-    def publish(self, stamp: float, scene: Any) -> None:
+    def publish(self, stamp: float, scene: object) -> None:
         """Render a scene of the plant and send it."""
         if self._photographer is None:
             self._photographer = self._plant.photographer(*self.o.size)

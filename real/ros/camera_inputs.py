@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from rclpy.node import Node
@@ -56,7 +55,7 @@ class CameraInputs(Mapping[str, Camera]):
             eager=self._eager,
         )
 
-        def keep(message: Any, info: Any) -> None:
+        def keep(message: object, info: object) -> None:
             receipt = self._clocks.receipt(info, time.monotonic(), sensor.clock)
             camera.take(message, self._clocks.acquired(name, message, receipt))
 

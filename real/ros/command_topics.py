@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +78,7 @@ class CommandTopics:
             incompatible_qos=lambda event: note_mismatch(self._health, topic, event),
         )
 
-        def take(message: Any, info: Any) -> None:
+        def take(message: Any, info: object) -> None:
             receipt = self._clocks.receipt(info, time.monotonic())
             if isinstance(message, JointTrajectory):
                 command = read_command(message, source)
@@ -105,9 +106,12 @@ class CommandTopics:
             return
         listen("joint_trajectory", JointTrajectory, self._trajectory)
         listen("commands", Float64MultiArray, lambda message: self._step(names, message.data))
-        fields = {"positions": "position", "velocities": "velocity", "effort": "effort"}
-        field = fields[FIELDS[self._spec.mode]]
-        listen("joint_command", JointState, lambda message: self._step(message.name, getattr(message, field)))
+        read: Callable[[JointState], Any] = {
+            "positions": lambda message: message.position,
+            "velocities": lambda message: message.velocity,
+            "effort": lambda message: message.effort,
+        }[FIELDS[self._spec.mode]]
+        listen("joint_command", JointState, lambda message: self._step(message.name, read(message)))
 
     def _trajectory(self, message: JointTrajectory) -> None:
         command = read_command(message, "external")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.metadata
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ from std_msgs.msg import String  # noqa: E402
 
 from robot_rl.real.core.recording import topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
-from robot_rl.real.ros.io import hardware_type, message_type, qos, seconds  # noqa: E402
+from robot_rl.real.ros.io import hardware_type, qos, seconds  # noqa: E402
+from robot_rl.real.ros.message_kinds import Stamped, message_class  # noqa: E402
 from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
 from robot_rl.real.ros.wiggle import Wiggle, try_timeout  # noqa: E402
 
@@ -59,8 +60,8 @@ class Heard:
         """Smallest receipt - stamp [s]: the sender's clock behind ours, plus the shortest way; nan without stamps."""
         gaps = []
         for when, raw in self.stamps:
-            header = getattr(deserialize_message(raw, self.kind), "header", None)
-            if header is not None and (stamp := seconds(header.stamp)) > 0.0:
+            message = deserialize_message(raw, self.kind)
+            if isinstance(message, Stamped) and (stamp := seconds(message.header.stamp)) > 0.0:
                 gaps.append(when - stamp)
         return min(gaps, default=np.nan)
 
@@ -161,18 +162,20 @@ def _try(node: Node, spec: RobotSpec, found: Findings) -> None:
 def _platform(found: Findings, timing: bool) -> None:
     value = os.environ.get
     found.lines += [
-        f"rclpy {importlib.metadata.version('rclpy')}  domain {value('ROS_DOMAIN_ID', '0')}"
+        f"rclpy {metadata.version('rclpy')}  domain {value('ROS_DOMAIN_ID', '0')}"
         f"  discovery {value('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')}"
         f"  security {'on' if value('ROS_SECURITY_ENABLE', '') == 'true' else 'off'}",
         f"Fast DDS profile {value('FASTDDS_DEFAULT_PROFILES_FILE') or 'default'}",
     ]
-    allowed = "yes"
-    before = os.sched_getscheduler(0)
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-        os.sched_setscheduler(0, before, os.sched_param(0))
-    except (OSError, AttributeError) as error:
-        allowed = f"no ({error}); loops run without real-time priority"
+    allowed = "no (Linux alone has it)"
+    if sys.platform == "linux":
+        before = os.sched_getscheduler(0)
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            os.sched_setscheduler(0, before, os.sched_param(0))
+            allowed = "yes"
+        except OSError as error:
+            allowed = f"no ({error}); loops run without real-time priority"
     line = f"SCHED_FIFO allowed: {allowed}"
     if timing:
         late = _wake_up()
@@ -218,11 +221,11 @@ def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: F
     offers = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
     for role, (topic, kind) in table.items():
         if role.startswith(("joints", "sensor", "camera", "executed", "command")):
-            cls = _class(kind)
+            cls = message_class(kind)
             heard[topic] = Heard(cls)
             node.create_subscription(cls, topic, heard[topic].take, offers, raw=True)
     states: list[str] = []
-    reports: dict[str, Any] = {}
+    reports: dict[str, object] = {}
     ours = ("", hardware_id(spec.name, node.get_namespace()))
     node.create_subscription(String, table["safety"][0], lambda m: states.append(m.data), qos("latched"))
     node.create_subscription(
@@ -324,13 +327,6 @@ def _safety(states: list[str], reports: dict[str, Any], found: Findings) -> None
         found.lines.append(f"  {level:5} {name}: {status.message}")
         if level == "ERROR":
             found.problems.append(f"{name}: {status.message}")
-
-
-def _class(kind: str) -> Any:
-    with contextlib.suppress(ValueError):
-        return message_type(kind)
-    package, _, name = kind.replace("/msg/", "/").partition("/")
-    return getattr(importlib.import_module(f"{package}.msg"), name)
 
 
 def _names(endpoints: Any) -> str:

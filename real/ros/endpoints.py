@@ -27,7 +27,7 @@ class OwnEndpoints:
         self._services: list[str] = []
         self._nameless: dict[bytes, float] = {}
 
-    def publish(self, make: Callable[[], Any], topic: str) -> Any:
+    def publish(self, make: Callable[[], object], topic: str) -> Any:
         """Create a publisher with `make` and remember its endpoint; whoever else publishes on `topic` is a rival.
 
         Raises:

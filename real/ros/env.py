@@ -19,7 +19,7 @@ from robot_rl.real.cameras import resized
 from robot_rl.real.core.codec import ActionCodec
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
-from robot_rl.real.port import Port, SpecPort
+from robot_rl.real.port import JudgePort, Port, SpecPort
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.env_link import EnvLink
 from robot_rl.real.ros.env_reset import LATCHED, MODES, EnvClosed, ResetFailed, RobotUnavailable, StartOptions, StartWay
@@ -328,13 +328,13 @@ class Ros2Env(gymnasium.Env):
         """Reward, terminated, success: of the port where it can tell, else of topics and labels."""
         reward, outcome = self.link.take_reward()
         terminated = success = False
-        judge = getattr(self.port, "judge", None)
-        if judge is not None:
-            own, terminated, success = judge()
+        judges = isinstance(self.port, JudgePort)
+        if isinstance(self.port, JudgePort):
+            own, terminated, success = self.port.judge()
             reward = reward if self.link.rewarded else float(own)
         if outcome is not None:
             success = outcome
-            if judge is None and not self.link.rewarded:
+            if not judges and not self.link.rewarded:
                 reward = float(success)
         return float(reward), bool(terminated or (success and self._o.terminate_on_success)), bool(success)
 
@@ -345,7 +345,7 @@ class Ros2Env(gymnasium.Env):
         executed = action
         if self._codec is not None and before is not None:
             executed = self._codec.action(self._command, before)
-        info: dict[str, Any] = {
+        info: dict[str, object] = {
             "t_obs": state.stamp,
             "t_act": self._published,
             "obs_age": now - state.stamp,

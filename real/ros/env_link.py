@@ -319,7 +319,7 @@ class EnvLink:
         return response
 
     def _aspect(self) -> tuple[int, str, dict[str, Any]]:
-        values: Mapping[str, Any] = {
+        values: Mapping[str, object] = {
             "state": self.state,
             "authority": self.authority,
             "sent": self._seq,

@@ -117,14 +117,14 @@ class Ros2VectorEnv(VectorEnv):
         """See `Ros2Env.unlock`."""
         self._robot.env.unlock()
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the robot with its last view."""
         self._robot.views -= 1
         if self._robot.views <= 0:
             _robots.pop(self._robot.key, None)
             self._robot.env.close()
 
-    def _batched(self, info: Mapping[str, Any]) -> dict[str, Any]:
+    def _batched(self, info: Mapping[str, object]) -> dict[str, Any]:
         """What loops read, as arrays (1, ...); all that the robot said stays under `robot`."""
         return {
             "success": np.array([bool(info["success"])]),

@@ -147,12 +147,12 @@ class RobotInputs:
 
     # ------------------------------------------------------------ callbacks: store and return
 
-    def _keep_joints(self, name: str, clock: str, message: JointState, info: Any) -> None:
+    def _keep_joints(self, name: str, clock: str, message: JointState, info: object) -> None:
         self._counts[name] += 1
         self._arrived[name] = time.monotonic()
         self._queue.append((message, self._clocks.receipt(info, time.monotonic(), clock)))
 
-    def _keep(self, name: str, clock: str, message: Any, info: Any) -> None:
+    def _keep(self, name: str, clock: str, message: object, info: object) -> None:
         self._counts[name] += 1
         self._newest[name] = (message, self._clocks.receipt(info, time.monotonic(), clock))
 
@@ -173,7 +173,7 @@ class RobotInputs:
 
     def _aspect(self) -> tuple[int, str, dict[str, Any]]:
         now = time.monotonic()
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         problems = [f"{topic}: QoS {policy} does not match" for topic, policy in self._health.mismatches.items()]
         ages = np.full(len(self.spec.names), self.age(self._motion, now)) if self._motion else now - self._merger.time
         joints = [s.timeout for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]

@@ -204,7 +204,7 @@ def odometry_array(message: Odometry) -> Array:
     return np.concatenate([[p.x, p.y, p.z, q.x, q.y, q.z, q.w], twist_array(message.twist.twist)])
 
 
-def sensor_array(message: Any) -> Array:
+def sensor_array(message: object) -> Array:
     """Any sensor message of `TYPES` except images and joint states as one vector."""
     if isinstance(message, Imu):
         return imu_array(message)
@@ -266,8 +266,11 @@ def read_command(message: JointTrajectory, source: str) -> CommandMessage:
     seq = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else 0
     points = message.points
     fields: dict[str, Array] = {}
-    for field in ("positions", "velocities", "effort"):
-        rows = [getattr(point, field) for point in points]
+    for field, rows in (
+        ("positions", [point.positions for point in points]),
+        ("velocities", [point.velocities for point in points]),
+        ("effort", [point.effort for point in points]),
+    ):
         if any(len(row) for row in rows):
             even = len({len(row) for row in rows}) == 1
             fields[field] = np.array(rows, float) if even else np.zeros((len(rows), 0))
@@ -282,7 +285,7 @@ def read_command(message: JointTrajectory, source: str) -> CommandMessage:
     )
 
 
-def read_step(names: Sequence[str], values: Any, field: str, *, hold: float) -> CommandMessage:
+def read_step(names: Sequence[str], values: object, field: str, *, hold: float) -> CommandMessage:
     """A foreign command without stamp or sequence (Float64MultiArray, JointState) as a step for the intake.
 
     Args:
@@ -378,7 +381,7 @@ def _twist_message(spec: RobotSpec, value: Sequence[float], stamp: float) -> Twi
     twist = Twist()
     for name, number in zip(spec.names, value):
         part, _, axis = name.partition("_")
-        setattr(getattr(twist, part), axis, number)
+        setattr({"linear": twist.linear, "angular": twist.angular}[part], axis, number)
     if not spec.stamped:
         return twist
     message = TwistStamped(twist=twist)
@@ -386,7 +389,7 @@ def _twist_message(spec: RobotSpec, value: Sequence[float], stamp: float) -> Twi
     return message
 
 
-def hardware_values(spec: RobotSpec, message: Any) -> Array | None:
+def hardware_values(spec: RobotSpec, message: object) -> Array | None:
     """Inverse of `hardware_message` as a controller reads it: (J,) in the order of the spec, None when it does not fit.
 
     A JointTrajectory is read at its last point; in pd mode it is (5, J), rows as in `PD_INTERFACES`.

@@ -58,7 +58,7 @@ class Answer:
 
     def _on_state(self, message: JointState) -> None:
         arrived = time.monotonic()
-        value: Any = message.position
+        value = message.position
         if self._policy:
             x = np.concatenate([message.position, message.velocity]).astype(np.float32)
             for layer in self._layers[:-1]:
@@ -116,7 +116,7 @@ class Probe:
         """Percentiles in ms, missed periods, and the rate that was held."""
         rows, starts = self.rows[: self.sent], self.starts[: self.sent]
         span, periods = starts[-1] - starts[0], int(self.index[self.sent - 1] - self.index[0])
-        out: dict[str, Any] = {
+        out: dict[str, object] = {
             "rate_hz": rate,
             "fifo": self.loop.fifo,
             "held_hz": periods / span,

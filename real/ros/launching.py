@@ -24,7 +24,7 @@ def descriptions() -> dict[str, str]:
     return found
 
 
-def description(defaults: Mapping[str, Any] | None = None, *, fixed: Mapping[str, Any] | None = None) -> Any:
+def description(defaults: Mapping[str, object] | None = None, *, fixed: Mapping[str, object] | None = None) -> Any:
     """A LaunchDescription with every argument of the graph declared.
 
     Args:
@@ -52,7 +52,7 @@ def description(defaults: Mapping[str, Any] | None = None, *, fixed: Mapping[str
             )
         )
 
-    def make(context: Any) -> list[Any]:
+    def make(context: object) -> list[Any]:
         values = {
             item.name: context.launch_configurations[item.name] for item in fields(GraphArgs) if item.name not in fixed
         }
@@ -86,7 +86,7 @@ def action(node: NodeSpec) -> Any:
     )
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return ""
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

@@ -36,6 +36,7 @@ from rclpy.qos import QoSCompatibility, qos_check_compatible, qos_policy_name_fr
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 
 from robot_rl.real.ros.io import qos  # noqa: E402
+from robot_rl.real.ros.priority import NOT_HERE  # noqa: E402
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
 PARENT = "ROBOT_RL_PARENT"
@@ -175,6 +176,8 @@ def _realtime(priority: int) -> str:
     """
     if priority <= 0:
         return "off"
+    if sys.platform != "linux":
+        return NOT_HERE
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
         own = threading.get_native_id()
@@ -182,7 +185,7 @@ def _realtime(priority: int) -> str:
             if int(thread) != own:
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(max(priority - 1, 1)))
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         return f"not allowed ({error})"
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mlockall(3)  # MCL_CURRENT | MCL_FUTURE
@@ -328,7 +331,7 @@ class Health:
         self.add("loop", aspect)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -347,7 +350,7 @@ def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -
     return node.create_publisher(kind, topic, qos(profile), event_callbacks=events)
 
 
-def note_mismatch(health: Health, topic: str, event: Any, *, listener: bool = False) -> None:
+def note_mismatch(health: Health, topic: str, event: object, *, listener: bool = False) -> None:
     """Remember which QoS policy of a topic keeps a peer from matching."""
     health.note(topic, qos_policy_name_from_kind(event.last_policy_kind), listener=listener)
 
@@ -383,7 +386,7 @@ def run(
     ending, over = threading.Event(), threading.Event()
     made = False
 
-    def on_signal(*_: Any) -> None:
+    def on_signal(*_: object) -> None:
         ending.set()
         if not made:  # nothing moves yet: give up at once instead of first finishing to load
             raise KeyboardInterrupt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
@@ -23,6 +22,7 @@ from robot_rl.real.core.assembler import TICKS, StepRules  # noqa: E402
 from robot_rl.real.core.recording import RecordSettings, SessionRecorder, topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
+from robot_rl.real.ros.message_kinds import message_class  # noqa: E402
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, steady_timer  # noqa: E402
 from robot_rl.real.ros.parameters import check_parameters, declare  # noqa: E402
 from robot_rl.real.ros.priority import lift  # noqa: E402
@@ -109,7 +109,7 @@ class RecorderNode(Node):
 
     def _listen(self, role: str, topic: str, kind: str) -> Any:
         take = partial(self.recorder.put, role)
-        return self.create_subscription(_message_class(kind), topic, take, qos("record"), raw=True)
+        return self.create_subscription(message_class(kind), topic, take, qos("record"), raw=True)
 
     def _aspect(self) -> tuple[int, str, dict[str, Any]]:
         report = self.recorder.report
@@ -142,16 +142,3 @@ def _answer(act: Callable[[], Future[str]], answer: Any) -> Any:
     except Exception as error:  # of the disk or a timeout; the caller reads it
         answer.message, answer.success = str(error) or type(error).__name__, False
     return answer
-
-
-def _message_class(kind: str) -> Any:
-    """Class of `package/msg/Name`.
-
-    Raises:
-        ValueError: the package is not installed.
-    """
-    package, _, name = kind.replace("/msg/", "/").partition("/")
-    try:
-        return getattr(importlib.import_module(f"{package}.msg"), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"message type {kind!r} is not installed here ({error})") from error

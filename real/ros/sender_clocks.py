@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rclpy.node import Node
 
 from robot_rl.real.core.alignment import SimulatedStamps, SourceClock
 from robot_rl.real.ros.io import seconds
+from robot_rl.real.ros.message_kinds import Stamped
 
 FASTDDS = "rmw_fastrtps"
 HOST = 4
@@ -51,7 +52,7 @@ class SenderClocks:
         self._clocks: dict[Hashable, SourceClock] = {}
         self._stamps: dict[Hashable, SimulatedStamps] = {}
 
-    def receipt(self, info: Any, arrival: float, clock: str = "auto") -> Receipt:
+    def receipt(self, info: object, arrival: float, clock: str = "auto") -> Receipt:
         """Note a message in the callback.
 
         Args:
@@ -66,7 +67,7 @@ class SenderClocks:
         known = clock == "common" or (clock == "auto" and local)
         return Receipt(arrival, told, sender, time.monotonic() - time.time() if known else np.nan)
 
-    def acquired(self, key: Hashable, message: Any, receipt: Receipt) -> float:
+    def acquired(self, key: Hashable, message: object, receipt: Receipt) -> float:
         """Time of acquisition on our steady clock [s]; that of receipt for what has no stamp.
 
         Args:
@@ -74,8 +75,8 @@ class SenderClocks:
             message: with or without a header.
             receipt: of it.
         """
-        key, header = receipt.sender or key, getattr(message, "header", None)
-        stamp, offset = (0.0 if header is None else seconds(header.stamp)), receipt.offset
+        key, offset = receipt.sender or key, receipt.offset
+        stamp = seconds(message.header.stamp) if isinstance(message, Stamped) else 0.0
         if self._simulated:
             stamp = self._stamps.setdefault(key, SimulatedStamps()).steady(receipt.arrival, receipt.told, stamp)
             offset = 0.0

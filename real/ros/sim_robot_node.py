@@ -214,7 +214,7 @@ class SimRobotNode(Node):
 
     # ------------------------------------------------------------ callbacks
 
-    def _on_command(self, message: Any) -> None:
+    def _on_command(self, message: object) -> None:
         value = hardware_values(self.spec, message)
         if value is None:  # ros2_control drops what is not finite or of another length
             return

@@ -237,7 +237,7 @@ def try_timeout(node: Node, spec: RobotSpec) -> Trial:
 
     def change(transition: int) -> bool:
         future = client.call_async(ChangeState.Request(transition=Transition(id=transition)))
-        answer: Any = future.result() if _until(future.done, 5.0) else None
+        answer = future.result() if _until(future.done, 5.0) else None
         return answer is not None and answer.success
 
     if not client.wait_for_service(5.0) or not change(Transition.TRANSITION_DEACTIVATE):

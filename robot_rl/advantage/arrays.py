@@ -22,7 +22,7 @@ class Columns:
         return type(self)(**{name: function(x) for name, x in vars(self).items()})
 
 
-def needs_torch(*values: Any) -> bool:
+def needs_torch(*values: object) -> bool:
     """True if one of the values is a tensor that NumPy cannot stand in for: on a device, or recorded by autograd."""
     return any(
         isinstance(x, torch.Tensor) and (x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()))
@@ -30,7 +30,7 @@ def needs_torch(*values: Any) -> bool:
     )
 
 
-def to_numpy(value: Any) -> Any:
+def to_numpy(value: object) -> Any:
     """A CPU tensor as the NumPy array over the same memory; tuples and records item by item, else unchanged.
 
     NumPy has no bfloat16: such a tensor becomes a float32 copy.
@@ -42,24 +42,24 @@ def to_numpy(value: Any) -> Any:
     return _widen(value).detach().numpy() if isinstance(value, torch.Tensor) else value
 
 
-def _widen(value: Any) -> Any:
+def _widen(value: object) -> Any:
     """bfloat16 as float32, in which credit is summed up; anything else unchanged."""
     return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
 
 
-def host(x: Any) -> Any:
+def host(x: object) -> Any:
     """Any array, tensor (of any device) or sequence as a NumPy array; None stays None."""
     return None if x is None else np.asarray(to_numpy(x.cpu()) if isinstance(x, torch.Tensor) else x)
 
 
-def to_torch(value: Any, device: torch.device | None = None) -> Any:
+def to_torch(value: object, device: torch.device | None = None) -> Any:
     """A NumPy array as a tensor over the same memory (on the CPU); anything else unchanged."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
     return value.to(device) if isinstance(value, torch.Tensor) and device is not None else value
 
 
-def namespace(*values: Any) -> ModuleType:
+def namespace(*values: object) -> ModuleType:
     """`torch` if one of the values is a tensor, else `numpy`; both share the operations that the estimators use."""
     return torch if any(isinstance(x, torch.Tensor) for x in values) else np
 
@@ -72,7 +72,7 @@ def same_kind(function: F) -> F:
     """
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> Any:
         given = [*args, *kwargs.values()]
         for item in tuple(given):
             if isinstance(item, Columns):
@@ -83,7 +83,7 @@ def same_kind(function: F) -> F:
         if needs_torch(*tensors):
             device = next((x.device for x in tensors if x.device.type != "cpu"), None)
 
-            def convert(x: Any) -> Any:
+            def convert(x: object) -> Any:
                 return x.mapped(convert) if isinstance(x, Columns) else _widen(to_torch(x, device))
 
             return function(*map(convert, args), **{k: convert(x) for k, x in kwargs.items()})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -74,13 +73,13 @@ def make_batch(
     episode_id: Array,
     turn_id: Array | None = None,
     *,
-    turn: Mapping[str, Any] | None = None,
-    segment: Mapping[str, Any] | None = None,
-    episode: Mapping[str, Any] | None = None,
-    extras: Mapping[str, Any] | None = None,
+    turn: Mapping[str, object] | None = None,
+    segment: Mapping[str, object] | None = None,
+    episode: Mapping[str, object] | None = None,
+    extras: Mapping[str, object] | None = None,
     gamma: float | None = None,
     missing_bootstrap: str | None = None,
-    **columns: Any,
+    **columns: object,
 ) -> TurnBatch:
     """Build and validate a batch from flat columns sorted by (episode, time).
 

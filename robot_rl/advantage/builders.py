@@ -26,7 +26,7 @@ def from_vector_rollout(
     valid: Array | None = None,
     autoreset: str = "same_step",
     starts_with_reset: Array | None = None,
-    columns: Mapping[str, Any] | None = None,
+    columns: Mapping[str, object] | None = None,
     **options: Any,
 ) -> TurnBatch:
     """Batch of a rollout of N environments, one fragment per stretch between two ends.
@@ -238,7 +238,7 @@ def from_tokens(
     )
 
 
-def from_log(log: Mapping[str, Any], **options: Any) -> TurnBatch:
+def from_log(log: Mapping[str, object], **options: Any) -> TurnBatch:
     """Batch of a log with D4RL names: rewards, terminals, timeouts, and observations and actions as extras.
 
     Args:

@@ -77,10 +77,10 @@ def compact(batch: TurnBatch, clock_gap: str = "ignore") -> Compact:
     steps = map_table(host.steps, lambda x: x[kept])
     reward = steps.reward.astype(np.float64)
     reward += np.bincount(target, host.steps.reward[removed], len(kept))
-    ends = {name: getattr(steps, name).copy() for name in ("terminated", "truncated")}
-    for name, flag in ends.items():
-        flag[target[getattr(host.steps, name)[removed]]] = True
-    ends["truncated"] &= ~ends["terminated"]
+    terminated, truncated = steps.terminated.copy(), steps.truncated.copy()
+    terminated[target[host.steps.terminated[removed]]] = True
+    truncated[target[host.steps.truncated[removed]]] = True
+    truncated &= ~terminated
     k = steps.k
     discount = steps.discount
     if clock_gap == "add":
@@ -88,7 +88,14 @@ def compact(batch: TurnBatch, clock_gap: str = "ignore") -> Compact:
         if discount is not None and host.steps.discount is not None:
             discount = discount.copy()
             np.multiply.at(discount, target, host.steps.discount[removed])
-    steps = replace(steps, reward=reward.astype(steps.reward.dtype), k=k, discount=discount, **ends)
+    steps = replace(
+        steps,
+        reward=reward.astype(steps.reward.dtype),
+        k=k,
+        discount=discount,
+        terminated=terminated,
+        truncated=truncated,
+    )
     position = (before - 1).astype(np.int32)
     turns = replace(host.turns, start=position[host.turns.start], end=position[host.turns.end])
     segments = host.segments

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
+import torch
 
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.tables import EpisodeTable, SegmentTable, StepTable, TurnTable
 
 
-def turn_table(steps: StepTable, columns: Mapping[str, Any]) -> TurnTable:
+def turn_table(steps: StepTable, columns: Mapping[str, object]) -> TurnTable:
     """Turn table of validated steps.
 
     Args:
@@ -48,7 +48,7 @@ def turn_table(steps: StepTable, columns: Mapping[str, Any]) -> TurnTable:
     )
 
 
-def segment_table(steps: StepTable, columns: Mapping[str, Any]) -> SegmentTable | None:
+def segment_table(steps: StepTable, columns: Mapping[str, object]) -> SegmentTable | None:
     """Segment table, or None without segment ids.
 
     Args:
@@ -82,7 +82,7 @@ def segment_table(steps: StepTable, columns: Mapping[str, Any]) -> SegmentTable 
 
 
 def episode_table(
-    steps: StepTable, turns: TurnTable, unscorable: np.ndarray, columns: Mapping[str, Any]
+    steps: StepTable, turns: TurnTable, unscorable: np.ndarray, columns: Mapping[str, object]
 ) -> EpisodeTable:
     """Episode table.
 
@@ -152,7 +152,7 @@ def _position_of_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _columns(
-    columns: Mapping[str, Any], table: type, count: int, name: str, *, taken: tuple[str, ...]
+    columns: Mapping[str, object], table: type, count: int, name: str, *, taken: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
     known = [item.name for item in fields(table) if item.name not in taken]
     out = {}
@@ -161,7 +161,7 @@ def _columns(
             raise ValueError(f"unknown {name} column '{key}'; expected one of {', '.join(known)}")
         if column is None:
             continue
-        column = np.asarray(column.detach().cpu() if hasattr(column, "detach") else column)
+        column = np.asarray(column.detach().cpu() if isinstance(column, torch.Tensor) else column)
         if column.shape != (count,):
             raise ValueError(f"{name} column '{key}' has shape {column.shape}, expected ({count},): one per {name}")
         out[key] = column

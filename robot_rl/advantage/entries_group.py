@@ -70,12 +70,12 @@ episode_estimator("lite_ppo", groups.lite_ppo, "Liu et al. 2025, Lite PPO")
 
 
 def turn_estimator(
-    name: str, function: Callable[..., Any], paper: str, modes: tuple[str, ...] = (), index: bool = True
+    name: str, function: Callable[..., object], paper: str, modes: tuple[str, ...] = (), index: bool = True
 ) -> None:
     """Register a function of (reward, episode, group) of turns that gives one advantage per turn."""
 
     @register("group", name, needs=("group", "turns"), paper=paper, modes=("default", *modes))
-    def _run(batch: TurnBatch, **options: Any) -> RowEstimate:
+    def _run(batch: TurnBatch, **options: object) -> RowEstimate:
         turns = batch.turns
         given = {"turn_index": turns.turn_index, **options} if index else options
         advantage = function(turn_reward(batch), ids(turns.episode_id), ids(batch.episodes.group_id), **given)

@@ -112,7 +112,7 @@ def fused_policy_loss(
         lead.device.type == "cpu" and not torch.compiler.is_compiling() and backend("cpu") != "torch"
     )
     like = floating(detach(lead))
-    read: Any = _view if host else _flat
+    read = _view if host else _flat
     nothing = _nothing(like.dtype) if host else like.new_empty(0)
 
     def column(name: str, size: tuple[int, ...] = shape) -> Array:
@@ -289,7 +289,7 @@ def _flat(x: torch.Tensor, name: str, shape: tuple[int, ...], like: torch.Tensor
     return x.detach().to(like).reshape(-1)
 
 
-def _mask(mask: Any, shape: tuple[int, ...], like: Array, host: bool) -> Array:
+def _mask(mask: object, shape: tuple[int, ...], like: Array, host: bool) -> Array:
     if mask is None:
         return np.empty(0, np.bool_) if host else torch.empty(0, dtype=torch.bool, device=like.device)
     _check(mask, "mask", shape)

@@ -7,7 +7,7 @@ kind, dtype and device. CUDA tensors never leave their device: checks that would
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ Array = Any
 """np.ndarray or torch.Tensor; a function that gets one kind returns that kind."""
 
 
-def library(*values: Any) -> Any:
+def library(*values: object) -> Any:
     """The module, `numpy` or `torch`, whose functions fit these arrays.
 
     Args:
@@ -33,7 +33,7 @@ def library(*values: Any) -> Any:
     return torch if has_torch else np
 
 
-def as_array(x: Any, like: Any = None) -> Array:
+def as_array(x: object, like: object = None) -> Array:
     """`x` as an array of the kind and device of `like`; arrays pass unchanged, lists and numbers are converted.
 
     Args:
@@ -91,10 +91,13 @@ def detach(x: Array) -> Array:
     return x.detach() if isinstance(x, torch.Tensor) else x
 
 
-def zeros(n: int, like: Array, dtype: str = "float64") -> Array:
+_DTYPES = {"float64": torch.float64, "int64": torch.int64}
+
+
+def zeros(n: int, like: Array, dtype: Literal["float64", "int64"] = "float64") -> Array:
     """(n,) zeros of the kind and device of `like`."""
     if isinstance(like, torch.Tensor):
-        return torch.zeros(n, dtype=getattr(torch, dtype), device=like.device)
+        return torch.zeros(n, dtype=_DTYPES[dtype], device=like.device)
     return np.zeros(n, dtype=dtype)
 
 
@@ -121,7 +124,7 @@ def readable(x: Array) -> bool:
     return not isinstance(x, torch.Tensor) or (x.device.type == "cpu" and not torch.compiler.is_compiling())
 
 
-def require_option(name: str, value: Any, options: Iterable[Any]) -> None:
+def require_option(name: str, value: object, options: Iterable[object]) -> None:
     """Refuse an unknown option and list the known ones.
 
     Raises:

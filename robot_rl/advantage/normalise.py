@@ -146,11 +146,11 @@ def _moments(x: Array, ids: Array, n: int, ddof: int, centred: bool) -> _Moments
 
 def normalise(
     x: Array,
-    cells: Any,
+    cells: object,
     *,
     center: str = "mean",
     scale: str = "std",
-    scale_cells: Any = None,
+    scale_cells: object = None,
     weight: Array | None = None,
     mask: Array | None = None,
     rules: EdgeRules = EDGES,
@@ -274,7 +274,7 @@ def normalise(
 
 
 def normalise_units(
-    x: Array, cells: Any, unit: Array, *, mask: Array | None = None, **options: Any
+    x: Array, cells: object, unit: Array, *, mask: Array | None = None, **options: Any
 ) -> tuple[Array, Array]:
     """`normalise` where several rows repeat one score: the statistics count every unit once.
 
@@ -311,7 +311,7 @@ def normalise_units(
     return match_dtype(spread(out, rows), x), boolean(spread(double(valid), rows))
 
 
-def _first_cell(cells: Any, units: Partition, x: Array) -> Array:
+def _first_cell(cells: object, units: Partition, x: Array) -> Array:
     """Cell of each unit, that of its first row; None and "batch" pass."""
     if cells is None or isinstance(cells, str):
         return cells

@@ -70,7 +70,7 @@ class Pipeline:
         redistribute: Sequence[Stage] = (),
         clock_gap: str = "ignore",
         whiten: bool = False,
-        loss: Mapping[str, Any] | None = None,
+        loss: Mapping[str, object] | None = None,
         allow: Collection[str] = (),
     ) -> None:
         """Check the stages and make the state objects of stateful ones.
@@ -139,7 +139,7 @@ class Pipeline:
             metrics,
         )
 
-    def loss(self, logp: Array, batch: TurnBatch, credit: Credit, **options: Any) -> Array:
+    def loss(self, logp: Array, batch: TurnBatch, credit: Credit, **options: object) -> Array:
         """Policy loss of the whole batch.
 
         Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from robot_rl.advantage.pipeline import Pipeline, Stage
 
 
@@ -158,3 +160,18 @@ def async_areal(
     gae = Stage("gae", options={"gamma": gamma, "gae_lambda": gae_lambda})
     loss = {"clip": (clip_low, clip_high), "decoupled": True, "w_mode": w_mode, "cap": cap}
     return Pipeline([gae], whiten=whiten, loss=loss)
+
+
+PRESETS: dict[str, Callable[..., Pipeline]] = {
+    "ppo_robot": ppo_robot,
+    "ppo_chunk": ppo_chunk,
+    "hil_ppo": hil_ppo,
+    "hiper": hiper,
+    "archer": archer,
+    "grpo": grpo,
+    "gigpo": gigpo,
+    "trloo": trloo,
+    "mapo": mapo,
+    "lite_ppo": lite_ppo,
+    "async_areal": async_areal,
+}

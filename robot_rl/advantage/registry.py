@@ -65,7 +65,7 @@ def register(
     needs: Collection[str] = (),
     provides: Collection[str] = ("advantage",),
     modes: Collection[str] = ("default",),
-    state: Callable[..., Any] | None = None,
+    state: Callable[..., object] | None = None,
 ) -> Callable[[F], F]:
     """Decorator that enters a stage under a name; see `Entry` for the arguments.
 
@@ -130,7 +130,7 @@ def _has(batch: TurnBatch, need: str) -> bool:
         return bool((batch.turns.anchor_key != 0).any())
     if need.startswith("extras."):
         return need.removeprefix("extras.") in batch.steps.extras
-    return getattr(batch.steps, need) is not None
+    return vars(batch.steps)[need] is not None
 
 
 _REMEDY = {

@@ -9,7 +9,7 @@ Columns are NumPy arrays or torch tensors, all of one kind. Ids are dense int32 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -147,12 +147,11 @@ class EpisodeTable:
 def map_table(table: T, change: Array) -> T:
     """The table with `change(column)` in place of every column that is present, extras included."""
     new = {}
-    for item in fields(table):
-        column = getattr(table, item.name)
+    for name, column in vars(table).items():
         if isinstance(column, dict):
-            new[item.name] = {name: change(x) for name, x in column.items()}
+            new[name] = {key: change(x) for key, x in column.items()}
         elif column is not None:
-            new[item.name] = change(column)
+            new[name] = change(column)
     return replace(table, **new)
 
 

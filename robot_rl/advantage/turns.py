@@ -279,7 +279,7 @@ def _flat(rows: RolloutRows, turn: Array, **more: Array | None) -> tuple[_Index,
         ids, fragment = ids[inside], fragment[inside]
     new = xp.ones_like(ids, dtype=ended.dtype)
     new[1:] = (ids[1:] != ids[:-1]) | (fragment[1:] != fragment[:-1])
-    start: Any = np.flatnonzero(new) if xp is np else torch.nonzero(new)[:, 0]
+    start = np.flatnonzero(new) if xp is np else torch.nonzero(new)[:, 0]
     stop = _arange(xp, 1, start) + (len(ids) - 1)
     end = xp.concatenate((start[1:] - 1, stop))
     # Behind the last turn of an episode comes another fragment, or nothing.
@@ -289,17 +289,17 @@ def _flat(rows: RolloutRows, turn: Array, **more: Array | None) -> tuple[_Index,
     return index, {name: None if x is None else index.rows(x) for name, x in columns.items()}
 
 
-def _arange(xp: Any, count: int, like: Array) -> Array:
+def _arange(xp: object, count: int, like: Array) -> Array:
     return np.arange(count) if xp is np else torch.arange(count, device=like.device)
 
 
-def _sum(xp: Any, x: Array, start: Array, ids: Array) -> Array:
+def _sum(xp: object, x: Array, start: Array, ids: Array) -> Array:
     if xp is np:
         return np.add.reduceat(x, start)
     return x.new_zeros(len(start)).index_add(0, ids, x)
 
 
-def _reduce(xp: Any, x: Array, cell: Array, cells: int, reduce: str) -> Array:
+def _reduce(xp: object, x: Array, cell: Array, cells: int, reduce: str) -> Array:
     if xp is torch:
         return _reduce_torch(x, cell, cells, reduce)
     if reduce in ("sum", "mean"):

@@ -8,7 +8,6 @@ from robot_rl.chunks.horizons import Horizons
 
 MODES = ("open", "receding", "hold", "ensemble", "realtime", "stop")
 _NEVER = -(1 << 40)
-_STATE = ("tick", "plan", "valid", "begin", "next", "last", "moved", "fade", "offset", "origin")
 
 
 def ensemble_weights(n: int, decay: float = 0.01, *, oldest_first: bool = True) -> np.ndarray:
@@ -117,12 +116,20 @@ class Execution:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Chunks under way and time, for an exact continuation."""
-        return {name: getattr(self, f"_{name}").copy() for name in _STATE}
+        return {name: value.copy() for name, value in self._state().items()}
+
+    def _state(self) -> dict[str, np.ndarray]:
+        return {
+            "tick": self._tick, "plan": self._plan, "valid": self._valid, "begin": self._begin, "next": self._next,
+            "last": self._last, "moved": self._moved, "fade": self._fade, "offset": self._offset,
+            "origin": self._origin,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Continue where `state_dict` was taken."""
-        for name in _STATE:
-            setattr(self, f"_{name}", np.array(state[name]))
+        self.reset_all(len(state["tick"]))
+        for name, value in self._state().items():
+            value[:] = state[name]
 
     @property
     def idle(self) -> np.ndarray:

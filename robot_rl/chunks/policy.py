@@ -134,7 +134,7 @@ class ChunkedPolicy:
     def _decide(self, obs: Obs, due: np.ndarray, deterministic: bool) -> None:
         first = next(iter(obs.values()))
         every = bool(due.all())
-        mask: Any = torch.as_tensor(due, device=first.device) if isinstance(first, Tensor) else due
+        mask = torch.as_tensor(due, device=first.device) if isinstance(first, Tensor) else due
         previous, running = self.execution.remaining(due)
         context = {"last": self.execution.last[due], "previous": previous, "running": running}
         seen = obs if every else {key: x[mask] for key, x in obs.items()}

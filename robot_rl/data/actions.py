@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,9 @@ from robot_rl.types import Episode
 WAYS = ("clip", "rescale", "keep", NORMALISED)
 
 
-def settle(logs: Logs, *, action: str | None = None, low: Any = None, high: Any = None) -> tuple[Logs, list[Finding]]:
+def settle(
+    logs: Logs, *, action: str | None = None, low: object = None, high: object = None
+) -> tuple[Logs, list[Finding]]:
     """A log whose actions mean what its interface says: in [-1, 1] where the range is known.
 
     Args:

@@ -25,7 +25,7 @@ class HostArrays:
         """Zeroed storage; the operating system commits its pages when they are first written."""
         return np.zeros(shape, dtype)
 
-    def put(self, value: Any, dtype: str) -> Store:
+    def put(self, value: object, dtype: str) -> Store:
         """`value` (array or tensor) as an array of `dtype`, copied only where needed."""
         if isinstance(value, Tensor):
             value = value.detach().cpu().numpy()
@@ -56,6 +56,12 @@ class HostArrays:
         return store
 
 
+_DTYPES = {
+    "bool": torch.bool, "uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32": torch.int32,
+    "int64": torch.int64, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64,
+}  # fmt: skip
+
+
 class DeviceArrays:
     """Tensors on any torch device."""
 
@@ -64,13 +70,13 @@ class DeviceArrays:
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Store:
         """Zeroed storage on the device."""
-        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
+        return torch.zeros(shape, dtype=_DTYPES[dtype], device=self.device)
 
-    def put(self, value: Any, dtype: str) -> Store:
+    def put(self, value: object, dtype: str) -> Store:
         """`value` (array or tensor) as a tensor of `dtype` on the device."""
         if not isinstance(value, Tensor):
             value = torch.from_numpy(np.ascontiguousarray(value))
-        return value.detach().to(self.device, getattr(torch, dtype))
+        return value.detach().to(self.device, _DTYPES[dtype])
 
     def take(self, store: Store, index: Store) -> Store:
         """Rows of `store` at `index` (any shape), always a copy."""
@@ -83,13 +89,13 @@ class DeviceArrays:
 
     def view(self, store: Store, dtype: str) -> Store:
         """The same bytes as another dtype; the last axis grows or shrinks."""
-        return store.view(getattr(torch, dtype))
+        return store.view(_DTYPES[dtype])
 
     def draw(self, size: int, high: int, generator: torch.Generator) -> Store:
         """(size,) int64 uniform in [0, high), without a host synchronisation."""
         return torch.randint(high, (size,), generator=generator, device=self.device)
 
-    def load(self, store: Store, rows: Any, value: np.ndarray) -> None:
+    def load(self, store: Store, rows: object, value: np.ndarray) -> None:
         """`store[rows] = value` for host data."""
         if isinstance(rows, np.ndarray):
             rows = torch.from_numpy(rows).to(self.device)

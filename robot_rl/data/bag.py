@@ -66,7 +66,7 @@ class BagWriter:
         self.messages = 0
         self._max_bytes, self._max_ns = max_bytes, int(max_seconds * 1e9)
         self._types = typestore()
-        self._writer: Any = None
+        self._writer = None
         self._connections: dict[str, Any] = {}
         self._bytes, self._begun = 0, 0
         self._open()

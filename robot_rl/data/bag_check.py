@@ -91,7 +91,7 @@ def _check_tables(file: Path, packed: bool) -> None:
 
 def _unpack(file: Path, data: bytes, most: int) -> None:
     """Refuse zstd data that unpacks to more than `most` bytes: by what its frames say, else by trying."""
-    zstd: Any = extras.require("backports.zstd")
+    zstd = extras.require("backports.zstd")
     total = 0
     while data:
         try:
@@ -114,7 +114,7 @@ def _unpack(file: Path, data: bytes, most: int) -> None:
 
 def _check_packed(file: Path) -> None:
     """Unpack a whole packed file once, keeping nothing."""
-    zstd: Any = extras.require("backports.zstd")
+    zstd = extras.require("backports.zstd")
     total = 0
     try:
         with zstd.open(file, "rb") as data:

@@ -113,7 +113,7 @@ def scale_between(source: IOSpec, target: IOSpec) -> Scale:
 
 
 def read_declared(
-    low: Any, high: Any, size: int, units: Any = None, *, normalised: bool = False
+    low: object, high: object, size: int, units: Any = None, *, normalised: bool = False
 ) -> ActionBounds | None:
     """Bounds out of a file: one number for all actions or one for each; None where they are no finite range.
 
@@ -176,7 +176,7 @@ def bounds_of_io(io: IOSpec, said: str | None = None) -> ActionBounds | None:
     return ActionBounds(None, None, None, normalised=True) if said == NORMALISED else None
 
 
-def check_ends(low: Any, high: Any) -> None:
+def check_ends(low: object, high: object) -> None:
     """Refuse one bound without the other, and a lower one that is not below the upper one.
 
     Raises:
@@ -193,7 +193,7 @@ def check_ends(low: Any, high: Any) -> None:
 
 
 def read_stated(
-    known: ActionBounds | None, size: int, *, action: str | None = None, low: Any = None, high: Any = None
+    known: ActionBounds | None, size: int, *, action: str | None = None, low: object = None, high: object = None
 ) -> ActionBounds | None:
     """What is known once a person has said `action=normalised`, `action_low=` and `action_high=`, or nothing.
 

@@ -71,7 +71,7 @@ def convert(
     *,
     to: str | None = None,
     mend: Repairs | None = None,
-    **options: Any,
+    **options: object,
 ) -> list[Finding]:
     """Write a log in another format.
 

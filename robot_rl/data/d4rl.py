@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -164,7 +164,7 @@ def write(
     episodes: Sequence[Episode],
     *,
     compress: bool = True,
-    metadata: dict[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     io: IOSpec | None = None,
     said: str | None = None,
 ) -> None:
@@ -446,7 +446,7 @@ def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: 
     episodes = []
     for i, (a, b) in enumerate(zip(starts.tolist(), (ends + 1).tolist())):
         state[a + i : b + i] = logged[a:b]  # every episode before adds one final observation
-        meta: dict[str, Any] = {"columns": {key: value[a:b] for key, value in more.items()}} if more else {}
+        meta: dict[str, object] = {"columns": {key: value[a:b] for key, value in more.items()}} if more else {}
         if not known or (recorded is not None and not recorded[b - 1]):
             meta["final_obs_valid"] = False
         if (tail_cut and b == rows) or kind[b - 1] == 2:

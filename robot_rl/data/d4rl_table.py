@@ -99,7 +99,7 @@ def _present(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
     """Key -> its parts: one, or several where the file is chunked into virtual/<k>/<key>."""
     parts: dict[str, dict[int, h5py.Dataset]] = {}
 
-    def visit(name: str, item: Any) -> None:
+    def visit(name: str, item: object) -> None:
         if not isinstance(item, h5py.Dataset) or name.startswith("metadata/"):  # metadata is never per step
             return
         number = 0

@@ -8,7 +8,7 @@ False where the recording never contained the observation after the last step; `
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -33,7 +33,7 @@ class EpisodeBuilder:
     row belongs to no recorded action.
     """
 
-    def __init__(self, num_envs: int, *, meta: dict[str, Any] | None = None, columns: Sequence[str] = ()) -> None:
+    def __init__(self, num_envs: int, *, meta: Mapping[str, object] | None = None, columns: Sequence[str] = ()) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}, expected at least 1")
         self.num_envs, self.columns = num_envs, tuple(columns)
@@ -160,8 +160,7 @@ def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:
 
 def _columns(episode: Episode) -> dict[str, np.ndarray]:
     named = {f"obs/{key}": np.asarray(value) for key, value in episode.obs.items()}
-    names = ("action", "proposed", "reward", "intervened", "stamp")
-    return named | {name: np.asarray(getattr(episode, name)) for name in names}
+    return named | {name: np.asarray(value) for name, value in episode.columns().items()}
 
 
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:
@@ -187,7 +186,7 @@ def episode_from_columns(
     proposed: np.ndarray | None = None,
     intervened: np.ndarray | None = None,
     stamp: np.ndarray | None = None,
-    meta: dict[str, Any] | None = None,
+    meta: Mapping[str, object] | None = None,
 ) -> Episode:
     """An episode from T observations and, if there is one, the final observation.
 
@@ -285,7 +284,7 @@ def concat(pieces: Sequence[Episode]) -> Episode:
     )
 
 
-def _numpy(value: Any) -> Any:
+def _numpy(value: object) -> Any:
     if isinstance(value, dict):
         return _numpy_obs(value)
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

@@ -277,7 +277,7 @@ def _leaves(path: Path, what: str) -> BadData:
     return BadData(error("outside", message, "ask its owner for a file that holds its own data (h5repack, h5copy)"))
 
 
-def take(path: Path, item: Any) -> np.ndarray:
+def take(path: Path, item: object) -> np.ndarray:
     """All of a data set as an array, once there is room for it.
 
     Raises:
@@ -287,7 +287,7 @@ def take(path: Path, item: Any) -> np.ndarray:
     if isinstance(item, np.ndarray):
         return item
     if not isinstance(item, h5py.Dataset) or item.shape is None:
-        what = getattr(item, "name", type(item).__name__)
+        what = item.name if isinstance(item, h5py.HLObject) else type(item).__name__
         raise BadData(error("types", f"{path}: {what} holds no array", "write the file again"))
     room(path, math.prod(item.shape) * item.dtype.itemsize, f"'{item.name}'")
     return np.asarray(item[()])
@@ -368,7 +368,7 @@ def numbers(path: Path, value: object) -> np.ndarray:
     while isinstance(inner, (list, tuple)) and inner:
         size, inner = size * len(inner), inner[0]
     if not isinstance(value, np.ndarray):
-        room(path, size * getattr(inner, "size", 1), "a list of numbers")
+        room(path, size * (inner.size if isinstance(inner, np.ndarray) else 1), "a list of numbers")
     return np.asarray(value)
 
 

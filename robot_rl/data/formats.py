@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,18 +16,8 @@ from robot_rl.data.episode import Logs, sound, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, warning
 from robot_rl.types import Episode, IOSpec, Options
 
-# format -> module of its reader
-_READERS = {
-    "d4rl": "d4rl",
-    "minari": "minari",
-    "robomimic": "robomimic",
-    "lerobot": "lerobot",
-    "rosbag": "rosbag",
-    "csv": "tables",
-    "npz": "npz",
-    "replay": "replay_log",
-}
-FORMATS = (*_READERS, "recording", "store")
+_OWN = ("recording", "store")
+FORMATS = ("d4rl", "minari", "robomimic", "lerobot", "rosbag", "csv", "npz", "replay", *_OWN)
 WRITERS = ("store", "d4rl", "minari", "lerobot", "recording")
 
 
@@ -95,7 +85,24 @@ def _is_robomimic(path: Path) -> bool:
         return False  # the D4RL reader says what is wrong
 
 
-def load(path: str | os.PathLike[str], **options: Any) -> Logs:
+@cache
+def _readers() -> dict[str, Callable[..., Logs]]:
+    """Format -> its reader; only who reads a log waits for h5py."""
+    from robot_rl.data import d4rl, lerobot, minari, npz, robomimic, rosbag, tables
+
+    return {
+        "d4rl": d4rl.read,
+        "minari": minari.read,
+        "robomimic": robomimic.read,
+        "lerobot": lerobot.read,
+        "rosbag": rosbag.read,
+        "csv": tables.read,
+        "npz": npz.read,
+        "replay": replay_log.read,
+    }
+
+
+def load(path: str | os.PathLike[str], **options: object) -> Logs:
     """Read a log of any known format.
 
     Args:
@@ -109,8 +116,8 @@ def load(path: str | os.PathLike[str], **options: Any) -> Logs:
     """
     path, kind = Path(path), detect(path)
     options = {key: value for key, value in options.items() if value is not None}
-    if kind in _READERS:
-        read = importlib.import_module(f"robot_rl.data.{_READERS[kind]}").read
+    if kind not in _OWN:
+        read = _readers()[kind]
         options = _fitting(kind, read, options)
         stated = _stated(read)
         with foreign.reading(path):
@@ -126,7 +133,7 @@ def _stated(read: Callable[..., Logs]) -> type[Options] | None:
     return found if isinstance(found, type) and issubclass(found, Options) else None
 
 
-def _fitting(kind: str, read: Callable[..., Logs] | None, options: dict[str, Any]) -> dict[str, Any]:
+def _fitting(kind: str, read: Callable[..., Logs] | None, options: Mapping[str, object]) -> dict[str, Any]:
     """The options, or an error about one that this format does not have; what is off everywhere is passed over."""
     parameters = inspect.signature(read).parameters if read is not None else {}
     stated = None if read is None else _stated(read)

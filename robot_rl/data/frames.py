@@ -7,7 +7,7 @@ its true successor's, so a batch never assumes that the successor is "the next r
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class FrameRing(ColumnRing):
             here[key], there[key] = pairs.unbind(slots.ndim - 1)
         return here, there
 
-    def same(self, frames: dict[str, Any], numbers: np.ndarray) -> np.ndarray:
+    def same(self, frames: Mapping[str, object], numbers: np.ndarray) -> np.ndarray:
         """(n,) bool: do `frames` look like the stored ones with these numbers (compared at `PROBES` places)?"""
         equal = np.ones(len(numbers), bool)
         slots = self.arrays.put(numbers % self.capacity, "int64")

@@ -8,7 +8,7 @@ Steps are therefore handed on only once they are settled.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -183,7 +183,7 @@ class EpisodeDraft:
         final.terminated, final.truncated = end, not end
         final.intv_end = final.intv_end or final.human
 
-    def episode(self, meta: dict[str, Any]) -> Episode:
+    def episode(self, meta: Mapping[str, object]) -> Episode:
         """The closed episode as it goes to disk; every step, valid or not.
 
         Args:
@@ -254,10 +254,10 @@ def relabel(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | N
     return step
 
 
-def to_episode(steps: Sequence[ControlStep], reason: EndReason, meta: dict[str, Any]) -> Episode:
+def to_episode(steps: Sequence[ControlStep], reason: EndReason, meta: Mapping[str, object]) -> Episode:
     """Steps whose observations meet, as one `Episode`; the inverse of `to_steps`."""
     keys = steps[0].obs
-    columns = {name: np.array([getattr(s, name) for s in steps], dtype) for name, dtype in COLUMNS.items()}
+    columns = {name: np.array([vars(s)[name] for s in steps], dtype) for name, dtype in COLUMNS.items()}
     last = next((step for step in reversed(steps) if step.valid), steps[-1])
     return Episode(
         obs={key: np.stack([*(s.obs[key] for s in steps), steps[-1].next_obs[key]]) for key in keys},
@@ -325,7 +325,7 @@ def to_steps(episode: Episode) -> list[ControlStep]:
     return steps
 
 
-def _plain(value: Any, kind: str) -> Any:
+def _plain(value: object, kind: str) -> Any:
     return {"int": int, "float": float, "bool": bool}.get(kind, lambda x: x)(value)
 
 

@@ -19,7 +19,7 @@ from robot_rl.types import Episode
 __all__ = ["FORMATS", "detect", "info", "load", "report"]
 
 
-def info(path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+def info(path: str | os.PathLike[str], **options: object) -> dict[str, Any]:
     """Everything worth knowing about a log, as plain values.
 
     Args:
@@ -155,7 +155,12 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     values = values[np.isfinite(values)]
     if not len(values):
         values = np.zeros(1)
-    return {name: float(getattr(np, name)(values)) for name in ("mean", "std", "min", "max")}
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "min": float(values.min()),
+        "max": float(values.max()),
+    }
 
 
 def _size(path: Path) -> int:

@@ -181,7 +181,7 @@ class RingWriter:
                     f"{shape[1:]}; build the buffer with the interface and the number of its environments"
                 )
 
-    def _add_frames(self, step: Step, env: np.ndarray, pick: Any, linked: np.ndarray) -> tuple[np.ndarray, tuple]:
+    def _add_frames(self, step: Step, env: np.ndarray, pick: object, linked: np.ndarray) -> tuple[np.ndarray, tuple]:
         """Store the frames of a step, those of running environments once; returns (linked, frame numbers)."""
         arrays, frames = self._arrays, self._ring.frames
         assert frames is not None
@@ -244,7 +244,7 @@ class RingWriter:
             numbers = (own, own + 1, own)
         ring.add_rows(rows, previous, numbers)
 
-    def _write_extras(self, rows: Store, step: Step, pick: Any) -> None:
+    def _write_extras(self, rows: Store, step: Step, pick: object) -> None:
         for name, (shape, where) in self._layout.extras.items():
             source = step.proposed if name == "proposed" else step.info.get(name)
             if source is None:
@@ -258,7 +258,7 @@ class RingWriter:
 _FLOAT32 = np.dtype(np.float32)
 
 
-def _host(value: Any) -> Any:
+def _host(value: object) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 

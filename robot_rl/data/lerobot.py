@@ -170,7 +170,7 @@ def _read_rows(root: Path, name: str) -> list[dict[str, Any]]:
     return foreign.json_lines(foreign.inside(root, f"meta/{name}.jsonl"))
 
 
-def _path_of(data: _Set, kind: str, **values: Any) -> Path:
+def _path_of(data: _Set, kind: str, **values: object) -> Path:
     """The file that a template of info.json stands for; below the data set's folder."""
     return foreign.inside(data.root, foreign.fill(data.info.get(kind), **values))
 
@@ -407,7 +407,7 @@ def _episode(
     if "next.truncated" in flat and not terminated and steps:
         truncated = bool(flat["next.truncated"][-1])
     tasks = row.get("tasks") or [data.tasks.get(int(flat.get("task_index", [0])[0]), "")]
-    meta: dict[str, Any] = {"id": number, "task": str(tasks[0])}
+    meta: dict[str, object] = {"id": number, "task": str(tasks[0])}
     if success is not None:
         meta["success"] = success
     if row.get("cut"):

@@ -159,7 +159,7 @@ class _Writer:
         return {key: value for key, value in episode.obs.items() if key not in self.cameras}
 
     def _row(self, number: int, index: int, file: int, episode: Episode, columns: dict[str, np.ndarray]) -> None:
-        row: dict[str, Any] = {"episode_index": number, "tasks": [str(episode.meta.get("task") or self.task)]}
+        row: dict[str, object] = {"episode_index": number, "tasks": [str(episode.meta.get("task") or self.task)]}
         row |= {"length": len(episode), "data/chunk_index": 0, "data/file_index": file}
         row |= {"dataset_from_index": index, "dataset_to_index": index + len(episode)}
         row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
@@ -192,7 +192,7 @@ class _Writer:
                 arrays[key] = pa.FixedSizeListArray.from_arrays(flat, value.shape[1])
         self._table(f"data/chunk-000/file-{file:03d}.parquet", pa.table(arrays))
 
-    def _table(self, name: str, table: Any) -> None:
+    def _table(self, name: str, table: object) -> None:
         target = self.root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         self.parquet.write_table(table, target)

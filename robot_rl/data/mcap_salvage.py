@@ -13,7 +13,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from robot_rl import extras
 from robot_rl.data import foreign
@@ -99,7 +98,7 @@ def _unpack(compression: str, packed: bytes, most: int) -> bytes:
     if compression == "":
         return packed
     if compression == "lz4":
-        machine: Any = extras.require("lz4.frame").LZ4FrameDecompressor()
+        machine = extras.require("lz4.frame").LZ4FrameDecompressor()
     elif compression == "zstd":
         machine = extras.require("backports.zstd").ZstdDecompressor()
     else:

@@ -116,7 +116,7 @@ def write(
     dataset_id: str,
     io: IOSpec | None = None,
     said: str | None = None,
-    **metadata: Any,
+    **metadata: object,
 ) -> None:
     """Write episodes as a dataset that Minari loads; images are stored as they are, not JPEG-encoded.
 
@@ -299,7 +299,8 @@ def _box(value: np.ndarray, key: str) -> dict[str, Any]:
     elif value.dtype.kind == "f":
         low, high = np.full(shape, -np.inf), np.full(shape, np.inf)
     elif value.dtype.kind == "i":
-        low, high = (np.full(shape, getattr(np.iinfo(value.dtype), side)) for side in ("min", "max"))
+        range_ = np.iinfo(value.dtype)
+        low, high = np.full(shape, range_.min), np.full(shape, range_.max)
     else:
         raise ValueError(f"'{key}' is {value.dtype}, expected numbers")
     return {"type": "Box", "dtype": str(value.dtype), "shape": shape, "low": low.tolist(), "high": high.tolist()}
@@ -308,8 +309,8 @@ def _box(value: np.ndarray, key: str) -> dict[str, Any]:
 def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> None:
     reward = episode.reward.astype(np.float64)
     group.attrs.update({"id": number, "total_steps": len(episode)})
-    for name in ("sum", "min", "max", "mean", "std"):
-        group.attrs[f"rewards_{name}"] = float(getattr(np, name)(reward)) if len(reward) else 0.0
+    for name, fold in (("sum", np.sum), ("min", np.min), ("max", np.max), ("mean", np.mean), ("std", np.std)):
+        group.attrs[f"rewards_{name}"] = float(fold(reward)) if len(reward) else 0.0
     if "seed" in episode.meta and episode.meta["seed"] is not None:
         group.attrs["seed"] = int(episode.meta["seed"])
     if plain:

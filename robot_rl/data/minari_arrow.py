@@ -22,7 +22,7 @@ from robot_rl.extras import require
 class Group(dict[str, Any]):
     """Named arrays and groups with `attrs`, in the place of an HDF5 group."""
 
-    def __init__(self, items: Mapping[str, Any], attrs: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, items: Mapping[str, object], attrs: Mapping[str, object] | None = None) -> None:
         super().__init__(items)
         self.attrs = dict(attrs or {})
 
@@ -74,7 +74,7 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
         yield f"episode_{folder.name}", Group(items, foreign.read_json(facts) if facts.is_file() else {})
 
 
-def _space(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _space(metadata: Mapping[str, object], name: str) -> dict[str, Any]:
     given = metadata.get(f"{name}_space")
     return foreign.parse(Path("metadata.json"), given) if isinstance(given, str) else {}
 

@@ -92,7 +92,7 @@ class DataNorm:
 
     __call__ = normalize
 
-    def denormalize(self, value: Any) -> Any:
+    def denormalize(self, value: object) -> Any:
         """Inverse of `normalize` for values inside the clip bound."""
         mean, scale = self._constants(value)
         return value / scale + mean
@@ -119,7 +119,7 @@ class DataNorm:
         self._count, self.frozen = int(state["count"]), bool(state["frozen"])
         self._cache.clear()
 
-    def _constants(self, value: Any) -> tuple[Any, Any]:
+    def _constants(self, value: object) -> tuple[Any, Any]:
         key = value.device if isinstance(value, Tensor) else None
         if key not in self._cache:
             mean, scale = self._mean.astype(np.float32), (1.0 / self.std).astype(np.float32)

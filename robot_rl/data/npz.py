@@ -68,7 +68,7 @@ def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: f
     return Logs(episodes, findings, io, facts, attributes(io.action_dim, told))
 
 
-def _groups(path: Path, content: Any) -> list[tuple[str, Mapping[str, Any]]] | None:
+def _groups(path: Path, content: object) -> list[tuple[str, Mapping[str, Any]]] | None:
     """One mapping per episode, or None for arrays over all rows."""
     if isinstance(content, (list, tuple)):
         if not content or not all(isinstance(item, Mapping) for item in content):
@@ -78,7 +78,7 @@ def _groups(path: Path, content: Any) -> list[tuple[str, Mapping[str, Any]]] | N
         raise BadData(error("layout", f"{path} holds a {type(content).__name__}, expected arrays by name"))
     if any(_find(content, kind) for kind in ("obs", "action")):
         return None
-    inside: dict[str, dict[str, Any]] = {}
+    inside: dict[str, dict[str, object]] = {}
     for key, value in content.items():
         head, _, rest = str(key).partition("/")
         if isinstance(value, Mapping):
@@ -90,11 +90,11 @@ def _groups(path: Path, content: Any) -> list[tuple[str, Mapping[str, Any]]] | N
     return sorted(inside.items(), key=lambda item: (len(item[0]), item[0]))
 
 
-def _find(content: Mapping[str, Any], kind: str) -> str | None:
+def _find(content: Mapping[str, object], kind: str) -> str | None:
     return next((name for name in _NAMES[kind] if name in content), None)
 
 
-def _arrays(path: Path, where: str, content: Mapping[str, Any], findings: list[Finding]) -> dict[str, np.ndarray]:
+def _arrays(path: Path, where: str, content: Mapping[str, object], findings: list[Finding]) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for kind in _NAMES:
         key = _find(content, kind)
@@ -119,7 +119,7 @@ def _arrays(path: Path, where: str, content: Mapping[str, Any], findings: list[F
     return found
 
 
-def _one(path: Path, where: str, content: Mapping[str, Any], findings: list[Finding]) -> Episode:
+def _one(path: Path, where: str, content: Mapping[str, object], findings: list[Finding]) -> Episode:
     found = _arrays(path, f"{where}/", content, findings)
     stop_on_errors(findings)
     obs, action = found["obs"].astype(np.float32), found["action"].astype(np.float32)
@@ -139,7 +139,7 @@ def _one(path: Path, where: str, content: Mapping[str, Any], findings: list[Find
     )
 
 
-def _flat(path: Path, content: Mapping[str, Any], findings: list[Finding]) -> list[Episode]:
+def _flat(path: Path, content: Mapping[str, object], findings: list[Finding]) -> list[Episode]:
     found = _arrays(path, "", content, findings)
     stop_on_errors(findings)
     rows = len(found["action"])

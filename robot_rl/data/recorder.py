@@ -19,7 +19,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from io import BytesIO, FileIO
+from io import BufferedReader, BytesIO, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,7 @@ class Recording:
                 offset = after
 
 
-def _record(file: Any, offset: int, size: int) -> tuple[int, int, int] | None:
+def _record(file: BytesIO | BufferedReader, offset: int, size: int) -> tuple[int, int, int] | None:
     """(header bytes, body bytes, offset behind it) of the record at `offset`; None when it is not complete."""
     file.seek(offset)
     raw = file.read(_BLOCK)
@@ -222,7 +222,7 @@ def _record(file: Any, offset: int, size: int) -> tuple[int, int, int] | None:
     if magic != START:
         return None
     if version != VERSION:
-        name = getattr(file, "name", "the packed episode")
+        name = file.name if isinstance(file, BufferedReader) else "the packed episode"
         raise ValueError(f"{name} is of recording version {version}, this program reads {VERSION}; update it")
     after = offset + _BLOCK + header + body + _BLOCK
     if header > _LARGEST_HEADER or after > size:
@@ -247,7 +247,7 @@ def _encode(episode: Episode) -> tuple[bytes, bytes, list[np.ndarray]]:
     columns = meta.pop("columns", {})
     io = meta.pop("io", None)
     named = {f"obs/{key}": value for key, value in episode.obs.items()}
-    named |= {name: getattr(episode, name) for name in ("action", "proposed", "reward", "intervened", "stamp")}
+    named |= episode.columns()
     named |= {f"columns/{key}": value for key, value in columns.items()}
     arrays, listed = [], []
     for name, value in named.items():
@@ -273,7 +273,7 @@ def _encode(episode: Episode) -> tuple[bytes, bytes, list[np.ndarray]]:
     return _HEAD.pack(START, VERSION, len(header), body).ljust(_BLOCK, b"\0"), header, arrays
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is neither JSON nor an IOSpec")

@@ -115,7 +115,7 @@ def _episode(
         return episode_from_columns(obs, action[:0], reward[:0], terminated=False, truncated=True)
     finished = bool(len(done) and done[-1] and reward[-1] >= success)
     columns = {"states": states} if infos and states is not None and len(states) == len(action) else {}
-    meta: dict[str, Any] = {"name": name, "success": bool(len(reward) and reward.max() >= success)}
+    meta: dict[str, object] = {"name": name, "success": bool(len(reward) and reward.max() >= success)}
     return episode_from_columns(
         obs,
         action,

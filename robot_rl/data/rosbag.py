@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def read(
     return _convert(path, plan, topics[0], findings)
 
 
-def _plan(given: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+def _plan(given: str | os.PathLike[str] | Mapping[str, object]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         plan, name = dict(given), "the map"
     else:
@@ -125,7 +125,7 @@ def _topics_of(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _read(
-    path: Path, plan: Mapping[str, Any] | None, distro: str | None, salvage: bool, findings: list[Finding]
+    path: Path, plan: Mapping[str, object] | None, distro: str | None, salvage: bool, findings: list[Finding]
 ) -> tuple[dict[str, _Topic], dict[str, tuple[str, int]]]:
     """(topic -> samples of those that the plan names, topic -> (type, messages) of all)."""
     if not path.exists():
@@ -141,7 +141,8 @@ def _read(
     bag_check.check(path)
     reader = extras.require("rosbags.highlevel")
     stores = extras.require("rosbags.typesys")
-    options: dict[str, Any] = {}
+    rosbag2 = extras.require("rosbags.interfaces").ConnectionExtRosbag2
+    options: dict[str, object] = {}
     if distro is not None:
         names = {s.name.lower().removeprefix("ros2_"): s for s in stores.Stores}
         if distro not in names:
@@ -155,7 +156,8 @@ def _read(
             for connection in bag.connections:
                 kind, count = counted.get(connection.topic, (str(connection.msgtype), 0))
                 counted[connection.topic] = (kind, count + int(connection.msgcount))
-                serial = getattr(connection.ext, "serialization_format", "cdr")
+                ext = connection.ext
+                serial = ext.serialization_format if isinstance(ext, rosbag2) else "cdr"
                 if serial != "cdr":
                     message = f"{path}: topic {connection.topic} is serialised as '{serial}', expected 'cdr'"
                     findings.append(
@@ -202,7 +204,7 @@ def _read(
 
 
 def _salvage(
-    path: Path, plan: Mapping[str, Any], distro: str | None, findings: list[Finding], why: Finding
+    path: Path, plan: Mapping[str, object], distro: str | None, findings: list[Finding], why: Finding
 ) -> dict[str, _Topic]:
     """Messages of the MCAP files up to their break, types from their own definitions."""
     typesys = extras.require("rosbags.typesys")
@@ -247,9 +249,14 @@ def _explain(path: Path, problem: Exception) -> Finding:
     return error("unreadable", f"{path} cannot be read: {text}", "check it with `ros2 bag info`")
 
 
-def _stamp(message: Any) -> float:
-    header = getattr(message, "header", None)
-    stamp = getattr(header, "stamp", None) or getattr(message, "stamp", None)
+def _fields(message: object) -> dict[str, Any]:
+    """Name -> value of the fields of a message; nothing for numbers, texts and arrays."""
+    return {name: value for name, value in vars(message).items() if name[0] != "_"} if is_dataclass(message) else {}
+
+
+def _stamp(message: object) -> float:
+    fields = _fields(message)
+    stamp = _fields(fields.get("header")).get("stamp") or fields.get("stamp")
     return 0.0 if stamp is None else float(stamp.sec) + float(stamp.nanosec) * 1e-9
 
 
@@ -278,18 +285,18 @@ def _values(name: str, topic: _Topic, item: Mapping[str, Any]) -> np.ndarray:
     for message in topic.message:
         value: Any = message
         for part in str(item["field"]).split("."):
-            if not hasattr(value, part):
-                fields = [f for f in getattr(value, "__dataclass_fields__", {}) if f != "__msgtype__"]
+            fields = _fields(value)
+            if part not in fields:
                 raise BadData(error("missing_key", f"{name} has no field '{part}'; it has {', '.join(fields)}"))
-            value = getattr(value, part)
+            value = fields[part]
         if item.get("joints"):
             have = list(message.name)
             lost = [joint for joint in item["joints"] if joint not in have]
             if lost:
                 raise BadData(error("missing_key", f"{name} has no joint {', '.join(lost)}; it has {', '.join(have)}"))
             value = [value[have.index(joint)] for joint in item["joints"]]
-        elif hasattr(value, "x") and hasattr(value, "y"):  # Vector3, Point, Quaternion
-            value = [getattr(value, axis) for axis in "xyzw" if hasattr(value, axis)]
+        elif {"x", "y"} <= _fields(value).keys():  # Vector3, Point, Quaternion
+            value = [number for axis, number in _fields(value).items() if axis in ("x", "y", "z", "w")]
         rows.append(np.atleast_1d(np.asarray(value, np.float64)).reshape(-1))
     return np.stack(rows) if rows else np.zeros((0, 1))
 

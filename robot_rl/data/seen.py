@@ -146,6 +146,6 @@ def space_rows(count: int, most: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64) if count else np.zeros(0, np.int64)
 
 
-def _flat(value: Any) -> np.ndarray:
-    rows = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+def _flat(value: object) -> np.ndarray:
+    rows = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
     return rows.reshape(-1, rows.shape[-1])

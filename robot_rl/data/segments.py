@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,12 @@ class Segments:
         self._known: list[Segment] = []
 
     def save(
-        self, ring: TransitionRing, path: Path, base: Path | None, meta: dict[str, Any], small: dict[str, np.ndarray]
+        self,
+        ring: TransitionRing,
+        path: Path,
+        base: Path | None,
+        meta: Mapping[str, object],
+        small: dict[str, np.ndarray],
     ) -> None:
         """Write a folder.
 

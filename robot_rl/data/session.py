@@ -67,7 +67,7 @@ def _index_of(key: str) -> str:
     return SEEN + key.removeprefix(PICTURES) if key.startswith(PICTURES) else ""
 
 
-def write(path: str | os.PathLike[str], columns: Mapping[str, Any], attributes: Mapping[str, Any]) -> Path:
+def write(path: str | os.PathLike[str], columns: Mapping[str, object], attributes: Mapping[str, object]) -> Path:
     """Write one episode; the file appears when it is complete and on the disk.
 
     Args:
@@ -99,14 +99,14 @@ def write(path: str | os.PathLike[str], columns: Mapping[str, Any], attributes: 
     return path
 
 
-def _describe(file: h5py.File, attributes: Mapping[str, Any]) -> None:
+def _describe(file: h5py.File, attributes: Mapping[str, object]) -> None:
     file.attrs["schema"] = SCHEMA
     for key, value in attributes.items():
         plain = isinstance(value, (str, int, float, bool, np.generic))
         file.attrs[key] = value if plain else json.dumps(value, default=_as_list)
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be stored as an attribute")
@@ -132,7 +132,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     columns: dict[str, Any] = {}
     with foreign.hdf5(Path(path)) as file:
 
-        def visit(key: str, item: Any) -> None:
+        def visit(key: str, item: object) -> None:
             if isinstance(item, h5py.Dataset):
                 value = foreign.take(Path(path), item)
                 columns[key] = [v.tobytes() for v in value] if h5py.check_vlen_dtype(item.dtype) else value
@@ -142,7 +142,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return columns, attributes
 
 
-def _parse(value: Any) -> Any:
+def _parse(value: object) -> Any:
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return json.loads(value)

@@ -154,7 +154,7 @@ def interpolate(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndar
     return np.stack([np.interp(at, stamp, column) for column in flat.T], 1).reshape(len(at), *value.shape[1:])
 
 
-def _plan(given: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+def _plan(given: str | os.PathLike[str] | Mapping[str, object]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         plan, name = dict(given), "the map"
     else:
@@ -318,7 +318,7 @@ def _take(columns: Mapping[str, np.ndarray], item: Mapping[str, Any]) -> np.ndar
     return value * float(item.get("scale", 1.0)) + float(item.get("offset", 0.0))
 
 
-def _name(item: Mapping[str, Any]) -> str:
+def _name(item: Mapping[str, object]) -> str:
     if "name" in item:
         return str(item["name"])
     return f"{item['transform']}({item['column']})" if "transform" in item else str(item["column"])

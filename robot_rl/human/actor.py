@@ -117,7 +117,7 @@ class Follower(Learner[Any, Any]):
         """Single rows, which are never drawn."""
         return Needs(rows=1)
 
-    def update(self, batches: Any, /) -> Metrics:
+    def update(self, batches: object, /) -> Metrics:
         """Nothing to do here."""
         return {}
 
@@ -283,7 +283,7 @@ class HilActor(HumanInTheLoop):
         }
         return facts
 
-    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> Episode | None:
+    def _commit(self, draft: EpisodeDraft, facts: Mapping[str, object]) -> Episode | None:
         number = self.log.next_episode
         episode = super()._commit(draft, facts)
         self.outbox.done(number, episode)
@@ -315,7 +315,7 @@ def load_tensors(policy: Any, tensors: Mapping[str, Tensor]) -> None:
     policy.load_state_dict(state)
 
 
-def _flat(state: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Tensor]]:
+def _flat(state: Mapping[str, object], prefix: str = "") -> list[tuple[str, Tensor]]:
     found: list[tuple[str, Tensor]] = []
     for name, value in state.items():
         if isinstance(value, Mapping):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from robot_rl.human.stats import Trials
 from robot_rl.human.trials import tell
 from robot_rl.human.waiting import reset
 from robot_rl.loops.stepping import NonFiniteError, Stepper
-from robot_rl.types import Obs, Step
+from robot_rl.types import Obs, Step, VecEnv
 
 
 @dataclass
@@ -61,7 +60,7 @@ class AttendedTrials:
     def __init__(
         self,
         session: Session,
-        env: Any,
+        env: VecEnv,
         *,
         episodes: int,
         seed: int,

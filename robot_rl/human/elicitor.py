@@ -39,7 +39,7 @@ class Elicitor:
         self._fit, self._base, self._hz, self._patience, self._say = fit, base, control_hz, patience, say
         self._states: list[np.ndarray] = []
         self._actions: list[np.ndarray] = []
-        self._model: Any = None
+        self._model = None
         self._refused = 0
         self.refused = 0
         """Demonstrations that conflicted and were not counted."""

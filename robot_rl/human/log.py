@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class HilLog:
             raise RuntimeError("journal() without an open episode; call begin() first")
         self._journal.append(to_episode([step], EndReason.NONE, self.facts(self._open)))
 
-    def commit(self, draft: EpisodeDraft, facts: dict[str, Any] | None = None) -> Episode | None:
+    def commit(self, draft: EpisodeDraft, facts: Mapping[str, object] | None = None) -> Episode | None:
         """Store the closed episode; when this returns it is on the disk for good.
 
         Args:
@@ -212,7 +212,7 @@ class HilLog:
             write_bytes(self.path / MANIFEST, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return lines
 
-    def _check(self, lines: list[dict[str, Any]]) -> None:
+    def _check(self, lines: Sequence[Mapping[str, object]]) -> None:
         if not lines:
             return
         first = Recording(self.path)[0].meta.get("io")

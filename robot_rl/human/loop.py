@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -347,7 +347,7 @@ class HumanInTheLoop(Session):
         self.stepper.obs = {}
         self.pilot.hold()
 
-    def _commit(self, draft: EpisodeDraft, facts: dict[str, Any]) -> Episode | None:
+    def _commit(self, draft: EpisodeDraft, facts: Mapping[str, object]) -> Episode | None:
         """To disk; with a full disk the robot holds until there is room: nothing is dropped silently."""
         while True:
             try:

@@ -24,7 +24,7 @@ class Painter:
         make_env: () -> environment of one copy with `load_state_dict` and `render`.
     """
 
-    def __init__(self, make_env: Callable[[], Any]) -> None:
+    def __init__(self, make_env: Callable[[], object]) -> None:
         require("PIL.Image")
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.types import VecEnv
+
 
 class Recovery:
     """Notices that the robot has not left a small circle for a while, and drives it out with one fixed action.
@@ -81,7 +83,7 @@ class Recovery:
         self._rng.bit_generator.state = state["rng"]
 
 
-def of_environment(env: Any, seed: int) -> Recovery:
+def of_environment(env: VecEnv, seed: int) -> Recovery:
     """The way out that a world knows.
 
     Raises:

@@ -27,7 +27,7 @@ from robot_rl.human.recovery import Recovery
 from robot_rl.human.stats import HilStats
 from robot_rl.human.watch import Watch
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Learner, Obs, Sampler, Transitions
+from robot_rl.types import Learner, Obs, Sampler, Transitions, VecEnv
 
 
 class StepMemory(Protocol):
@@ -120,7 +120,7 @@ class Session:
 
     def __init__(
         self,
-        env: Any,
+        env: VecEnv,
         learner: Learner[Any, Transitions],
         pilot: Pilot,
         records: Records,

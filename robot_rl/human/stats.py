@@ -170,14 +170,20 @@ class HilStats:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
-        names = ("episodes", "demo_steps", "human_steps", "steps")
         kept = [{**asdict(facts), "tick_ms": [], "gaps": []} for facts in self._last]
-        return {**{name: getattr(self, name) for name in names}, "reasons": dict(self.reasons), "last": kept}
+        return {
+            "episodes": self.episodes,
+            "demo_steps": self.demo_steps,
+            "human_steps": self.human_steps,
+            "steps": self.steps,
+            "reasons": dict(self.reasons),
+            "last": kept,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue."""
-        for name in ("episodes", "demo_steps", "human_steps", "steps"):
-            setattr(self, name, int(state[name]))
+        self.episodes, self.steps = int(state["episodes"]), int(state["steps"])
+        self.demo_steps, self.human_steps = int(state["demo_steps"]), int(state["human_steps"])
         self.reasons = dict(state["reasons"])
         self._last.clear()
         self._last.extend(EpisodeFacts(**facts) for facts in state["last"])

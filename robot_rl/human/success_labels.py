@@ -58,8 +58,14 @@ class LabelledFrames:
 
     def take(self, rows: np.ndarray) -> LabelledFrames:
         """Some of them."""
-        cut = {name: getattr(self, name)[rows] for name in ("label", "hard", "episode", "step")}
-        return LabelledFrames({key: value[rows] for key, value in self.obs.items()}, names=self.names, **cut)
+        return LabelledFrames(
+            {key: value[rows] for key, value in self.obs.items()},
+            label=self.label[rows],
+            hard=self.hard[rows],
+            episode=self.episode[rows],
+            step=self.step[rows],
+            names=self.names,
+        )
 
     def split(self, shares: Sequence[float], seed: int) -> list[LabelledFrames]:
         """Parts by episode, never by observation: neighbours look alike. Successes are spread evenly."""
@@ -94,7 +100,7 @@ def frames(
     """
     rules = rules or LabelRules()
     fixes = {episode_key(line): bool(line["success"]) for line in corrected}
-    parts: dict[str, list[Any]] = {"label": [], "hard": [], "episode": [], "step": []}
+    parts: dict[str, list[object]] = {"label": [], "hard": [], "episode": [], "step": []}
     obs: dict[str, list[np.ndarray]] = {key: [] for key in keys}
     names: list[str] = []
     for episode in episodes:

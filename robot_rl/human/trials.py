@@ -11,7 +11,7 @@ from robot_rl.human.pilot import Pilot
 from robot_rl.human.stats import Trials
 from robot_rl.loops.evaluate import LONGEST
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Policy
+from robot_rl.types import Policy, VecEnv
 
 
 def tell(policy: Any, executed: np.ndarray) -> None:
@@ -22,7 +22,7 @@ def tell(policy: Any, executed: np.ndarray) -> None:
 
 
 def trials(
-    env: Any,
+    env: VecEnv,
     policy: Policy,
     pilot: Pilot,
     *,

@@ -62,7 +62,7 @@ class Watch:
         self._run, self.blind, self.problem = 0, False, ""
         self._same, self._last, self._state = {}, {}, None
 
-    def look(self, obs: Obs, info: Mapping[str, Any]) -> bool:
+    def look(self, obs: Obs, info: Mapping[str, object]) -> bool:
         """Whether this tick is blind.
 
         Args:

@@ -41,7 +41,7 @@ class ActorLink:
         rows: Rows,
         end: Callable[[], Place],
         like: Mapping[str, Tensor],
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         log: str = "",
         words: Mapping[int, tuple[bool, bool]] | None = None,
     ) -> None:

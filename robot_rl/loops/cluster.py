@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,7 @@ class RolloutWorker:
         self._rng = np.random.default_rng(seed)
         self._return, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
 
-    def collect(self, weights: dict[str, Any] | None, version: int, steps: int) -> Fragment:
+    def collect(self, weights: Mapping[str, object] | None, version: int, steps: int) -> Fragment:
         """`steps` steps of every environment; without weights, with uniform random actions."""
         if weights is not None:
             self._policy.load_state_dict(weights)
@@ -175,8 +175,8 @@ class Cluster:
             raise ValueError(
                 f"workers, num_envs, fragment and depth are {workers}, {num_envs}, {fragment}, {depth}; expected >= 1"
             )
-        self._ray: Any = require("ray")
-        self._gone: Any = require("ray.exceptions")
+        self._ray = require("ray")
+        self._gone = require("ray.exceptions")
         self._own = start(self._ray, workers)
         self._make = self._ray.remote(num_cpus=1, max_restarts=0)(RolloutWorker).remote
         self._recipe = (self._ray.put(make_env), self._ray.put(make_learner))
@@ -220,7 +220,7 @@ class Cluster:
         for name in list(self._actors)[workers:]:
             self._forget(name)
 
-    def ask(self, weights: dict[str, Any] | None, version: int, remaining: int) -> None:
+    def ask(self, weights: Mapping[str, object] | None, version: int, remaining: int) -> None:
         """Keep every actor busy, but ask for no more than `remaining` transitions beyond those on their way.
 
         Args:
@@ -228,7 +228,7 @@ class Cluster:
             version: of the weights.
             remaining: transitions that may be asked for; the last step of all environments is completed.
         """
-        reference: Any = None
+        reference = None
         waiting = {name: 0 for name in self._actors if name not in self._starting.values()}
         for name, _ in self._asked.values():
             waiting[name] += 1
@@ -447,7 +447,7 @@ def start(ray: Any, processes: int) -> bool:
     return True
 
 
-def on_host(state: Any) -> Any:
+def on_host(state: object) -> Any:
     """A state whose tensors are on the CPU, where the workers are."""
     if isinstance(state, dict):
         return {key: on_host(value) for key, value in state.items()}

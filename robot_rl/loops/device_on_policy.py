@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from robot_rl import parallel
 from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout
+from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout, VecEnv
 
 
 class DeviceOnPolicy:
@@ -30,7 +30,7 @@ class DeviceOnPolicy:
     """
 
     def __init__(
-        self, env: Any, learner: OnPolicyDeviceLearner, *, seed: int = 0, save_to: str | Path | None = None
+        self, env: VecEnv, learner: OnPolicyDeviceLearner, *, seed: int = 0, save_to: str | Path | None = None
     ) -> None:
         learner.policy.io.check(env.io)
         self.env, self.learner, self.device = env, learner, learner.device
@@ -49,8 +49,7 @@ class DeviceOnPolicy:
         self._next = {key: column(size) for key, size in self._vectors.items()}
         self._action = column(env.io.action_dim)
         self._logp, self._value, self._reward = column(), column(), column()
-        flags = ("terminated", "truncated", "valid")
-        self._flags = {name: column(dtype=torch.bool) for name in flags}
+        self._terminated, self._truncated, self._valid = (column(dtype=torch.bool) for _ in range(3))
 
     def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """Train until `total_steps` transitions of all processes together; the last rollout is completed.
@@ -87,15 +86,16 @@ class DeviceOnPolicy:
             for key in self._vectors:
                 self._obs[key][t], self._next[key][t] = step.obs[key], step.next_obs[key]
             self._action[t], self._logp[t], self._value[t] = raw, logp, value
-            self._reward[t] = cast(Tensor, step.reward)
-            for name, column in self._flags.items():
-                column[t] = getattr(step, name)
+            self._reward[t] = torch.as_tensor(step.reward)
+            self._terminated[t] = torch.as_tensor(step.terminated)
+            self._truncated[t] = torch.as_tensor(step.truncated)
+            self._valid[t] = torch.as_tensor(step.valid)
             self.stats.add(step)
-        self.rows.add(self._obs, self._action, self._flags["valid"])
+        self.rows.add(self._obs, self._action, self._valid)
         self.env_steps += learner.need.rollout_steps * self.env.num_envs * parallel.size()
         # Every row's true successor is valued: nobody has to ask where an episode ended.
         flat = {key: value.flatten(0, 1) for key, value in self._next.items()}
-        boundary = self._flags["terminated"] | self._flags["truncated"]
+        boundary = self._terminated | self._truncated
         boundary[-1] = True
         return Rollout(
             obs=self._obs,
@@ -105,9 +105,9 @@ class DeviceOnPolicy:
             reward=self._reward,
             next_value=learner.value(flat).view_as(self._reward),
             boundary=boundary,
-            terminated=self._flags["terminated"],
-            truncated=self._flags["truncated"],
-            valid=self._flags["valid"],
+            terminated=self._terminated,
+            truncated=self._truncated,
+            valid=self._valid,
         )
 
     def read(self) -> Metrics:

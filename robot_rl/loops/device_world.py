@@ -283,7 +283,8 @@ class DeviceEpisodeStats:
                 f"the saved statistics are of {len(state['return'])} environments, this run has {len(self._return)}; "
                 "resume with the same num_envs"
             )
-        for name in ("return", "length", "sum"):
-            getattr(self, f"_{name}").copy_(state[name])
+        self._return.copy_(state["return"])
+        self._length.copy_(state["length"])
+        self._sum.copy_(state["sum"])
         self._success, self._episodes = bool(state["success"]), float(state["episodes"])
         self._last = {name: float(value) for name, value in state["last"].items()}

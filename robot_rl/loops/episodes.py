@@ -90,8 +90,12 @@ class EpisodeStats:
         self.episodes = int(state["episodes"])
         self._return[:] = np.asarray(state["return"])
         self._length[:] = np.asarray(state["length"])
-        for name in ("returns", "lengths", "successes", "claims"):
-            values = getattr(self, f"_{name}")
+        for name, values in (
+            ("returns", self._returns),
+            ("lengths", self._lengths),
+            ("successes", self._successes),
+            ("claims", self._claims),
+        ):
             values.clear()
             values.extend(state.get(name, []))
         self._terms.load_state_dict(state.get("terms", {}))

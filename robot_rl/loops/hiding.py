@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.loops.stepping import autoreset_mode
-from robot_rl.types import EnvParts, IOSpec
+from robot_rl.types import EnvParts, IOSpec, Obs
 
 
 class Hiding(VectorWrapper):
@@ -75,7 +75,7 @@ class Hiding(VectorWrapper):
     def _load_own_state(self, state: dict[str, Any]) -> None:
         pass
 
-    def _shown(self, obs: Any) -> Any:
+    def _shown(self, obs: Obs) -> Any:
         return {key: value for key, value in obs.items() if key not in self._hidden} if self._hidden else obs
 
     def _asked(self) -> list[str] | None:

@@ -14,7 +14,7 @@ from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, Step
+from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, Step, VecEnv
 
 
 class OnPolicy:
@@ -30,7 +30,9 @@ class OnPolicy:
         ValueError: the learner was made for another interface than the environment's.
     """
 
-    def __init__(self, env: Any, learner: OnPolicyLearner, *, seed: int = 0, save_to: str | Path | None = None) -> None:
+    def __init__(
+        self, env: VecEnv, learner: OnPolicyLearner, *, seed: int = 0, save_to: str | Path | None = None
+    ) -> None:
         self.env_steps = 0
         self.iterations = 0
         self.stats = EpisodeStats(env.num_envs)
@@ -224,7 +226,7 @@ class RolloutStorage:
 
 
 def train_on_policy(
-    env: Any,
+    env: VecEnv,
     learner: OnPolicyLearner,
     *,
     total_steps: int,

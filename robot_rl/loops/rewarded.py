@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.hiding import Hiding
+from robot_rl.types import VecEnv
 
 
 class Rewarder(Protocol):
@@ -53,7 +54,7 @@ class Rewarded(Hiding):
 
     def __init__(
         self,
-        env: Any,
+        env: VecEnv,
         reward: Rewarder,
         *,
         camera: str = "front",

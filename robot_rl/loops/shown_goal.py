@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data.goal_pictures import unsaid
 from robot_rl.data.store import Store
 from robot_rl.loops.hiding import Hiding
+from robot_rl.types import Obs, VecEnv
 
 _WORDS = "instruction"
 
@@ -63,7 +64,7 @@ class ShownGoal(Hiding):
 
     def __init__(
         self,
-        env: Any,
+        env: VecEnv,
         pictures: dict[bytes, np.ndarray],
         *,
         camera: str = "front",
@@ -112,7 +113,7 @@ class ShownGoal(Hiding):
         self._rng.bit_generator.state = state["rng"]
         self._shows = np.array(state["shows"], np.uint8)
 
-    def _draw(self, obs: Any, rows: np.ndarray) -> None:
+    def _draw(self, obs: Obs, rows: np.ndarray) -> None:
         said = np.asarray(obs[_WORDS])
         for row in np.flatnonzero(rows):
             asked = said[row].tobytes()
@@ -125,5 +126,5 @@ class ShownGoal(Hiding):
             choice = self._pictures[asked]
             self._shows[row] = choice[int(self._rng.integers(len(choice)))]
 
-    def _with_goal(self, obs: Any) -> dict[str, Any]:
+    def _with_goal(self, obs: Obs) -> dict[str, Any]:
         return {**obs, self._key: self._shows.copy(), _WORDS: unsaid(np.asarray(obs[_WORDS]))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ def _reset_rows(env: Any, obs: Obs, rows: Array) -> Obs:
     return _where(rows, as_obs(raw), obs)
 
 
-def _successor(info: dict[str, Any], current: Obs, over: Array) -> Obs:
+def _successor(info: Mapping[str, object], current: Obs, over: Array) -> Obs:
     """True successor of every row: final observations where an episode ended, the current observation elsewhere."""
     final = info.get("final_obs")
     if final is None:
@@ -328,7 +329,9 @@ def _first_bad(value: Array) -> Any:
     return np.argwhere(~np.isfinite(array))[0]
 
 
-def _report(env: Any, call: str, obs: Obs, action: Any, result: Obs, reward: Any, folder: str | Path | None) -> None:
+def _report(
+    env: Any, call: str, obs: Obs, action: object, result: Obs, reward: object, folder: str | Path | None
+) -> None:
     bad = {**{f"observation '{key}'": value for key, value in result.items()}, "the reward": reward}
     name, value = next((name, value) for name, value in bad.items() if value is not None and not _finite_array(value))
     index = [int(i) for i in _first_bad(value)]
@@ -341,7 +344,7 @@ def _report(env: Any, call: str, obs: Obs, action: Any, result: Obs, reward: Any
     )
 
 
-def _save_state(env: Any, around: dict[str, Any], folder: str | Path | None) -> str:
+def _save_state(env: Any, around: Mapping[str, object], folder: str | Path | None) -> str:
     if folder is None:
         return "its state was not saved (no folder was given)"
     try:
@@ -355,7 +358,7 @@ def _save_state(env: Any, around: dict[str, Any], folder: str | Path | None) -> 
     return f"{kind} are in {path} (torch.load with weights_only=True)"
 
 
-def _tensors(value: Any) -> Any:
+def _tensors(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _tensors(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

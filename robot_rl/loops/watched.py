@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.hiding import Hiding
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, VecEnv
 
 
 class Watcher(Protocol):
@@ -26,7 +26,7 @@ class Watcher(Protocol):
         """Once, before the first episode."""
         ...
 
-    def start(self, rows: np.ndarray, seen: Mapping[str, Any]) -> None:
+    def start(self, rows: np.ndarray, seen: Mapping[str, object]) -> None:
         """Episodes of `rows` (N,) bool begin with these observations."""
         ...
 
@@ -47,6 +47,22 @@ class Watcher(Protocol):
         ...
 
 
+@runtime_checkable
+class PictureWatcher(Watcher, Protocol):
+    """A watcher whose pictures have a size of their own, and whose scale may have to be measured."""
+
+    image_size: tuple[int, int] | None
+    """(height, width) that it reads; None: any."""
+    z_max: float | None
+    """Its scale; None: `calibrate` finds it."""
+    calibration: int
+    """Random steps for that."""
+
+    def calibrate(self, pictures: np.ndarray) -> float:
+        """z_max of the pictures of a random policy (n, H, W, 3)."""
+        ...
+
+
 class Watched(Hiding):
     """N copies of an environment with the reward of a `Watcher`; when episodes end stays the environment's affair.
 
@@ -61,7 +77,7 @@ class Watched(Hiding):
         ValueError: no such pictures, or another way of resetting.
     """
 
-    def __init__(self, env: Any, reward: Watcher, *, hide: tuple[str, ...] = ()) -> None:
+    def __init__(self, env: VecEnv, reward: Watcher, *, hide: tuple[str, ...] = ()) -> None:
         super().__init__(env, needed=[f"image.{camera}" for camera in reward.cameras], hide=hide)
         self._reward = reward
         reward.bind(env.io)
@@ -99,7 +115,7 @@ class Watched(Hiding):
     def _load_own_state(self, state: dict[str, Any]) -> None:
         self._reward.load_state_dict(state)
 
-    def close(self, **options: Any) -> None:
+    def close(self, **options: object) -> None:
         """Close the environment, and what works for the reward."""
         self._reward.close()
         self.env.close(**options)

@@ -7,7 +7,7 @@ yet is written as `?`: simulation then takes a default and says so, and nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -242,11 +242,13 @@ class Card(Options):
 
     def limit(self, key: Literal["velocity", "acceleration", "effort"]) -> tuple[float, ...]:
         """A limit of every joint, with the default of simulation where it is `?`."""
-        values = (getattr(joint, key) for joint in self.joints)
+        values = (
+            {"velocity": j.velocity, "acceleration": j.acceleration, "effort": j.effort}[key] for j in self.joints
+        )
         return tuple(DEFAULTS[key] if value == OPEN else float(value) for value in values)
 
 
-def _open(value: Any, where: str) -> Iterator[str]:
+def _open(value: object, where: str) -> Iterator[str]:
     if value == OPEN:
         yield where
     elif isinstance(value, BaseModel):

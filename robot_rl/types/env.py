@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from robot_rl.types.data import Array, Obs
 from robot_rl.types.io import IOSpec
 
 if TYPE_CHECKING:
@@ -30,9 +33,9 @@ class Goals:
 
     width: int
     reached: int
-    show: Callable[[Any, Any, Any], Any]
-    reward: Callable[[Any, Any], Any]
-    ends: Callable[[Any, Any], Any] | None = None
+    show: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+    reward: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ends: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.width <= self.reached:
@@ -64,13 +67,13 @@ class EnvParts:
         device: of the tensors that it hands over; None: NumPy arrays.
     """
 
-    expert: Callable[[Any], Any] | None = None
-    mistaken: Callable[[Any, Any], Any] | None = None
+    expert: Callable[[Obs], Array] | None = None
+    mistaken: Callable[[Obs, Array], Array] | None = None
     instructions: Callable[[], list[str]] | None = None
     task_names: tuple[str, ...] = ()
     asked_tasks: tuple[int, ...] = ()
-    tool: Callable[[], dict[str, Any]] | None = None
-    place: Callable[[], Any] | None = None
+    tool: Callable[[], dict[str, Array]] | None = None
+    place: Callable[[], Array] | None = None
     way_out: tuple[float | None, ...] | None = None
     saves: bool = False
     goals: Goals | None = None

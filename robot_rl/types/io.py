@@ -126,7 +126,10 @@ class IOSpec:
 
     def __post_init__(self) -> None:
         lengths = {
-            name: len(getattr(self, name)) for name in ("action_names", "action_low", "action_high", "action_units")
+            "action_names": len(self.action_names),
+            "action_low": len(self.action_low),
+            "action_high": len(self.action_high),
+            "action_units": len(self.action_units),
         }
         if self.action_choices:
             lengths["action_choices"] = len(self.action_choices)

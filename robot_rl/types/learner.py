@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from robot_rl.types import VecEnv
 from robot_rl.types.data import LogFacts, Metrics, Obs
 from robot_rl.types.frames import Frames
 from robot_rl.types.io import IOSpec
@@ -15,6 +17,7 @@ from robot_rl.types.options import Options
 from robot_rl.types.policy import Policy
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 FEEDS = ("transitions", "rollout", "stale_rollout", "episodes", "device_transitions", "device_rollout", "environment")
@@ -79,9 +82,17 @@ class Needs:
         for name in (self.feeds, *((self.then,) if self.then else ())):
             if name not in FEEDS:
                 raise ValueError(f"a learner is fed '{name}', expected one of {', '.join(FEEDS)}")
-        for name in ("window", "seeds", "decision_interval", "rollout_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Needs.{name} is {getattr(self, name)}, expected 1 or more")
+        for name, value in (
+            ("window", self.window),
+            ("seeds", self.seeds),
+            ("decision_interval", self.decision_interval),
+            ("rollout_steps", self.rollout_steps),
+        ):
+            if value < 1:
+                raise ValueError(f"Needs.{name} is {value}, expected 1 or more")
+
+
+_DESCRIPTORS = (property, cached_property, classmethod, staticmethod)
 
 
 class Learner(Generic[O_co, Data_contra]):
@@ -123,12 +134,12 @@ class Learner(Generic[O_co, Data_contra]):
         self.o, self.io = options, io
         self._need = self.needs(options, io)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         declared = {name for base in cls.__mro__[1:] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
         asked = {item.name for item in fields(Needs)}
         for name, value in vars(cls).items():
-            if name.startswith("_") or name.isupper() or callable(value) or hasattr(value, "__get__"):
+            if name.startswith("_") or name.isupper() or callable(value) or isinstance(value, _DESCRIPTORS):
                 continue  # a method, a property or a constant of the class's own
             if name in asked and name not in declared:
                 raise TypeError(
@@ -269,7 +280,7 @@ class OffPolicyDeviceLearner(Learner[O_co, Data_contra]):
         device: of its tensors; `batch_size` are rows per batch of this process.
     """
 
-    device: Any
+    device: torch.device
 
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
@@ -292,7 +303,7 @@ class OnPolicyDeviceLearner(Learner[O_co, Data_contra]):
         device: of its tensors; `rollout_steps` are steps T of every environment between updates.
     """
 
-    device: Any
+    device: torch.device
 
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
@@ -328,7 +339,7 @@ class OwnLoop(Learner[O_co, Data_contra]):
         """An environment."""
         return Needs(feeds="environment")
 
-    def attach(self, env: Any) -> None:
+    def attach(self, env: VecEnv) -> None:
         """Take the environment."""
         raise NotImplementedError(f"{type(self).__name__}.attach is missing")
 

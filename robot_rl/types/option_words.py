@@ -45,7 +45,7 @@ def option_error(error: ValidationError, model: type[BaseModel], where: str, nam
     """
     first = error.errors(include_url=False)[0]
     place, kind = [str(item) for item in first["loc"]], str(first["type"])
-    value: Any = first["input"]
+    value = first["input"]
     while len(place) > 1 and _inner(model, place[0]):  # options of options
         model, where = _inner(model, place[0]), _join(where, place[0])  # type: ignore[assignment]
         name, place = where, place[1:]
@@ -75,7 +75,7 @@ def expected(field: FieldInfo) -> str:
     return _describe(field.annotation, field.metadata)
 
 
-def _describe(kind: Any, facts: Sequence[Any] = ()) -> str:
+def _describe(kind: object, facts: Sequence[object] = ()) -> str:
     for fact in facts:
         if isinstance(fact, Meaning):
             return fact.text
@@ -106,12 +106,12 @@ def _describe(kind: Any, facts: Sequence[Any] = ()) -> str:
     return "any value"
 
 
-def _number(word: str, facts: Sequence[Any]) -> str:
+def _number(word: str, facts: Sequence[object]) -> str:
     low = next((fact for fact in facts if isinstance(fact, (Ge, Gt))), None)
     high = next((fact for fact in facts if isinstance(fact, (Le, Lt))), None)
     closed, open_ = isinstance(low, Ge), isinstance(high, Lt)
-    least: Any = None if low is None else (low.ge if isinstance(low, Ge) else low.gt)
-    most: Any = None if high is None else (high.le if isinstance(high, Le) else high.lt)
+    least = None if low is None else (low.ge if isinstance(low, Ge) else low.gt)
+    most = None if high is None else (high.le if isinstance(high, Le) else high.lt)
     if low is not None and high is not None:
         return f"{word} in {'[' if closed else '('}{least:g}, {most:g}{')' if open_ else ']'}"
     if low is not None:
@@ -119,7 +119,7 @@ def _number(word: str, facts: Sequence[Any]) -> str:
     return word if high is None else f"{word} {'below' if open_ else 'of at most'} {most:g}"
 
 
-def _flat(facts: Iterable[Any]) -> list[Any]:
+def _flat(facts: Iterable[object]) -> list[Any]:
     """The facts of `Field(ge=0)` among others."""
     return [part for fact in facts for part in (fact.metadata if isinstance(fact, FieldInfo) else [fact])]
 
@@ -129,11 +129,11 @@ def _either(words: Iterable[str], last: str = " or ") -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + last + words[-1]
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value) or "nothing"
 
 
-def _choices(kind: Any) -> list[str]:
+def _choices(kind: object) -> list[str]:
     if get_origin(kind) is Literal:
         return [_word(item) for item in get_args(kind)]
     return list(dict.fromkeys(name for item in get_args(kind) for name in _choices(item)))
@@ -156,6 +156,6 @@ def _line(field: FieldInfo | None) -> str:
     return text.split("; ")[0].split(". ")[0].split(": ")[0]
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     text = f"'{value}'" if isinstance(value, str) else str(_word(value) if isinstance(value, bool) else value)
     return "null" if value is None else text if len(text) < 80 else text[:77] + "..."

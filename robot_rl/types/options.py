@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -83,7 +83,7 @@ class Options(BaseModel):
 
     if not TYPE_CHECKING:  # the constructor that the fields make is the one that is checked
 
-        def __init__(self, **values: Any) -> None:
+        def __init__(self, **values: object) -> None:
             try:
                 super().__init__(**values)
             except ValidationError as error:

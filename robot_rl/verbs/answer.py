@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 _runs: list[dict[str, Any]] = []  # one of every run that this process did; a sweep does several
 
@@ -17,14 +17,14 @@ def begin() -> None:
     _runs.append({})
 
 
-def note(**values: Any) -> None:
+def note(**values: object) -> None:
     """Put values into the document; people see nothing of it."""
     if not _runs:
         begin()
     _runs[-1].update(values)
 
 
-def table(rows: Mapping[str, Any]) -> None:
+def table(rows: Mapping[str, object]) -> None:
     """Names and values in two columns, and in the document."""
     note(**rows)
     width = max((len(name) for name in rows), default=0)
@@ -102,9 +102,13 @@ def document(verb: str) -> Iterator[None]:
         out.flush()
 
 
-def _plain(value: Any) -> Any:
+@runtime_checkable
+class _Numbers(Protocol):
+    """Arrays and scalars of NumPy and torch."""
+
+    def tolist(self) -> object: ...
+
+
+def _plain(value: object) -> object:
     """Numbers of NumPy and torch as numbers, everything else as text."""
-    try:
-        return value.tolist()
-    except AttributeError:
-        return str(value)
+    return value.tolist() if isinstance(value, _Numbers) else str(value)

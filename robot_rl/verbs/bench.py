@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from robot_rl.extras import require_foreign
 from robot_rl.report import versions
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder
@@ -19,6 +19,7 @@ from robot_rl.words import Refused, near
 
 SUITES = Path(__file__).resolve().parents[2] / "benchmarks"
 """Beside the package in a checkout; the wheel has none."""
+FROM_CHECKOUT = "The benchmarks are not part of an installed robot_rl: run robot-rl bench from a checkout of it."
 RESUMABLE = (
     *("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval"),
     *("closed_loop", "iwocs_deep", "her", "recurrent"),
@@ -38,15 +39,15 @@ class BenchOptions(VerbOptions):
 def bench(cfg: DictConfig) -> None:
     """Run one suite, print its table, write its JSON."""
     if not (SUITES / "harness.py").is_file():  # a package of that name may lie beside an installed one
-        raise Refused("the benchmarks are not part of an installed robot_rl: run robot-rl bench from a checkout of it")
+        raise Refused(FROM_CHECKOUT)
     suites = [path.stem for path in sorted(SUITES.glob("*.py")) if "\ndef run(" in path.read_text("utf-8")]
     if cfg.suite not in suites:
         raise Refused(f"there is no suite '{cfg.suite}'{near(str(cfg.suite), suites)} (robot-rl bench --help)")
     root = str(SUITES.parent)
     sys.path.insert(0, root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))  # for its processes
-    report = importlib.import_module("benchmarks.report")
-    run = importlib.import_module(f"benchmarks.{cfg.suite}").run
+    report = require_foreign("benchmarks.report", FROM_CHECKOUT)
+    run = require_foreign(f"benchmarks.{cfg.suite}", FROM_CHECKOUT).run
     known = {"suite", "quick", "debug", "trust", "name", "output"}
     plain: Any = OmegaConf.to_object(cfg)
     given = {key: value for key, value in plain.items() if key not in known}

@@ -21,7 +21,7 @@ from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of
-from robot_rl.types import Loaded, Options
+from robot_rl.types import IOSpec, Loaded, Options
 from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
@@ -71,14 +71,14 @@ def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any
 
     prepared = build.prepare("policy", plain(cfg.policy))
 
-    def make(io: Any) -> Any:
+    def make(io: IOSpec) -> Any:
         place = str(cfg.device) if device is None else device
         return prepared(io, seed=cfg.seed, device=place, gamma=cfg.gamma)
 
     return make
 
 
-def foreign(cfg: DictConfig, path: str, io: Any) -> Any:
+def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Any:
     """A policy of another project, `policy=sb3 path=...`."""
     return build.make("policy", plain(cfg.policy), path=path, io=io, device=str(cfg.device), seed=int(cfg.seed))
 
@@ -233,7 +233,7 @@ def settings_of(kind: type[S], cfg: DictConfig) -> S:
 
 def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
     """(run folder, resume step or None) -> tracker."""
-    everything: Any = OmegaConf.to_container(cfg, resolve=True)
+    everything = OmegaConf.to_container(cfg, resolve=True)
 
     def make(folder: str, resume_step: int | None) -> Any:
         return build.make("track", plain(cfg.track), folder, resume_step=resume_step, config=everything)
@@ -289,10 +289,10 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     world = OmegaConf.select(run_config, "env.world")
     make_port: Callable[[tuple[str, ...]], Any] | None = None
     if world is not None:
-        kind, node = build.tool("world_port"), plain(world)
+        node = plain(world)
 
         def of_world(joints: tuple[str, ...]) -> Any:
-            return kind(node, joints)  # whoever is to drive is proven against it, pictures included
+            return build.world_port(node, joints)  # whoever is to drive is proven against it, pictures included
 
         make_port = of_world
 

@@ -276,7 +276,7 @@ def rescore(model: Classifier, facts: dict[str, Any], logs: Sequence[str], out: 
     """
     episodes, corrections = read(logs)
     fixes = {episode_key(line): bool(line["success"]) for line in corrections}
-    lines: list[dict[str, Any]] = []
+    lines: list[dict[str, object]] = []
     for episode in episodes:
         key = episode_key(episode.meta)
         p = model.probability({name: np.array(episode.obs[name][1:]) for name in model.keys})
@@ -306,7 +306,7 @@ def examples(probability: np.ndarray, data: LabelledFrames, positive: bool, coun
     rows = np.flatnonzero(data.label == positive)
     order = rows[np.argsort(probability[rows] * (1 if positive else -1))]
     seen: set[int] = set()
-    out: list[dict[str, Any]] = []
+    out: list[dict[str, object]] = []
     for row in order:
         if int(data.episode[row]) in seen or len(out) == count:
             continue

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from robot_rl import checkpoint
 from robot_rl.data import d4rl
+from robot_rl.types import VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, threads
@@ -124,11 +125,11 @@ def collect(cfg: DictConfig) -> None:
     )
 
 
-def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
+def _collect_level(cfg: DictConfig, env: VecEnv, policy: Any, out: Path) -> None:
 
     if out.suffix not in (".hdf5", ".h5"):
         raise Refused(f"level={cfg.level} writes a D4RL file; name it out=<file>.hdf5, not {out}")
-    medium: Any = None
+    medium = None
     if cfg.medium_path is not None:
         path = Path(cfg.medium_path)
         if path.suffix == ".zip":
@@ -136,7 +137,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
         else:
             path = checkpoint.find(path)
             medium = load_policy(cfg, stored_config(path), path, env.io)
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "env": str(cfg.id or choice("env")),
         "agent": Path(str(cfg.path)).name if cfg.path else "expert",
         "control_hz": env.io.control_hz,
@@ -158,7 +159,7 @@ def _collect_level(cfg: DictConfig, env: Any, policy: Any, out: Path) -> None:
             on_steps=collected,
             on_note=bar.set_description,
         )
-    rows: dict[str, Any] = {"file": str(out)}
+    rows: dict[str, object] = {"file": str(out)}
     for name, (episodes, steps, mean) in summary.parts.items():
         rows[name] = f"{episodes} episodes, {steps:,} steps, mean return {mean:.4g}"
     if summary.noise is not None:

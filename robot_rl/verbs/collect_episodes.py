@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from robot_rl.data.atomic import write_json
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Action, Episode, IOSpec, Obs, Options, Policy, PolicyParts, Step
+from robot_rl.types import Action, Episode, IOSpec, Obs, Options, Policy, PolicyParts, Step, VecEnv
 from robot_rl.types.options import Count
 
 LOGP = "action_log_probs"
@@ -28,7 +28,7 @@ class ExpertPolicy:
 
     def __init__(
         self,
-        env: Any,
+        env: VecEnv,
         *,
         noise: float = 0.0,
         noise_time: float = 0.0,
@@ -195,7 +195,7 @@ class KeepOptions(Options):
 
 
 def keep_steps(
-    env: Any,
+    env: VecEnv,
     policy: Policy,
     options: KeepOptions,
     *,
@@ -276,7 +276,7 @@ def keep_steps(
     raise RuntimeError(f"only {len(kept)} of {tried} episodes ended in success, wanted {episodes}; ask for fewer")
 
 
-def begin_work(work: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def begin_work(work: Path, settings: Mapping[str, object]) -> dict[str, Any]:
     """The state of interrupted work beside its result, begun where there is none.
 
     Args:
@@ -302,7 +302,7 @@ def begin_work(work: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def episodes_of(
-    env: Any,
+    env: VecEnv,
     policy: Policy,
     *,
     episodes: int,
@@ -359,11 +359,11 @@ def episodes_of(
     return found
 
 
-def _flags(value: Any) -> np.ndarray:
-    return np.asarray(value.cpu() if hasattr(value, "cpu") else value).astype(bool)
+def _flags(value: object) -> np.ndarray:
+    return np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value).astype(bool)
 
 
-def _finish(episode: Episode, control_hz: float, success: Any = None, instruction: str | None = None) -> Episode:
+def _finish(episode: Episode, control_hz: float, success: object = None, instruction: str | None = None) -> Episode:
     """Stamps in seconds; success at the end of the episode and what was asked in `meta`."""
     meta = dict(episode.meta)
     if instruction is not None:

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from robot_rl.checkpoint import write_json
 from robot_rl.data import d4rl
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Episode, Options, Policy
+from robot_rl.types import Episode, Options, Policy, VecEnv
 from robot_rl.types.options import Count, NotNegative, Part, Whole
 from robot_rl.verbs.collect_behaviour import Behaviour
 from robot_rl.verbs.collect_episodes import LOGP, begin_work, episodes_of
@@ -89,13 +89,13 @@ class LevelOptions(Options):
 
 
 def collect_level(
-    env: Any,
+    env: VecEnv,
     expert: Policy,
     out: Path,
     options: LevelOptions,
     *,
     medium: Policy | None = None,
-    facts: dict[str, Any] | None = None,
+    facts: Mapping[str, object] | None = None,
     on_steps: Callable[[int], object] | None = None,
     on_note: Callable[[str], object] | None = None,
 ) -> LevelSummary:
@@ -194,7 +194,7 @@ def collect_level(
 
 
 def calibrate(
-    env: Any,
+    env: VecEnv,
     policy: Policy,
     *,
     fraction: float,
@@ -273,7 +273,7 @@ def _spoil(policy: Policy, how: dict[str, float], seed: int = 0) -> Behaviour:
 
 
 def _run(
-    env: Any, behaviour: Behaviour, folder: Path, steps: int, seed: int, on_steps: Callable[[int], object]
+    env: VecEnv, behaviour: Behaviour, folder: Path, steps: int, seed: int, on_steps: Callable[[int], object]
 ) -> list[Episode]:
     """Rounds of one episode per environment until there are enough steps; finished rounds are read, not repeated."""
     kept: list[Episode] = []

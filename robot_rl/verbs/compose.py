@@ -228,7 +228,7 @@ def find_wrong_name(config: str, items: Sequence[str]) -> str:
     return ""
 
 
-def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, Any]) -> DictConfig:
+def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, object]) -> DictConfig:
     """The configuration of a verb, as its command line would make it.
 
     Args:
@@ -297,7 +297,7 @@ def choices(group: str) -> list[str]:
     return sorted(found)
 
 
-def _wrong_option(node: Any, path: list[str]) -> str:
+def _wrong_option(node: object, path: list[str]) -> str:
     for depth, part in enumerate(path):
         if isinstance(node, (bool, int, float)):
             whole = ".".join(path[:depth])

@@ -211,7 +211,7 @@ def _label(cfg: DictConfig) -> None:
             if "success" in episode.meta:
                 truths.append(bool(episode.meta["success"]))
     progress, done = np.array(ends).T
-    rows: dict[str, Any] = {
+    rows: dict[str, object] = {
         "log": str(out),
         "episodes": len(ends),
         "mean end progress": float(progress.mean()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -55,7 +54,7 @@ def _clip(path: Path, row: int) -> np.ndarray:
 
 
 def _episode(path: Path, row: int, camera: str) -> np.ndarray:
-    episodes: Any = formats.load(path).episodes
+    episodes = formats.load(path).episodes
     if row >= len(episodes):
         raise ValueError(f"reference {path}:{row}: the log holds {len(episodes)} episodes, 0 to {len(episodes) - 1}")
     episode, key = episodes[row], f"image.{camera}"

@@ -246,7 +246,7 @@ def design(cfg: DictConfig) -> None:
     io = _interface(overrides)
     found = build.tool("places")(io)
     widths = {name: len(columns) for name, (_, columns) in found.items()}
-    options: Any = OmegaConf.to_container(cfg.model_options, resolve=True)
+    options = OmegaConf.to_container(cfg.model_options, resolve=True)
     if cfg.codes is not None:
         proposer = build.tool("programs_listed")(list(cfg.codes))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import importlib
 import importlib.util
 import os
 import platform
@@ -18,7 +17,7 @@ import torch
 
 from robot_rl import build, child
 from robot_rl.checkpoint import git_commit
-from robot_rl.extras import PACKAGES, remedy
+from robot_rl.extras import PACKAGES, find_fault, remedy
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Device, Positive
 from robot_rl.verbs import answer
@@ -64,13 +63,12 @@ def diagnose() -> tuple[str, bool]:
     lines += ["", "packages"]
     healthy = True
     for module, package in PACKAGES.items():
-        try:
-            importlib.import_module(module)
-            lines.append(f"  {package.name} {metadata.version(package.name)}")
-        except Exception as error:  # a broken package may raise anything at import
+        fault = find_fault(module)
+        if fault:
             healthy = healthy and bool(package.extra)
-            why = "missing" if isinstance(error, ModuleNotFoundError) else f"broken ({type(error).__name__}: {error})"
-            lines.append(f"  {package.name}: {why}; for {package.purpose}; mend with: {remedy(module)}")
+            lines.append(f"  {package.name}: {fault}; for {package.purpose}; mend with: {remedy(module)}")
+        else:
+            lines.append(f"  {package.name} {_version(package.name)}")
     links = [
         name for name in ("sim", "real", "policies", "configs") if importlib.util.find_spec(f"robot_rl.{name}") is None
     ]
@@ -82,6 +80,13 @@ def diagnose() -> tuple[str, bool]:
         )
     lines += ["", "all that the base install needs is there" if healthy else "something is missing, see above"]
     return "\n".join(lines), healthy
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # rclpy of a ROS that is sourced
+        return "(not from pip)"
 
 
 def fast_bf16() -> bool:
@@ -161,11 +166,11 @@ def doctor_isaac(arguments: list[str]) -> int:
     """Check Isaac Gym and Isaac Lab: robot-rl doctor isaac [world=quadruped] [num_envs=16] [device=cuda] [id=…]."""
     try:
         options = read_words(IsaacDoctorOptions, arguments, "doctor isaac")
-        build.find("world", options.world)
+        make_world = build.prepare("world", {"name": options.world})
     except Refused as error:
         answer.error(str(error))
         return 2
-    text, healthy = build.tool("diagnose_isaac")(**options.model_dump())
+    text, healthy = build.tool("diagnose_isaac")(**{**options.model_dump(), "world": make_world})
     answer.note(healthy=healthy, report=text)
     print(text)
     return 0 if healthy else 1

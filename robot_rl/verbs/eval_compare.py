@@ -81,7 +81,7 @@ def compare_to_first(first: dict[str, list[Any]], row: dict[str, list[Any]]) -> 
     """A run against the first on the same episodes: by success where it differs in one of them, else by return."""
     gain = np.array(row["returns"]) - np.array(first["returns"])
     mean = bootstrap(len(gain), lambda i: float(gain[i].mean()))
-    out: dict[str, Any] = {"return gained": f"{mean.value:+.4g} (95 %: {mean.low:+.4g} to {mean.high:+.4g})"}
+    out: dict[str, object] = {"return gained": f"{mean.value:+.4g} (95 %: {mean.low:+.4g} to {mean.high:+.4g})"}
     noun, pairs = "return", Paired.of(first["returns"], row["returns"])
     if row["successes"] and row["successes"] != first["successes"]:  # else success cannot tell them apart
         noun, pairs = "success", Paired.of(first["successes"], row["successes"])

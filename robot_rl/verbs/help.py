@@ -94,7 +94,7 @@ def _node_rows(kind: str, node: Any, where: str) -> Iterator[str]:
             yield from _node_rows(inner, node[key], f"{where}.{key}")
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, str):
         return "<...>" if value == "???" else value or "''"
     if isinstance(value, list):

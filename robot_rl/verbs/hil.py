@@ -11,6 +11,7 @@ from pydantic import Field
 
 from robot_rl import build
 from robot_rl.link import LinkSettings
+from robot_rl.types import VecEnv
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, choice, learner_factory, saved_config, settings_of, threads, tracker_factory
 from robot_rl.verbs.classify import judge_factory
@@ -59,7 +60,7 @@ def hil(cfg: DictConfig) -> None:
         given = {**everything["link"], "password": everything["link"]["password"] or secret}
         link = build.check(LinkSettings, given, "link", "the link")
 
-    def make_pilot(env: Any, with_person: bool) -> Any:
+    def make_pilot(env: VecEnv, with_person: bool) -> Any:
         human = None
         if with_person:
             human = build.make("human", plain(cfg.human), io=env.io, expert=env.parts.expert, seed=cfg.seed)

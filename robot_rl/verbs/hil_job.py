@@ -222,7 +222,7 @@ class HilJob:
         self.pilot = makers.pilot(self.env, True)
         self.memory: HilMemory | None = None
         self.sampler: Mix | NewSteps | None = None
-        self._trial_parts: Any = None
+        self._trial_parts = None
         self._tick_p99 = 0.0
         self._ending = False  # the block at the end is due: its starts are its own
         self._chosen: dict[str, Any] = {}

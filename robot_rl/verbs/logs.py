@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import model_validator
@@ -87,7 +87,7 @@ def read_log(settings: LogSettings, path: str | None = None) -> Store:
     )
 
 
-def apply_meaning(store: Store, *, action: str | None = None, low: Any = None, high: Any = None) -> Store:
+def apply_meaning(store: Store, *, action: str | None = None, low: object = None, high: object = None) -> Store:
     """A store with what a person says of its actions; the same one where nothing is said."""
     if action is None and low is None and high is None:
         return store

@@ -140,7 +140,7 @@ class OfflineJob:
         settings: OfflineSettings,
         folder: Path,
         *,
-        make_env: Callable[..., Any] | None,
+        make_env: Callable[..., object] | None,
         make_learner: Callable[[Any], Any],
         make_tracker: Callable[[str, int | None], Many],
         config: str,
@@ -192,7 +192,7 @@ class OfflineJob:
         self.findings += scaled
         if not need.rewardless:
             logs.check_rewards(self.sampler)
-        self.source: Any = self.sampler
+        self.source = self.sampler
         if need.goals is not None:
             self.source = GoalDataset(self.sampler, seed=settings.seed, **need.goals)
         if need.goal_pictures is not None:

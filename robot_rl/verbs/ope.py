@@ -293,11 +293,17 @@ def _select_unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
 
 def _join(batches: list[Transitions]) -> Transitions:
     """One batch out of several, row after row, without extras."""
-    names = ("action", "reward", "discount", "terminated", "truncated", "intervened", "mask")
-    columns: dict[str, Any] = {name: torch.cat([getattr(b, name) for b in batches]) for name in names}
-    for name in ("obs", "next_obs"):
-        columns[name] = {"state": torch.cat([getattr(b, name)["state"] for b in batches])}
-    return Transitions(**columns)
+    return Transitions(
+        obs={"state": torch.cat([b.obs["state"] for b in batches])},
+        action=torch.cat([b.action for b in batches]),
+        reward=torch.cat([b.reward for b in batches]),
+        discount=torch.cat([b.discount for b in batches]),
+        next_obs={"state": torch.cat([b.next_obs["state"] for b in batches])},
+        terminated=torch.cat([b.terminated for b in batches]),
+        truncated=torch.cat([b.truncated for b in batches]),
+        intervened=torch.cat([b.intervened for b in batches]),
+        mask=torch.cat([b.mask for b in batches]),
+    )
 
 
 def _fit(learner: Any, batches: Iterator[Transitions], updates: int, what: str) -> None:

@@ -77,9 +77,9 @@ def _pictures(cfg: DictConfig, folder: Path) -> PictureJob:
         )
     if cfg.model != "scripted" and (settings.error or settings.tie):
         raise Refused("error and tie are of model=scripted; another model errs by itself")
-    options: Any = OmegaConf.to_container(cfg.model_options, resolve=True)
+    options = OmegaConf.to_container(cfg.model_options, resolve=True)
 
-    def labeller(truth: Any) -> Any:
+    def labeller(truth: object) -> Any:
         if settings.labels != "vlm" or cfg.model == "scripted":
             script = build.tool("judge_scripted")
             model = script(truth, error=settings.error, tie=settings.tie, seed=cfg.seed)

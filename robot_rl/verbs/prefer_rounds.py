@@ -37,19 +37,19 @@ ANSWERS = "pairs.jsonl"
 class LearntReward(Protocol):
     """See `robot_rl.policies.reward.preference.RewardEnsemble`."""
 
-    def update(self, pairs: Any) -> Metrics:
+    def update(self, pairs: object) -> Metrics:
         """One step; loss and accuracy."""
         ...
 
-    def probabilities(self, pairs: Any) -> Tensor:
+    def probabilities(self, pairs: object) -> Tensor:
         """(E, P) P(second better)."""
         ...
 
-    def calibrate(self, *rows: Any) -> None:
+    def calibrate(self, *rows: object) -> None:
         """Bring members to one scale."""
         ...
 
-    def reward(self, rows: Any, other: Any, /) -> Tensor:
+    def reward(self, rows: object, other: object, /) -> Tensor:
         """(N,) of states and actions, or of pictures and a goal."""
         ...
 

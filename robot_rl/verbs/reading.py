@@ -81,7 +81,7 @@ def read_words(model: type[S], words: Sequence[str], verb: str) -> S:
     Raises:
         Refused: a word without a value, an unknown name, or a value of another type or outside its range.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:

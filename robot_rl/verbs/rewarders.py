@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint
 from robot_rl.checkpoint import CheckpointError
+from robot_rl.types import VecEnv
 from robot_rl.verbs import critic_reference
 from robot_rl.verbs.build import EnvMaker, env_factory
 from robot_rl.verbs.reading import plain, stored_config
@@ -51,13 +53,13 @@ def rewarded_factory(cfg: DictConfig) -> EnvMaker:
     return replace(without, make=make)
 
 
-def watched_factory(cfg: DictConfig, options: dict[str, Any], without: EnvMaker) -> EnvMaker:
+def watched_factory(cfg: DictConfig, options: Mapping[str, object], without: EnvMaker) -> EnvMaker:
     """The same with the reward of `options`."""
     found: list[float] = []
     build.make("rewarder", options, seed=cfg.seed)  # what is wrong with the options is said before anything is built
 
     def make(num_envs: int, seed: int, render: bool) -> Any:
-        from robot_rl.loops.watched import Watched
+        from robot_rl.loops.watched import PictureWatcher, Watched
 
         reward = build.make("rewarder", options, seed=cfg.seed)
         node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
@@ -65,11 +67,10 @@ def watched_factory(cfg: DictConfig, options: dict[str, Any], without: EnvMaker)
         new = [camera for camera in reward.cameras if shown is not None and camera not in shown]
         if new:  # pictures for the reward alone
             node["cameras"] = [*(shown or ()), *new]
-            size = getattr(reward, "image_size", None)
-            if size is not None and not shown:
-                node["camera_size"] = list(size)
+            if isinstance(reward, PictureWatcher) and reward.image_size is not None and not shown:
+                node["camera_size"] = list(reward.image_size)
         env = build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
-        if getattr(reward, "z_max", 1.0) is None:
+        if isinstance(reward, PictureWatcher) and reward.z_max is None:
             if not found:
                 found.append(reward.calibrate(random_pictures(env, reward.cameras[0], reward.calibration, seed)))
                 print(f"  z_max {found[0]:.4g}: the 95th percentile over {reward.calibration} random steps")
@@ -79,7 +80,7 @@ def watched_factory(cfg: DictConfig, options: dict[str, Any], without: EnvMaker)
     return replace(without, make=make)
 
 
-def random_pictures(env: Any, camera: str, steps: int, seed: int) -> np.ndarray:
+def random_pictures(env: VecEnv, camera: str, steps: int, seed: int) -> np.ndarray:
     """(steps * N, H, W, 3) pictures of random actions; whoever uses the environment then resets it."""
     rng, key = np.random.default_rng(seed), f"image.{camera}"
     env.reset(seed=seed)
@@ -120,13 +121,22 @@ def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
     return ensemble(critics, how, caution)
 
 
-def with_reference(judge: Any, reference: str, frames: int, camera: str) -> Any:
+@runtime_checkable
+class ShownCritic(Protocol):
+    """A critic that may be shown its goal."""
+
+    def shown(self, reference: object) -> Any:
+        """The critic with a `policies.nets.reference.RefClip`, or None for none."""
+        ...
+
+
+def with_reference(judge: object, reference: str, frames: int, camera: str) -> Any:
     """A critic that is shown its goal: `frames` frames of an episode, `<clips or log>:<episode>`.
 
     Raises:
         ValueError: the critic cannot be shown a goal, or the reference cannot be used; says why.
     """
-    if not hasattr(judge, "shown"):
+    if not isinstance(judge, ShownCritic):
         raise Refused(f"{type(judge).__name__} cannot be shown a goal; train one that can with critic=in_context")
     pictures, source = critic_reference.read(reference, camera)
     clip = build.tool("reference_clip")

@@ -6,6 +6,7 @@ import html
 import os
 import sys
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,9 +136,9 @@ def _new(arguments: list[str]) -> None:
         print(f"  still ? (nothing is deployed before they are known): {_few(left)}")
 
 
-def _ask(made: Card, given: dict[str, Any]) -> dict[str, Any]:
+def _ask(made: Card, given: Mapping[str, object]) -> dict[str, Any]:
     """Answers of whoever sits at the terminal; nothing = `?`."""
-    answers: dict[str, Any] = {}
+    answers: dict[str, object] = {}
     for key, question in QUESTIONS.items():
         stated = key in DEFAULTS and all(x != OPEN for joint in made.joints for x in (joint.model_dump()[key],))
         if key in given or stated or (key in OF_LEGS and made.legs is None):
@@ -157,7 +158,7 @@ def _with(made: Card, given: dict[str, Any]) -> Card:
         joint.model_copy(update={key: value for key, value in limits.items() if joint.model_dump()[key] == OPEN})
         for joint in made.joints
     )
-    update: dict[str, Any] = {"joints": joints}
+    update: dict[str, object] = {"joints": joints}
     update |= {key: given[key] for key in ("command_mode", "controller_topic", "controller_timeout") if key in given}
     if "estop" in given:
         update["estop"] = made.estop.model_copy(update={"action": given["estop"]})
@@ -258,7 +259,7 @@ def put_card(cfg: DictConfig) -> None:
     cfg.env = table if cfg.get("env") is None else OmegaConf.merge(cfg.env, table)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else "" if value is None else str(value)
 
 

@@ -146,9 +146,10 @@ def run(
             trial = waiting.pop(reference)
             try:
                 row = ray.get(reference)
-            except Exception as error:  # one failed trial does not end the others
-                cause = getattr(error, "cause", None) or error
-                row = {"trial": trial.name, "error": str(cause).strip()}
+            except ray.exceptions.RayTaskError as error:  # one failed trial does not end the others
+                row = {"trial": trial.name, "error": str(error.cause).strip()}
+            except Exception as error:
+                row = {"trial": trial.name, "error": str(error).strip()}
             results.append(row)
             write_json(folder / "sweep.json", {"verb": verb, "arguments": arguments, "rows": results})
             if on_done is not None:
@@ -160,7 +161,7 @@ def run(
     return sorted(results, key=lambda row: order[row["trial"]])
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     return isinstance(value, (int, float, str)) and not isinstance(value, bool)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint, parallel
+from robot_rl.types import Learner
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, learner_factory, run_name, saved_config, settings_of, threads, tracker_factory
 from robot_rl.verbs.options import Env, Machine, Pictures, Resume
@@ -30,7 +31,8 @@ def learner_of_init(cfg: DictConfig) -> str:
         CheckpointError: there is no such run.
     """
     own = build.find("policy", str(cfg.policy.name)) if cfg.init is not None and cfg.resume is None else None
-    if own is not None and not getattr(own, "from_policy", False):  # the offline run's own learner goes on
+    begins = isinstance(own, type) and issubclass(own, Learner) and own.from_policy
+    if own is not None and not begins:  # the offline run's own learner goes on
         cfg.policy = stored_config(checkpoint.find(Path(str(cfg.init)))).policy
         for name in ("actor_decay", "decay"):  # the schedule has ended with the log: nothing would move any more
             if cfg.policy.get(name):

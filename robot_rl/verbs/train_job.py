@@ -137,8 +137,8 @@ def refuse_idle(settings: TrainSettings, learner: Learner[Any, Any]) -> None:
         )
     if settings.demos and settings.log is not None:
         raise ValueError("demos and log are both given, and one of them is sampled; leave the other out")
-    for share, source in (("demo_share", "demos"), ("log_share", "log")):
-        if share in set_ and not getattr(settings, source):
+    for share, source, given in (("demo_share", "demos", settings.demos), ("log_share", "log", settings.log)):
+        if share in set_ and not given:
             raise ValueError(f"{share} has no effect without {source}; add {source}=<...>, or leave it out")
 
 
@@ -240,7 +240,7 @@ class TrainJob:
     def _sources(self) -> dict[str, Any]:
         """What a new run comes from."""
         s = self.settings
-        out: dict[str, Any] = {}
+        out: dict[str, object] = {}
         if s.init is not None:
             found = checkpoint.find(Path(s.init))
             out["parent"] = {"run": str(found), **lineage.digest(found / "learner.pt")}
@@ -463,7 +463,7 @@ class Beside:
         self._mix.load_state_dict(state)
 
 
-def record_video(make_env: Callable[..., Any], policy: Any, path: Path, episodes: int, seed: int) -> Path | str:
+def record_video(make_env: Callable[..., object], policy: Any, path: Path, episodes: int, seed: int) -> Path | str:
     """`film`, or why there is no film; nothing is raised."""
     try:
         return film(make_env, policy, path, episodes, seed)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,6 +32,11 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.tune_plot import draw
 from robot_rl.words import Refused
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial, TrialState
 
 VERBS = ("train", "offline")
 PATIENCE = 120.0
@@ -80,17 +85,20 @@ class Space:
     fixed: tuple[str, ...]
     searched: dict[str, Override]
 
-    def ask(self, trial: Any) -> tuple[str, ...]:
+    def ask(self, trial: Trial) -> tuple[str, ...]:
         """Words of one set of options, proposed by the trial of a study."""
         return tuple(f"{key}={self._suggest(trial, key, override)}" for key, override in self.searched.items())
 
-    def _suggest(self, trial: Any, key: str, override: Override) -> Any:
+    def _suggest(self, trial: Trial, key: str, override: Override) -> object:
         value = override.value()
         if not isinstance(value, IntervalSweep):
             return trial.suggest_categorical(key, list(override.sweep_string_iterator()))
-        if isinstance(value.start, int):
-            return trial.suggest_int(key, value.start, value.end, log="log" in value.tags)
-        return f"{trial.suggest_float(key, value.start, value.end, log='log' in value.tags):.6g}"
+        low, high, log = value.start, value.end, "log" in value.tags
+        assert low is not None  # `read_space` asks for both
+        assert high is not None
+        if isinstance(low, int) and isinstance(high, int):
+            return trial.suggest_int(key, low, high, log=log)
+        return f"{trial.suggest_float(key, low, high, log=log):.6g}"
 
 
 def read_space(words: Sequence[str]) -> Space:
@@ -134,7 +142,7 @@ def read_space(words: Sequence[str]) -> Space:
 
 
 @dataclass
-class Attempt:
+class OptionCandidate:
     """One set of options on its way.
 
     Attributes:
@@ -146,7 +154,7 @@ class Attempt:
         told: step of the last evaluation that the study knows.
     """
 
-    trial: Any
+    trial: Trial
     words: tuple[str, ...]
     place: Path
     seeds: int
@@ -219,27 +227,7 @@ class Attempt:
         return " ".join(said[-1:] or lines[-1:])
 
 
-class Study(Protocol):
-    """What is used of Optuna's study."""
-
-    trials: list[Any]
-    user_attrs: dict[str, Any]
-    sampler: Any
-
-    def ask(self) -> Any:
-        """A trial with the next set of options."""
-
-    def tell(self, trial: Any, values: float | None = None, state: Any = None) -> Any:
-        """What came of it."""
-
-    def enqueue_trial(self, params: dict[str, Any], user_attrs: dict[str, Any] | None = None) -> None:
-        """Ask for these options next."""
-
-    def set_user_attr(self, key: str, value: Any) -> None:
-        """Keep something with the study."""
-
-
-class Search:
+class OptionSearch:
     """A search in one folder.
 
     Args:
@@ -259,7 +247,7 @@ class Search:
         self.space, self.options, self.folder, self.on_done = space, options, folder, on_done
         optuna: Any = require("optuna")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.states: Any = optuna.trial.TrialState
+        self.states: type[TrialState] = optuna.trial.TrialState
         folder.mkdir(parents=True, exist_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
         startup = options.startup
@@ -267,7 +255,7 @@ class Search:
             "tpe": lambda seed: optuna.samplers.TPESampler(n_startup_trials=startup, seed=seed),
             "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
         }
-        self.sampler: Callable[[int], Any] = samplers[options.sampler]
+        self.sampler: Callable[[int], BaseSampler] = samplers[options.sampler]
         pruners = {
             "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=startup),
             "hyperband": optuna.pruners.HyperbandPruner,
@@ -297,7 +285,7 @@ class Search:
             KeyboardInterrupt: after the runs have saved.
         """
         self._take_up()
-        running: list[Attempt] = []
+        running: list[OptionCandidate] = []
         proven = False  # that runs accept what is fixed
         try:
             with Interrupt() as interrupt:  # SIGTERM too, and where a shell's background job is deaf to SIGINT
@@ -307,15 +295,15 @@ class Search:
                     if not running:
                         break
                     time.sleep(0.2)
-                    for attempt in list(running):
-                        if self._advance(attempt, proven):
-                            running.remove(attempt)
+                    for candidate in list(running):
+                        if self._advance(candidate, proven):
+                            running.remove(candidate)
                             proven = True
             if interrupt.asked:
                 raise KeyboardInterrupt
         finally:
-            for attempt in running:
-                attempt.stop()
+            for candidate in running:
+                candidate.stop()
             rows = self.rows()
             write_json(self.folder / "tune.json", {**self.study.user_attrs["line"], "rows": rows})
         return rows
@@ -340,7 +328,7 @@ class Search:
         counted = [t for t in self.study.trials if t.state in done or t.user_attrs.get("error")]
         return len(counted) + running < self.options.trials
 
-    def _begin(self) -> Attempt:
+    def _begin(self) -> OptionCandidate:
         number = len({t.user_attrs["number"] for t in self.study.trials if "place" in t.user_attrs})
         # its own numbers for every set: one generator, begun anew by each call, would propose the first ones again
         state = np.random.SeedSequence([self.options.seed, number]).generate_state(1)
@@ -352,39 +340,39 @@ class Search:
         place = Path(trial.user_attrs.get("place") or self.folder / f"trial_{number:03d}")
         trial.set_user_attr("place", str(place))
         trial.set_user_attr("words", list(words))
-        attempt = Attempt(trial, words, place, self.options.seeds)
-        attempt.start(self.space, self.variables)
-        return attempt
+        candidate = OptionCandidate(trial, words, place, self.options.seeds)
+        candidate.start(self.space, self.variables)
+        return candidate
 
-    def _advance(self, attempt: Attempt, proven: bool) -> bool:
+    def _advance(self, candidate: OptionCandidate, proven: bool) -> bool:
         """Look after a trial; whether it has ended."""
-        attempt.tell(self.space.verb, self.options.metric)
-        if attempt.process is None:
-            attempt.start(self.space, self.variables)
+        candidate.tell(self.space.verb, self.options.metric)
+        if candidate.process is None:
+            candidate.start(self.space, self.variables)
             return False
-        code = attempt.process.poll()
+        code = candidate.process.poll()
         if code is None:
-            if not attempt.values and attempt.trial.should_prune():
-                attempt.stop()
-                return self._end(attempt, self.states.PRUNED)
+            if not candidate.values and candidate.trial.should_prune():
+                candidate.stop()
+                return self._end(candidate, self.states.PRUNED)
             return False
-        value = self._value(attempt) if code == 0 else None
+        value = self._value(candidate) if code == 0 else None
         if value is None:
-            said = attempt.last_words()
+            said = candidate.last_words()
             if code == 2 and not proven:
-                self.study.tell(attempt.trial, state=self.states.FAIL)
+                self.study.tell(candidate.trial, state=self.states.FAIL)
                 raise Refused(said)
-            attempt.trial.set_user_attr("error", said)
-            return self._end(attempt, self.states.FAIL)
-        attempt.values.append(value)
-        if len(attempt.values) < attempt.seeds:
-            attempt.start(self.space, self.variables)
+            candidate.trial.set_user_attr("error", said)
+            return self._end(candidate, self.states.FAIL)
+        candidate.values.append(value)
+        if len(candidate.values) < candidate.seeds:
+            candidate.start(self.space, self.variables)
             return False
-        return self._end(attempt, self.states.COMPLETE)
+        return self._end(candidate, self.states.COMPLETE)
 
-    def _value(self, attempt: Attempt) -> float | None:
+    def _value(self, candidate: OptionCandidate) -> float | None:
         """What the run's final evaluation says."""
-        made = attempt.run_folder(self.space.verb)
+        made = candidate.run_folder(self.space.verb)
         if made is None or not (made / "evaluation.json").exists():
             return None
         value = json.loads((made / "evaluation.json").read_text()).get(self.options.metric)
@@ -392,15 +380,15 @@ class Search:
             raise Refused(f"the evaluation at the end of {made} has no {self.options.metric}; set --metric")
         return float(value)
 
-    def _end(self, attempt: Attempt, state: Any) -> bool:
+    def _end(self, candidate: OptionCandidate, state: TrialState) -> bool:
         complete = state == self.states.COMPLETE
-        mean = sum(attempt.values) / len(attempt.values) if complete else None
-        self.study.tell(attempt.trial, mean, state=None if complete else state)
+        mean = sum(candidate.values) / len(candidate.values) if complete else None
+        self.study.tell(candidate.trial, mean, state=None if complete else state)
         rows = {row["trial"]: row for row in self.rows()}
-        self.on_done(rows[attempt.trial.user_attrs["number"]])
+        self.on_done(rows[candidate.trial.user_attrs["number"]])
         return True
 
-    def _row(self, trial: Any) -> dict[str, Any]:
+    def _row(self, trial: FrozenTrial) -> dict[str, Any]:
         curve = sorted(trial.intermediate_values.items())
         return {
             "trial": trial.user_attrs.get("number", trial.number),
@@ -448,7 +436,7 @@ def tune(arguments: list[str]) -> int:
         if options.seeds > 1 and any(word.startswith("seed=") for word in space.words):
             raise Refused("--seeds gives every set of options the seeds 0, 1, …; leave seed= out")
         folder = Path(options.folder or folder)
-        search = Search(space, options, folder, lambda row: print(_line(row), flush=True))
+        search = OptionSearch(space, options, folder, lambda row: print(_line(row), flush=True))
         print(f"search folder: {folder}   {options.trials} trials of {', '.join(space.searched)}", flush=True)
         rows = search.run()
     except Refused as error:

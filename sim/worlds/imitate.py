@@ -131,7 +131,8 @@ class Imitate:
         mujoco = require("mujoco")
         self._model = made = mujoco.MjModel.from_xml_string(self._xml)
         kinds = [int(kind) for kind in made.jnt_type]
-        free, slide, hinge = (int(getattr(mujoco.mjtJoint, f"mjJNT_{kind}")) for kind in ("FREE", "SLIDE", "HINGE"))
+        joint = mujoco.mjtJoint
+        free, slide, hinge = int(joint.mjJNT_FREE), int(joint.mjJNT_SLIDE), int(joint.mjJNT_HINGE)
         self._free = kinds[0] == free
         head = 1 if self._free else 3
         if (not self._free and kinds[:3] != [slide, slide, hinge]) or set(kinds[head:]) != {hinge}:

@@ -220,7 +220,7 @@ class Tabletop:
     def control(self, view: View, action: Array) -> Array:
         """Position targets of the gantry and the fingers; the command stays within 5 cm of the hand."""
         xp = view.xp
-        command: Any = view.task["command"]
+        command = view.task["command"]
         action = xp.astype(action, command.dtype)
         tip = view.qpos[:, :3]
         wanted = xp.clip(command + action[:, :3] * self._step, tip - _LEASH, tip + _LEASH)

@@ -6,7 +6,7 @@ scene from the simulator's state: a film of one goal being met is also a film of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, HALF, PLATES, STROKE, Ta
 from robot_rl.sim.worlds.tabletop_text import phrasings
 from robot_rl.types import Array
 from robot_rl.types.options import Count, Pixels
+
+if TYPE_CHECKING:
+    from robot_rl.sim.render import Cameras
 
 KINDS = ("success", "pause", "wrong_object", "wrong_place", "drop", "stall", "miss", "regress", "undo")
 """What happens in a clip, relative to what is asked; the first two meet the goal and stay there."""
@@ -48,6 +51,7 @@ class TabletopClips:
         self.camera, self.size, self.num_threads = camera, (int(size[0]), int(size[1])), num_threads
         if camera not in Tabletop.cameras:
             raise ValueError(f"camera is '{camera}', expected one of {', '.join(Tabletop.cameras)}")
+        self._cameras: Cameras | None = None
 
     def facts(self) -> dict[str, Any]:
         """What the arrays of `generate` mean: kinds, goals, sentences, rate. Plain values."""
@@ -125,10 +129,10 @@ class TabletopClips:
             "kind": np.array([KINDS.index(kind) for kind in kinds], np.int64),
         }
 
-    def _pictures(self, model: Any, qpos: np.ndarray, row: int, plates: dict[str, np.ndarray]) -> np.ndarray:
+    def _pictures(self, model: object, qpos: np.ndarray, row: int, plates: dict[str, np.ndarray]) -> np.ndarray:
         from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
-        if not hasattr(self, "_cameras"):
+        if self._cameras is None:
             self._cameras = Cameras(model, self.size[1], self.size[0], Tabletop.markers)
         here = {key: np.repeat(value[row : row + 1], len(qpos), axis=0) for key, value in plates.items()}
         return self._cameras.render(qpos, [self.camera], here)[self.camera]

@@ -167,7 +167,7 @@ class Transfer:
     def control(self, view: View, action: Array) -> Array:
         """Positions of slides and fingers."""
         xp = view.xp
-        command: Any = view.task["command"]
+        command = view.task["command"]
         action = xp.astype(action, command.dtype)
         measured = xp.astype(_tips(view), command.dtype)
         target = command + action[:, :6] * (_SPEED / self.control_hz)

@@ -15,7 +15,7 @@ from robot_rl.advantage.registry import Entry, check_needs, entry, register
 from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turn_groups import trloo
 
-PRESETS = [f for f in vars(presets).values() if inspect.isfunction(f) and f.__module__ == presets.__name__]
+PRESETS = list(presets.PRESETS.values())
 
 
 def full_batch(seed=0, **changes):
@@ -360,3 +360,8 @@ def test_registry_entries_are_documented():
         assert "default" in item.modes
     assert entry("igpo", "redistribute").kind == "redistribute"
     check_needs(entry("monte_carlo"), full_batch(value=None))
+
+
+def test_table_of_presets_names_every_function() -> None:
+    made = {name: f for name, f in vars(presets).items() if inspect.isfunction(f) and f.__module__ == presets.__name__}
+    assert made == presets.PRESETS

@@ -16,7 +16,7 @@ FOREIGN = {
     "sim/gym_state.py",
     "sim/isaac_lab_env.py",
 }
-MOST = 191
+MOST = 52
 """Calls of getattr and hasattr and handlers of AttributeError that ship; lower it where one goes, never raise it."""
 
 
@@ -53,5 +53,5 @@ def test_learners_policies_and_environments_are_never_probed() -> None:
 
 def test_probes_become_fewer() -> None:
     found = probes()
-    assert len(found) > 100, "the rooms were not found"
+    assert found, "the rooms were not found"
     assert len(found) <= MOST, f"{len(found)} probes ship, and there were {MOST}: declare what is asked for instead"

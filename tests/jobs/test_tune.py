@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="needs Optuna (extra `tune`)")
 from robot_rl.verbs import tune
-from robot_rl.verbs.tune import Search, TuneOptions, read_space
+from robot_rl.verbs.tune import OptionSearch, TuneOptions, read_space
 
 RUN = """
 import json, pathlib, signal, sys, time
@@ -59,7 +59,7 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     monkeypatch.setattr(tune.child, "command", command)
 
     def run(*words: str, **options: Any) -> list[dict[str, Any]]:
-        return Search(read_space(["train", *words]), TuneOptions(**options), tmp_path / "f", lambda _: None).run()
+        return OptionSearch(read_space(["train", *words]), TuneOptions(**options), tmp_path / "f", lambda _: None).run()
 
     return run
 
@@ -155,7 +155,7 @@ def test_a_search_in_pieces_proposes_what_one_in_one_piece_does(tmp_path: Path, 
 
 def test_a_run_that_outlived_a_killed_search_is_waited_for_and_counts(search, tmp_path: Path) -> None:
     space = read_space(["train", "x=interval(0.0,1.0)", "wait=1"])
-    killed = Search(space, TuneOptions(trials=1), tmp_path / "f", lambda _: None)._begin()
+    killed = OptionSearch(space, TuneOptions(trials=1), tmp_path / "f", lambda _: None)._begin()
     run = tmp_path / "f/trial_000/train/run"
     while not (run / "waits").exists():
         time.sleep(0.05)

@@ -78,10 +78,14 @@ def test_cached_log_probabilities_equal_a_full_forward_pass(world):
     dialogues = agent.collect([1, 1, 2, 3, 4])
     assert len({len(one.tokens) for one in dialogues}) > 1  # ragged, so that holes in the cache are tried
     logp, value, _ = token_logp(agent.model, dialogues)
-    written = flat(dialogues, "written")
-    np.testing.assert_allclose(flat(dialogues, "logp")[written], logp.detach().numpy()[written], atol=2e-5)
-    np.testing.assert_allclose(flat(dialogues, "value")[written], value.detach().numpy()[written], atol=2e-5)
-    assert not flat(dialogues, "logp")[~written].any()
+    written = flat([one.written for one in dialogues])
+    np.testing.assert_allclose(
+        flat([one.logp for one in dialogues])[written], logp.detach().numpy()[written], atol=2e-5
+    )
+    np.testing.assert_allclose(
+        flat([one.value for one in dialogues])[written], value.detach().numpy()[written], atol=2e-5
+    )
+    assert not flat([one.logp for one in dialogues])[~written].any()
     alone = token_logp(agent.model, [dialogues[3]])[0]
     start = sum(len(one.tokens) for one in dialogues[:3])
     np.testing.assert_allclose(alone.detach(), logp.detach()[start : start + len(alone)], atol=2e-5)
@@ -330,9 +334,9 @@ def test_windows_of_attention_reach_as_far_in_the_rollout_as_in_the_update(tmp_p
     dialogues = agent.collect([1, 1, 2, 3, 4, 5])
     assert len({len(one.tokens) for one in dialogues}) > 1
     assert min(len(one.tokens) for one in dialogues) > 10
-    written = flat(dialogues, "written")
+    written = flat([one.written for one in dialogues])
     logp = token_logp(agent.model, dialogues)[0].detach().numpy()
-    np.testing.assert_allclose(flat(dialogues, "logp")[written], logp[written], atol=1e-4)
+    np.testing.assert_allclose(flat([one.logp for one in dialogues])[written], logp[written], atol=1e-4)
     # One dialogue alone has neither holes nor padding: there the library's own masks say what is right.
     one = dialogues[3]
     ids = torch.tensor([one.tokens])
@@ -350,8 +354,8 @@ def test_update_that_disagrees_with_the_rollout_stops(tmp_path):
     before = [x.clone() for x in agent.model.parameters()]
     with torch.no_grad():
         agent.model.core.get_input_embeddings().weight.mul_(3.0)
-        expected = token_logp(agent.model, dialogues[:4])[0].numpy() - flat(dialogues, "logp")
-    worst = np.abs(expected[flat(dialogues, "written")]).max()
+        expected = token_logp(agent.model, dialogues[:4])[0].numpy() - flat([one.logp for one in dialogues])
+    worst = np.abs(expected[flat([one.written for one in dialogues])]).max()
     assert worst > 0.02
     now = [x.clone() for x in agent.model.parameters()]
     with pytest.raises(ValueError, match=r"differ by up to .* between the rollout's cache and the full pass"):

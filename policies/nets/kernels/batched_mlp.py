@@ -90,7 +90,7 @@ class BatchedMlp:
         """As `ExplicitMlp.restore`."""
         self._layers, self._h, self._pick, self._chosen, self._grown, self._groups = saved
 
-    def release(self, saved: Any) -> None:
+    def release(self, saved: object) -> None:
         """As `ExplicitMlp.release`."""
 
     @torch.no_grad()

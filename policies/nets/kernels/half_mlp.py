@@ -106,7 +106,7 @@ class HalfMlp:
         self.shape, self.params = shape, params
         from robot_rl.policies.nets.kernels import half_numba  # needs numba, which only this kernel does
 
-        self._steps: Any = half_numba
+        self._steps = half_numba
         depth = len(shape.hidden)
 
         def parts(views: dict[str, Tensor], kind: str, count: int) -> list[Tensor]:

@@ -26,7 +26,7 @@ _REASSOCIATE = {"reassoc", "contract", "nsz"}  # sums may be reordered for vecto
 
 
 @_intrinsic
-def _as_float(context: Any, bits: Any = None) -> Any:
+def _as_float(context: object, bits: object = None) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _ir.FloatType())
 
@@ -34,7 +34,7 @@ def _as_float(context: Any, bits: Any = None) -> Any:
 
 
 @_intrinsic
-def _as_bits(context: Any, number: Any = None) -> Any:
+def _as_bits(context: object, number: object = None) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _ir.IntType(32))
 
@@ -76,7 +76,7 @@ def relu_next(h: np.ndarray, bias: np.ndarray) -> None:
 
 
 @numba.njit(inline="always")
-def _norm_row(z: Any, total: Any, scale: Any, shift: Any, eps: Any, h: Any) -> Any:
+def _norm_row(z: Any, total: object, scale: Any, shift: Any, eps: Any, h: Any) -> Any:
     """Normalise a row z (H,) of the given sum in place, write its activation h; one over its deviation."""
     width = z.shape[0]
     share = _ONE / _F(width)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import logging
 import os
@@ -72,8 +71,16 @@ def backend(device: str = "cpu") -> str:
 
 @functools.cache
 def kernels(name: str) -> ModuleType:
-    """Module of a CPU array backend ("numpy" or "numba"), imported on first use."""
-    return importlib.import_module(f"robot_rl.advantage.backends.{name}_scan")
+    """Module of a backend, imported on first use."""
+    if name == "numpy":
+        from robot_rl.advantage.backends import numpy_scan as scan
+    elif name == "numba":
+        from robot_rl.advantage.backends import numba_scan as scan
+    elif name == "triton":
+        from robot_rl.advantage.backends import triton_scan as scan
+    else:
+        from robot_rl.advantage.backends import torch_scan as scan
+    return scan
 
 
 def _check(name: str) -> str:

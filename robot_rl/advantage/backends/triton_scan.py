@@ -44,6 +44,6 @@ def scan(x: Tensor, a: Tensor) -> Tensor:
     x, a = x.contiguous(), a.contiguous()
     y = torch.empty_like(x)
     steps, width = x.shape
-    grid: Any = (triton.cdiv(width, BLOCK),)
+    grid = (triton.cdiv(width, BLOCK),)
     cast(Any, _kernel)[grid](x, a, y, steps, width, BLOCK=BLOCK)
     return y

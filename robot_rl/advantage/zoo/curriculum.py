@@ -113,7 +113,7 @@ class ExperimentalStartBuffer:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def add(self, history: Any, variance: float, *, parent: int = -1) -> int:
+    def add(self, history: object, variance: float, *, parent: int = -1) -> int:
         """Store a partial history.
 
         Args:

@@ -41,13 +41,13 @@ episode_estimator("experimental_flow_grpo", zoo_groups.experimental_flow_grpo, "
 
 
 @register("group", "opo", needs=("group",), paper="Hao et al. 2025, OPO")
-def _opo(batch: TurnBatch, **options: Any) -> RowEstimate:
+def _opo(batch: TurnBatch, **options: object) -> RowEstimate:
     e = batch.episodes
     return by_episode(batch, zoo_groups.opo(e.outcome, ids(e.group_id), loss_length(batch), **options))
 
 
 @register("group", "spo", needs=("group",), paper="Swamy et al. 2024")
-def _spo(batch: TurnBatch, **options: Any) -> RowEstimate:
+def _spo(batch: TurnBatch, **options: object) -> RowEstimate:
     e = batch.episodes
     score = zoo_groups.spo_from_score(e.outcome, ids(e.group_id))
     return by_episode(batch, groups.rloo(score, ids(e.group_id), **options))
@@ -140,7 +140,7 @@ def _mars(batch: TurnBatch, **options: Any) -> RowEstimate:
     modes=("default", "release"),
     state=lambda decay=0.99, **options: EmaScale(decay, **options),
 )
-def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: Any) -> RowEstimate:
+def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: object) -> RowEstimate:
     e = batch.episodes
     return by_episode(batch, state.advantage(e.outcome, ids(e.group_id), ids(e.task_id)))
 
@@ -152,7 +152,7 @@ def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: Any) -> RowEstimate:
     paper="DGRPO (reconstruction)",
     state=lambda decay=0.99: ExperimentalDifficulty(decay),
 )
-def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: Any) -> RowEstimate:
+def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: object) -> RowEstimate:
     e = batch.episodes
     weight = state.weight(e.outcome, ids(e.task_id))
     return by_episode(batch, groups.grpo(e.outcome, ids(e.group_id)) * weight)
@@ -167,7 +167,7 @@ def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: Any) -> RowEsti
     state=lambda decay=0.95, key="game_role", **_: RoleBaseline(decay, key=key),
 )
 def _rae(
-    batch: TurnBatch, state: RoleBaseline, *, gamma: float = 1.0, player: int | None = None, **_: Any
+    batch: TurnBatch, state: RoleBaseline, *, gamma: float = 1.0, player: int | None = None, **_: object
 ) -> RowEstimate:
     e, turns = batch.episodes, batch.turns
     episode, actor, role = ids(turns.episode_id), ids(turns.actor_id), ids(turns.role_id)

@@ -31,7 +31,7 @@ from robot_rl.advantage.segments import (
 )
 
 
-def loop(score: Array, group: Array, **options: Any) -> Array:
+def loop(score: Array, group: Array, **options: object) -> Array:
     """Outcome of LOOP: `rloo`, to be used in PPO with a per-row clip of 0.2 over several epochs.
 
     Source: Chen et al., Reinforcement Learning for Long-Horizon Interactive LLM Agents.
@@ -39,7 +39,7 @@ def loop(score: Array, group: Array, **options: Any) -> Array:
     return rloo(score, group, **options)
 
 
-def experimental_flow_grpo(score: Array, group: Array, **options: Any) -> Array:
+def experimental_flow_grpo(score: Array, group: Array, **options: object) -> Array:
     """Outcome of Flow-GRPO as reconstructed from its abstract: `grpo`, handed to every turn of the episode.
 
     Source: Li et al., AgentFlow (abstract only; reconstruction).
@@ -47,7 +47,7 @@ def experimental_flow_grpo(score: Array, group: Array, **options: Any) -> Array:
     return grpo(score, group, **options)
 
 
-def m_grpo(score: Array, group: Array, **options: Any) -> Array:
+def m_grpo(score: Array, group: Array, **options: object) -> Array:
     """`grpo` with eps 1e-4, for the `traj_turn_token` aggregation.
 
     Source: WebAgent-R1, released code.
@@ -96,7 +96,7 @@ def remax(score: Array, group: Array, greedy: Array) -> Array:
     return match_dtype(xp.where(ok & ~greedy & ~xp.isnan(out), out, 0.0), score)
 
 
-def gpg(score: Array, group: Array, *, factor: float = 1.0, alpha: float | None = None, **options: Any) -> Array:
+def gpg(score: Array, group: Array, *, factor: float = 1.0, alpha: float | None = None, **options: object) -> Array:
     """alpha · (score - group mean) / factor, alpha = episodes / episodes with a non-zero score.
 
     Args:

@@ -13,7 +13,7 @@ Fragment = dict[str, Array]
 def relabel(
     fields: Mapping[str, Array],
     goal_fn: Callable[[Mapping[str, Array]], Any],
-    reward_fn: Callable[[Mapping[str, Array], Any], tuple[Array, Array]],
+    reward_fn: Callable[[Mapping[str, Array], object], tuple[Array, Array]],
 ) -> Fragment:
     """A new fragment of the same steps with the reward and the end of another goal.
 

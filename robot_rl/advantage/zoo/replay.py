@@ -56,7 +56,7 @@ class SuccessReplay:
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._stored.values())
 
-    def add(self, task: int, rollout: Any, score: float) -> bool:
+    def add(self, task: int, rollout: object, score: float) -> bool:
         """Store a rollout if its score is above `min_score`; returns whether it was stored."""
         if not score > self.min_score:
             return False
@@ -121,7 +121,7 @@ class TrajectoryBuffer:
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, trajectory: Any, score: float, update: int) -> None:
+    def add(self, trajectory: object, score: float, update: int) -> None:
         """Store a trajectory with its behaviour log-probabilities, its score and the update that made it."""
         self._items.append((trajectory, float(score), int(update)))
 

@@ -226,7 +226,7 @@ def atomic_batches(group: Array, size: int) -> Iterator[Array]:
 
 
 def experimental_supo_advantage(
-    score: Array, trial: Array, group: Array, *, scale: str = "std", **options: Any
+    score: Array, trial: Array, group: Array, *, scale: str = "std", **options: object
 ) -> Array:
     """Group advantage of trials that context summaries cut into fragments: one entry per trial, shared by all of them.
 

@@ -65,7 +65,7 @@ def potential_shaping(potential: Array, next_potential: Array, discount: Array, 
     for name, x in (("next_potential", following), ("terminated", over)):
         if tuple(x.shape) != tuple(potential.shape):
             raise ValueError(f"{name} has shape {tuple(x.shape)}, expected that of potential, {tuple(potential.shape)}")
-    factor = double(as_array(discount, potential)) if hasattr(discount, "shape") else discount
+    factor = discount if isinstance(discount, (int, float)) else double(as_array(discount, potential))
     after = factor * xp.where(over, 0.0, double(following))
     return match_dtype(after - double(potential), potential)
 
@@ -162,7 +162,7 @@ def gated_reward(level_reward: Array, episode: Array, n_episodes: int, threshold
         raise ValueError(f"level_reward has shape {tuple(level_reward.shape)}, expected (levels, rows)")
     levels = int(level_reward.shape[0])
     episode = as_array(episode, level_reward)
-    limits = [float(t) for t in threshold] if hasattr(threshold, "__len__") else [float(threshold)] * levels
+    limits = [float(threshold)] * levels if isinstance(threshold, (int, float)) else [float(t) for t in threshold]
     if len(limits) != levels:
         raise ValueError(f"threshold has {len(limits)} entries, expected one per level, {levels}")
     total = double(level_reward[levels - 1])

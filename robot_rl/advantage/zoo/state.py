@@ -46,7 +46,7 @@ def reduce(updates: Sequence[Samples]) -> Samples:
     """
     if not updates:
         raise ValueError("updates is empty, expected the samples of at least one worker")
-    columns = [np.concatenate([np.asarray(getattr(u, name)) for u in updates]) for name in Samples._fields]
+    columns = [np.concatenate(column) for column in zip(*updates)]
     order = np.argsort(columns[0], kind="stable")
     merged = Samples(*(column[order] for column in columns))
     twice = np.flatnonzero(merged.place[1:] == merged.place[:-1])

@@ -18,7 +18,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -100,16 +100,16 @@ class ConsoleServer:
             self._ssl.load_cert_chain(o.certificate, o.key)
         self._hosts, self._replay = o.hosts, replay
         self._on_message, self._on_leave, self._now = on_message, on_leave, now
-        self._operator: Any = None
+        self._operator = None
         self._page_of: dict[Any, str] = {}  # client -> what its page calls itself
-        self._asks: Any = None  # the client that wants the seat
+        self._asks = None  # the client that wants the seat
         self._heard = 0.0  # when the operator last said anything
         self._clients: dict[Any, asyncio.Event] = {}
         self._tasks: set[Any] = set()
         self._telemetry = "{}"
         self._pictures: dict[int, tuple[int, bytes]] = {}  # which -> how many there were, the newest with its head
         self._history: list[dict[str, Any]] = []
-        self._loop: Any = None
+        self._loop = None
         self._failure: BaseException | None = None
         self._ready, self._done = threading.Event(), None
         self._thread = threading.Thread(target=self._run, daemon=True, name="console")
@@ -134,7 +134,7 @@ class ConsoleServer:
         """Somebody looks at the page."""
         return bool(self._clients)
 
-    def publish(self, telemetry: dict[str, Any]) -> None:
+    def publish(self, telemetry: Mapping[str, object]) -> None:
         """Newest numbers; never blocks."""
         told = {"type": "state", "at": 1e3 * self._now(), **telemetry}
         self._call(self._set, json.dumps(told, allow_nan=False, default=str))
@@ -143,7 +143,7 @@ class ConsoleServer:
         """Newest JPEG, taken at `taken` [s]: 0 is the large picture, 1 and more are the policy's; never blocks."""
         self._call(self._draw, which, struct.pack("<Bd", which, 1e3 * taken) + picture)
 
-    def remember(self, point: dict[str, Any]) -> None:
+    def remember(self, point: Mapping[str, object]) -> None:
         """A point of the curves: one per episode; new clients get them all."""
         self._call(self._append, point)
 
@@ -155,7 +155,7 @@ class ConsoleServer:
 
     # ------------------------------------------------------------ in the server's thread
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
@@ -178,7 +178,7 @@ class ConsoleServer:
         for client in list(self._clients):
             self._soon(client, json.dumps({"type": "history", "points": [point]}))
 
-    def _soon(self, client: Any, text: str) -> None:
+    def _soon(self, client: object, text: str) -> None:
         """Send without waiting: one page that has frozen holds nobody up."""
         task = asyncio.ensure_future(_send(client, text))
         self._tasks.add(task)
@@ -235,7 +235,7 @@ class ConsoleServer:
     def _known(self, request: Any) -> bool:
         return hmac.compare_digest(request.query.get("token", "").encode(), self.token.encode())
 
-    async def _page(self, request: Any) -> Any:
+    async def _page(self, request: object) -> Any:
         if not self._known(request):
             raise self._web.HTTPForbidden(text="open the address that robot-rl printed: it holds the token")
         return self._web.Response(text=(FOLDER / "page.html").read_text(), content_type="text/html")
@@ -282,7 +282,7 @@ class ConsoleServer:
             self._tell()
         return client
 
-    async def _take(self, client: Any, text: str) -> None:
+    async def _take(self, client: object, text: str) -> None:
         try:
             message = json.loads(text)
             if not isinstance(message, dict):
@@ -307,7 +307,7 @@ class ConsoleServer:
                 client, json.dumps({"type": "echo", "sent": message["sent"], "kind": kind, "at": 1e3 * self._now()})
             )
 
-    def _ask(self, client: Any, what: str) -> None:
+    def _ask(self, client: object, what: str) -> None:
         """Change hands: "take" the seat (asked for while somebody is in it), or "hand" it to whoever asked."""
         if what == "take" and client is not self._operator:
             if self._operator is None or time.monotonic() - self._heard > SILENT_S:
@@ -320,7 +320,7 @@ class ConsoleServer:
             raise ValueError(f"seat: '{what}' is not for this page, expected take, or hand from the page that has it")
         self._tell()
 
-    def _seat(self, client: Any) -> None:
+    def _seat(self, client: object) -> None:
         """Put a client into the seat, or nobody; whoever drove before has let go."""
         before, self._operator, self._heard = self._operator, client, time.monotonic()
         if client is self._asks:
@@ -333,7 +333,7 @@ class ConsoleServer:
         for client in list(self._clients):
             self._soon(client, self._role(client))
 
-    def _role(self, client: Any) -> str:
+    def _role(self, client: object) -> str:
         facts = {"operator": client is self._operator, "free": self._operator is None}
         return json.dumps({"type": "role", **facts, "asked": self._asks is not None, "pages": len(self._clients)})
 

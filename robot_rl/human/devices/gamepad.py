@@ -65,7 +65,7 @@ class GamepadTeleop(TerminalTeleop):
     ) -> None:
         super().__init__(go="start", unlock="the guide button")
         self._map = ActionMap(io, dead_zone=dead_zone, speed=speed)
-        self._game: Any = None
+        self._game = None
         if pad is None:
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -104,7 +104,7 @@ class GamepadTeleop(TerminalTeleop):
 
 
 def make(
-    io: IOSpec, expert: Any = None, *, index: Whole = 0, dead_zone: Share = 0.12, speed: Positive = 1.0
+    io: IOSpec, expert: object = None, *, index: Whole = 0, dead_zone: Share = 0.12, speed: Positive = 1.0
 ) -> GamepadTeleop:
     """A gamepad at this machine; see `GamepadTeleop`."""
     return GamepadTeleop(io, index=index, dead_zone=dead_zone, speed=speed)

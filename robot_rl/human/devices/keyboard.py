@@ -11,7 +11,6 @@ import select
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -142,7 +141,7 @@ class KeyboardTeleop(TerminalTeleop):
                     self.press(key)
 
 
-def make(io: IOSpec, expert: Any = None, *, hold_s: Positive = 0.55, speed: Positive = 0.6) -> KeyboardTeleop:
+def make(io: IOSpec, expert: object = None, *, hold_s: Positive = 0.55, speed: Positive = 0.6) -> KeyboardTeleop:
     """The keyboard of this terminal; see `KeyboardTeleop`."""
     return KeyboardTeleop(io, hold_s=hold_s, speed=speed)
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.policies.nets.tiny_backbone import TinyBackbone
+from robot_rl.policies.nets.vlm import from_config
 from robot_rl.policies.vla.chunk_policy import ChunkPolicy, probe_obs
 from robot_rl.policies.vla.guard import RobotFacts, save
 from robot_rl.policies.vla.interface import ActionStats, PolicyMeta
-from robot_rl.policies.vla.tiny_backbone import TinyBackbone
-from robot_rl.policies.vla.vlm import from_config
 
 NAMES = ("tip_dx", "tip_dy", "tip_dz", "gripper")
 LOW, HIGH = (-0.03, -0.03, -0.03, 0.0), (0.03, 0.03, 0.03, 0.08)

@@ -13,11 +13,12 @@ import torch
 
 pytest.importorskip("transformers")
 
-from robot_rl.policies.vla import guard, vlm
+from robot_rl.policies.nets import vlm
+from robot_rl.policies.nets.tiny_backbone import TinyBackbone
+from robot_rl.policies.vla import guard
 from robot_rl.policies.vla.backbone_critic import BackboneCritic
 from robot_rl.policies.vla.guard import WeightsError
 from robot_rl.policies.vla.interface import ActionStats
-from robot_rl.policies.vla.tiny_backbone import TinyBackbone
 
 if "vla_cases" not in sys.modules:
     _spec = importlib.util.spec_from_file_location("vla_cases", Path(__file__).parent / "cases.py")

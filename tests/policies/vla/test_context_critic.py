@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.policies.nets.progress_net import CriticNet
 from robot_rl.policies.nets.reference import BOTH, SHOWN, TOLD, RefClip, announced, reference_indices
 from robot_rl.policies.vla.context import ContextCritic, ContextCriticOptions, ContextLearner
 from robot_rl.policies.vla.context_clips import ContextSampler, ShowOptions
@@ -18,7 +19,6 @@ from robot_rl.policies.vla.context_report import evaluate, lines
 from robot_rl.policies.vla.critic import TinyCritic
 from robot_rl.policies.vla.critic_clips import Clips
 from robot_rl.policies.vla.critic_ensemble import CriticEnsemble
-from robot_rl.policies.vla.critic_net import CriticNet
 from robot_rl.verbs import critic_clips as job
 from robot_rl.verbs.critic_reference import read
 

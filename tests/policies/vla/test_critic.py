@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from robot_rl.checkpoint import CheckpointError
+from robot_rl.policies.nets.progress_net import CriticNet
 from robot_rl.policies.nets.vla_words import HashedWords
 from robot_rl.policies.reward.critic_reward import progress_reward
 from robot_rl.policies.vla.critic import Clips, CriticLearner, TinyCritic, TinyCriticOptions
 from robot_rl.policies.vla.critic_clips import ClipSampler, DrawOptions
-from robot_rl.policies.vla.critic_net import CriticNet
 from robot_rl.policies.vla.critic_report import evaluate, lines
 from robot_rl.policies.vla.guard import check_critic
 from robot_rl.track import Many

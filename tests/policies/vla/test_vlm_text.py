@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.policies.nets import vlm
 from robot_rl.policies.nets.picture_labels import TwoStage
-from robot_rl.policies.vla import vlm
 from robot_rl.policies.vla.text_models import open_model
 from robot_rl.policies.vla.vlm_text import LocalModel
 

@@ -120,8 +120,9 @@ def test_raw_and_compressed_pictures_show_the_same_world(seeing) -> None:
         assert wrist.std() > 5.0
         assert shots["front"][-1].header.frame_id == "front"
         from robot_rl.sim.plant import WorldPlant
+        from robot_rl.sim.worlds.reach import Reach
 
-        plant = WorldPlant("reach", [j["name"] for j in yaml.safe_load(SPEC.read_text())["joints"]])
+        plant = WorldPlant(Reach(), [j["name"] for j in yaml.safe_load(SPEC.read_text())["joints"]])
         plant._data.qpos[:6] = [seeing.joints[name] for name in plant.names]
         photographer = plant.photographer(480, 640)
         truth = photographer.take(plant.scene(), ("wrist",))["wrist"]

@@ -26,6 +26,7 @@ from robot_rl.nodes import NODES
 from robot_rl.real.graph import GraphArgs, find_file, graph
 from robot_rl.real.processes import Launcher, Relay
 from robot_rl.sim.port import WorldPort
+from robot_rl.sim.worlds.reach import Reach
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(280)]
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
@@ -180,7 +181,7 @@ def test_a_run_folder_that_names_code_moves_nothing_until_it_is_trusted(tmp_path
 
 def test_a_graph_of_somebody_else_drives_and_its_process_has_no_torch(deployed, tmp_path):
     """Full speed along the first axis: the tool leaves its place, and the supervisor stops nothing."""
-    io = WorldPort("reach", JOINTS).io
+    io = WorldPort(Reach(), JOINTS).io
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     gain, push = np.zeros((io.obs["state"][0][0], 3), np.float32), np.array([[1.0, 0.0, 0.0]], np.float32)
     graph = helper.make_graph(

@@ -12,6 +12,7 @@ from robot_rl import checkpoint
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.port import SpecPort
 from robot_rl.sim.port import WorldPort
+from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import Action, IOSpec, Learner, Loaded, Options, PolicyParts
 
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
@@ -100,7 +101,7 @@ class ExpertPolicy:
     parts = PolicyParts()
 
     def __init__(self, io):
-        self.io, self.world = io, WorldPort("reach", JOINTS).world
+        self.io, self.world = io, WorldPort(Reach(), JOINTS).world
 
     def reset(self, rows=None):
         pass
@@ -127,7 +128,7 @@ def save_expert(folder):
     """A run folder whose method is `Expert`; it is deployed with trust=true."""
     config = {"policy": {"name": f"{Path(__file__).resolve()}:Expert"}, "env": {"world": {"name": "reach"}}}
     config |= {"seed": 0, "gamma": 0.99, "device": "cpu"}
-    io = WorldPort("reach", JOINTS).io
+    io = WorldPort(Reach(), JOINTS).io
     checkpoint.save(folder / "checkpoints", 1, states={"policy": {}}, io=io, config=yaml.safe_dump(config), meta={})
 
 

@@ -8,7 +8,7 @@ every vision import when its build does not match torch. Nothing is downloaded: 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from robot_rl.extras import require
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Forms in which weights are held."""
 FAMILIES = ("smolvlm", "paligemma", "internvl")
 _BYTES = 4  # numbers before the bytes: padding, start, picture, end
 
@@ -34,6 +36,10 @@ class ByteTokens:
     def text(self, numbers: Sequence[int]) -> str:
         """The sentence of numbers; what is no byte is left out."""
         return bytes(n - _BYTES for n in numbers if _BYTES <= n < self.size).decode(errors="replace")
+
+    def chat(self) -> tuple[list[int], list[int]]:
+        """Numbers before and after what a user says."""
+        return [self.start], []
 
     def fingerprint(self) -> dict[str, Any]:
         """Name, size and a digest of what a fixed sentence becomes."""
@@ -61,7 +67,7 @@ class FolderTokens:
 
     def chat(self) -> tuple[list[int], list[int]]:
         """Numbers before and after what a user says: the model's own chat form, or its start alone."""
-        if not getattr(self._own, "chat_template", None):
+        if not self._own.chat_template:
             return ([] if self.start is None else [self.start]), []
         mark = "\u2063here\u2063"
         whole = str(
@@ -198,7 +204,7 @@ def tiny_config(family: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_config(config: dict[str, Any], *, seed: int = 0) -> TransformersBackbone:
+def from_config(config: Mapping[str, object], *, seed: int = 0) -> TransformersBackbone:
     """A backbone with random weights from a plain configuration with "model_type"; reads bytes.
 
     Raises:
@@ -234,7 +240,7 @@ def from_folder(folder: Path, *, tokenizer: str = "folder", dtype: str = "float3
         raise ValueError(f"{folder} holds a '{config.model_type}', expected one of {', '.join(FAMILIES)}")
     model, info = hub.AutoModel.from_pretrained(
         str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
-        dtype=getattr(torch, dtype), attn_implementation="eager",
+        dtype=DTYPES[dtype], attn_implementation="eager",
     )  # fmt: skip
     lost = [*info["missing_keys"], *info["mismatched_keys"]]
     if lost:
