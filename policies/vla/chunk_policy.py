@@ -6,8 +6,9 @@ The head is small and new; the backbone may be a tiny one of this repository or 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ class ChunkPolicy(nn.Module):
         limits: tuple[Sequence[float], Sequence[float]],
         *,
         head: str = "gaussian",
-        head_options: Mapping[str, object] | None = None,
+        head_options: dict[str, Any] | None = None,
         trunk: Sequence[int] = (128,),
     ) -> None:
         super().__init__()

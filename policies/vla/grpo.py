@@ -19,7 +19,7 @@ from robot_rl.data.seen import StepSample
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
 from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
-from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, VecEnv
+from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StepEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Positive, Rate, Share, Whole
 
 DRIFT = 0.02
@@ -131,7 +131,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, Any]):
         self._optimiser = torch.optim.Adam(trained, lr=lr, betas=(0.9, 0.95), eps=1e-5)
         self._checked = False
 
-    def attach(self, env: VecEnv) -> None:
+    def attach(self, env: StepEnv) -> None:
         """Set the environment that `run` learns in.
 
         Raises:

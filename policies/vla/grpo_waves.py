@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robot_rl.data.seen import StepSample
 from robot_rl.policies.vla.player import VLAObs, VlaPlanner
-from robot_rl.types import VecEnv
+from robot_rl.types import StepEnv
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Wave:
 
 
 def play(
-    env: VecEnv,
+    env: StepEnv,
     planner: VlaPlanner,
     seeds: np.ndarray,
     *,

@@ -14,7 +14,7 @@ from robot_rl.human.devices.teleop import Camera, Teleop
 from robot_rl.real.action_safety import ActionSafety, Axes, SafetyLimits
 from robot_rl.real.core.clock import Clock, ManualClock, SteadyClock
 from robot_rl.real.core.spec import SpecError
-from robot_rl.types import IOSpec, Obs, VecEnv
+from robot_rl.types import IOSpec, Obs, StepEnv
 from robot_rl.types.option_words import near
 
 
@@ -189,7 +189,7 @@ class Pilot:
             self.safety.watch(self._seen if self.simulates else self._axes(), self.clock.now())
             self.clock.sleep_until(self.clock.now() + self._period)
 
-    def move_to(self, env: VecEnv) -> None:
+    def move_to(self, env: StepEnv) -> None:
         """Between episodes: drive the robot of another simulation, with the same person and the same safety layer.
 
         Args:
@@ -370,7 +370,7 @@ class Pilot:
 
 
 def simulated(
-    env: VecEnv,
+    env: StepEnv,
     human: Teleop | None,
     *,
     takeover: dict[str, Any] | None = None,
@@ -412,7 +412,7 @@ def simulated(
         raise ValueError(f"the takeover or safety settings are wrong: {error}") from error
 
 
-def _place(env: VecEnv) -> Callable[[], Axes | None]:
+def _place(env: StepEnv) -> Callable[[], Axes | None]:
     """Where the robot of an environment stands now."""
     call = env.parts.tool
     if call is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.types import VecEnv
+from robot_rl.types import StepEnv
 
 
 class Recovery:
@@ -83,7 +83,7 @@ class Recovery:
         self._rng.bit_generator.state = state["rng"]
 
 
-def of_environment(env: VecEnv, seed: int) -> Recovery:
+def of_environment(env: StepEnv, seed: int) -> Recovery:
     """The way out that a world knows.
 
     Raises:

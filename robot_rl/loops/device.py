@@ -13,7 +13,7 @@ from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.types import Metrics, OffPolicyDeviceLearner, VecEnv
+from robot_rl.types import Metrics, OffPolicyDeviceLearner, StepEnv
 
 
 class DeviceOffPolicy:
@@ -38,7 +38,7 @@ class DeviceOffPolicy:
 
     def __init__(
         self,
-        env: VecEnv,
+        env: StepEnv,
         learner: OffPolicyDeviceLearner,
         *,
         buffer_size: int = 1_000_000,

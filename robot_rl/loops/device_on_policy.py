@@ -13,7 +13,7 @@ from robot_rl import parallel
 from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout, VecEnv
+from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout, StepEnv
 
 
 class DeviceOnPolicy:
@@ -30,7 +30,7 @@ class DeviceOnPolicy:
     """
 
     def __init__(
-        self, env: VecEnv, learner: OnPolicyDeviceLearner, *, seed: int = 0, save_to: str | Path | None = None
+        self, env: StepEnv, learner: OnPolicyDeviceLearner, *, seed: int = 0, save_to: str | Path | None = None
     ) -> None:
         learner.policy.io.check(env.io)
         self.env, self.learner, self.device = env, learner, learner.device

@@ -12,7 +12,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Learner, Metrics, Sampler, VecEnv
+from robot_rl.types import Learner, Metrics, Sampler, StepEnv
 
 
 class OffPolicy:
@@ -23,7 +23,7 @@ class OffPolicy:
 
     def __init__(
         self,
-        env: VecEnv,
+        env: StepEnv,
         learner: Learner[Any, Any],
         buffer: ReplayBuffer,
         *,

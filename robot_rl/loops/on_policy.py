@@ -14,7 +14,7 @@ from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, Step, VecEnv
+from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, Step, StepEnv
 
 
 class OnPolicy:
@@ -31,7 +31,7 @@ class OnPolicy:
     """
 
     def __init__(
-        self, env: VecEnv, learner: OnPolicyLearner, *, seed: int = 0, save_to: str | Path | None = None
+        self, env: StepEnv, learner: OnPolicyLearner, *, seed: int = 0, save_to: str | Path | None = None
     ) -> None:
         self.env_steps = 0
         self.iterations = 0
@@ -226,7 +226,7 @@ class RolloutStorage:
 
 
 def train_on_policy(
-    env: VecEnv,
+    env: StepEnv,
     learner: OnPolicyLearner,
     *,
     total_steps: int,

@@ -15,7 +15,7 @@ from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import RolloutStorage, collect
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Metrics, StaleLearner, VecEnv
+from robot_rl.types import Metrics, StaleLearner, StepEnv
 
 WAIT = 0.2
 """Seconds between looks at the other thread while waiting for it."""
@@ -49,7 +49,9 @@ class AsyncOnPolicy:
         ValueError: the learner was made for another interface than the environment's.
     """
 
-    def __init__(self, env: VecEnv, learner: StaleLearner, *, seed: int = 0, save_to: str | Path | None = None) -> None:
+    def __init__(
+        self, env: StepEnv, learner: StaleLearner, *, seed: int = 0, save_to: str | Path | None = None
+    ) -> None:
         self.env_steps = 0
         self.iterations = 0
         self.stats = EpisodeStats(env.num_envs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from robot_rl.types.data import Array, Batches, Episode, LogFacts, Metrics, Obs, Rollout, Sampler, Step, Transitions
-    from robot_rl.types.env import EnvParts, Goals, VecEnv
+    from robot_rl.types.env import EnvParts, Goals, StepEnv, VecEnv
     from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
     from robot_rl.types.learner import (
         Learner,
@@ -57,6 +57,7 @@ __all__ = [
     "StaleLearner",
     "Stateful",
     "Step",
+    "StepEnv",
     "Tracker",
     "TrainedPolicy",
     "Transitions",

@@ -33,9 +33,9 @@ class Goals:
 
     width: int
     reached: int
-    show: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-    reward: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    ends: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    show: Callable[[Any, Any, Any], Any]
+    reward: Callable[[Any, Any], Any]
+    ends: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.width <= self.reached:
@@ -68,12 +68,12 @@ class EnvParts:
     """
 
     expert: Callable[[Obs], Array] | None = None
-    mistaken: Callable[[Obs, Array], Array] | None = None
+    mistaken: Callable[[Obs, np.ndarray], np.ndarray] | None = None
     instructions: Callable[[], list[str]] | None = None
     task_names: tuple[str, ...] = ()
     asked_tasks: tuple[int, ...] = ()
-    tool: Callable[[], dict[str, Array]] | None = None
-    place: Callable[[], Array] | None = None
+    tool: Callable[[], dict[str, np.ndarray]] | None = None
+    place: Callable[[], np.ndarray] | None = None
     way_out: tuple[float | None, ...] | None = None
     saves: bool = False
     goals: Goals | None = None
@@ -81,8 +81,8 @@ class EnvParts:
     device: torch.device | None = None
 
 
-class VecEnv(Protocol):
-    """Gymnasium's `VectorEnv` with a passport: what our engines, robots and their wrappers are."""
+class StepEnv(Protocol):
+    """What a loop needs of an environment: copies that step, and what they are."""
 
     @property
     def io(self) -> IOSpec:
@@ -106,6 +106,10 @@ class VecEnv(Protocol):
     def step(self, actions: Any, /) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Execute (N, A) actions in [-1, 1]: observation, reward, terminated, truncated (N,) each, info."""
         ...
+
+
+class VecEnv(StepEnv, Protocol):
+    """Gymnasium's `VectorEnv` with a passport: what our engines, robots and their wrappers are."""
 
     def render(self) -> Any:
         """(H, W, 3) uint8 pictures, one a copy."""

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from robot_rl.types import VecEnv
 from robot_rl.types.data import LogFacts, Metrics, Obs
+from robot_rl.types.env import StepEnv
 from robot_rl.types.frames import Frames
 from robot_rl.types.io import IOSpec
 from robot_rl.types.options import Options
@@ -339,7 +339,7 @@ class OwnLoop(Learner[O_co, Data_contra]):
         """An environment."""
         return Needs(feeds="environment")
 
-    def attach(self, env: VecEnv) -> None:
+    def attach(self, env: StepEnv) -> None:
         """Take the environment."""
         raise NotImplementedError(f"{type(self).__name__}.attach is missing")
 

@@ -27,7 +27,7 @@ class ClipLearner(Protocol):
 
     steps: int
 
-    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, object]) -> Any:
+    def clips(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Any:
         """Its data."""
         ...
 
@@ -35,11 +35,11 @@ class ClipLearner(Protocol):
         """Endless batches, with `state_dict` and `load_state_dict`."""
         ...
 
-    def update(self, batch: object) -> Metrics:
+    def update(self, batch: Any) -> Metrics:
         """One step."""
         ...
 
-    def calibrate(self, clips: object) -> Any:
+    def calibrate(self, clips: Any) -> Any:
         """Fit done on held-out clips."""
         ...
 

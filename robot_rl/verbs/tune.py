@@ -36,7 +36,7 @@ from robot_rl.words import Refused
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.samplers import BaseSampler
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import BaseTrial, FrozenTrial, TrialState
 
 VERBS = ("train", "offline")
 PATIENCE = 120.0
@@ -85,11 +85,11 @@ class Space:
     fixed: tuple[str, ...]
     searched: dict[str, Override]
 
-    def ask(self, trial: Trial) -> tuple[str, ...]:
+    def ask(self, trial: BaseTrial) -> tuple[str, ...]:
         """Words of one set of options, proposed by the trial of a study."""
         return tuple(f"{key}={self._suggest(trial, key, override)}" for key, override in self.searched.items())
 
-    def _suggest(self, trial: Trial, key: str, override: Override) -> object:
+    def _suggest(self, trial: BaseTrial, key: str, override: Override) -> object:
         value = override.value()
         if not isinstance(value, IntervalSweep):
             return trial.suggest_categorical(key, list(override.sweep_string_iterator()))

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("optuna", reason="needs Optuna (extra `tune`)")
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FixedTrial
+
 from robot_rl.verbs import tune
 from robot_rl.verbs.tune import OptionSearch, TuneOptions, read_space
 
@@ -70,19 +73,14 @@ def test_values_are_read_in_the_words_of_hydra() -> None:
     )
     assert space.fixed == ("env=reach",)
 
-    class Trial:
-        def suggest_float(self, key: str, low: float, high: float, *, log: bool) -> float:
-            return {"a": 0.25}[key]
-
-        def suggest_int(self, key: str, low: int, high: int, *, log: bool) -> int:
-            assert (key, low, high, log) == ("b", 1, 4, False)
-            return 3
-
-        def suggest_categorical(self, key: str, values: list[str]) -> str:
-            assert values == {"policy.hidden": ["[8,8]", "[16,16]"], "c": ["1", "2", "3"]}[key]
-            return values[-1]
-
-    assert space.ask(Trial()) == ("a=0.25", "b=3", "policy.hidden=[16,16]", "c=3")
+    trial = FixedTrial({"a": 0.25, "b": 3, "policy.hidden": "[16,16]", "c": "3"})
+    assert space.ask(trial) == ("a=0.25", "b=3", "policy.hidden=[16,16]", "c=3")
+    assert trial.distributions == {
+        "a": FloatDistribution(0.0, 1.0),
+        "b": IntDistribution(1, 4),
+        "policy.hidden": CategoricalDistribution(["[8,8]", "[16,16]"]),
+        "c": CategoricalDistribution(["1", "2", "3"]),
+    }
 
 
 def test_the_best_of_a_known_answer_is_found_and_kept(search, tmp_path: Path) -> None:

@@ -100,6 +100,12 @@ def loop(num_envs: int, **options: Any) -> OffPolicy:
     return OffPolicy(env, Recorder(), ReplayBuffer(IO, 100, num_envs=num_envs), batch_size=8, **options)
 
 
+def counts(run: OffPolicy) -> Count:
+    """The environment of `loop`."""
+    assert isinstance(run.env, Count)
+    return run.env
+
+
 def test_off_policy_random_steps_come_first_and_updates_follow_the_ratio() -> None:
     run = loop(2, learning_starts=10, updates_per_step=0.25)
     run.run(50, lambda step, metrics: False)
@@ -107,7 +113,7 @@ def test_off_policy_random_steps_come_first_and_updates_follow_the_ratio() -> No
     assert run.updates == 10
     assert isinstance(run.learner, Recorder)
     assert run.learner.sizes == [8] * 10
-    actions = np.stack(run.env.actions)[..., 0]
+    actions = np.stack(counts(run).actions)[..., 0]
     assert (actions[5:] == 0.5).all()
     assert (actions[:5] != 0.5).all()
     assert len(np.unique(actions[:5])) == 10
@@ -135,7 +141,7 @@ def test_off_policy_continues_from_its_state() -> None:
     second.load_state_dict(first.state_dict())
     # the environment cannot be saved, so an episode begins anew, but the random actions go on
     second.run(60, lambda *_: False)
-    np.testing.assert_array_equal(np.stack(whole.env.actions)[2:], np.stack(second.env.actions))
+    np.testing.assert_array_equal(np.stack(counts(whole).actions)[2:], np.stack(counts(second).actions))
 
 
 def test_off_policy_foreign_state_is_refused() -> None:
