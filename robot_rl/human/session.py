@@ -33,7 +33,10 @@ from robot_rl.types import Learner, Obs, Sampler, Transitions, VecEnv
 class StepMemory(Protocol):
     """Keeps steps of the episode under way, such as `HilMemory`; an actor's hands them on instead."""
 
-    count: int
+    @property
+    def count(self) -> int:
+        """Rows that it was given so far."""
+        ...
 
     @property
     def views(self) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
 
@@ -197,19 +197,6 @@ class Episode:
             "action": self.action, "proposed": self.proposed, "reward": self.reward, "intervened": self.intervened,
             "stamp": self.stamp,
         }  # fmt: skip
-
-
-@runtime_checkable
-class RandomBatches(Protocol):
-    """Batches that say what they draw from: a CUDA graph has to know it.
-
-    Attributes:
-        generators: what the drawing consumes.
-    """
-
-    generators: tuple[Generator, ...]
-
-    def __next__(self) -> Transitions: ...
 
 
 class Sampler(Protocol):
