@@ -30,7 +30,7 @@ from std_msgs.msg import String  # noqa: E402
 from robot_rl.real.core.recording import topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import hardware_type, qos, seconds  # noqa: E402
-from robot_rl.real.ros.message_kinds import Stamped, message_class  # noqa: E402
+from robot_rl.real.ros.message_kinds import has_header, message_class  # noqa: E402
 from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
 from robot_rl.real.ros.wiggle import Wiggle, try_timeout  # noqa: E402
 
@@ -61,7 +61,7 @@ class Heard:
         gaps = []
         for when, raw in self.stamps:
             message = deserialize_message(raw, self.kind)
-            if isinstance(message, Stamped) and (stamp := seconds(message.header.stamp)) > 0.0:
+            if has_header(self.kind) and (stamp := seconds(message.header.stamp)) > 0.0:
                 gaps.append(when - stamp)
         return min(gaps, default=np.nan)
 

@@ -103,6 +103,7 @@ class Ros2Env(gymnasium.Env):
             self.port: Port = SpecPort(spec, o.rate or 20.0)
         else:
             self.port = cast(Port, o.port(spec.names) if callable(o.port) else o.port)
+        self._judge_port = self.port if isinstance(self.port, JudgePort) else None
         if o.rate is not None and not math.isclose(o.rate, self.port.io.control_hz):
             raise ValueError(f"rate is {o.rate:g} Hz, but the port decides at {self.port.io.control_hz:g} Hz")
         self.rate = self.port.io.control_hz
@@ -328,13 +329,13 @@ class Ros2Env(gymnasium.Env):
         """Reward, terminated, success: of the port where it can tell, else of topics and labels."""
         reward, outcome = self.link.take_reward()
         terminated = success = False
-        judges = isinstance(self.port, JudgePort)
-        if isinstance(self.port, JudgePort):
-            own, terminated, success = self.port.judge()
+        judge = self._judge_port
+        if judge is not None:
+            own, terminated, success = judge.judge()
             reward = reward if self.link.rewarded else float(own)
         if outcome is not None:
             success = outcome
-            if not judges and not self.link.rewarded:
+            if judge is None and not self.link.rewarded:
                 reward = float(success)
         return float(reward), bool(terminated or (success and self._o.terminate_on_success)), bool(success)
 

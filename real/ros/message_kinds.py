@@ -1,14 +1,11 @@
-"""Messages of any package: their classes by name, and those that carry a header."""
+"""Messages of any package: their classes by name, and which of them carry a header."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from functools import cache
+from typing import Any
 
-from robot_rl.extras import require, require_foreign
-
-require("rclpy")
-
-from std_msgs.msg import Header  # noqa: E402  (after the check that rclpy is there)
+from robot_rl.extras import require_foreign
 
 
 def message_class(kind: str) -> Any:
@@ -24,8 +21,7 @@ def message_class(kind: str) -> Any:
         raise ValueError(f"message type {kind!r} is not installed here ({error})") from error
 
 
-@runtime_checkable
-class Stamped(Protocol):
-    """A message with a header."""
-
-    header: Header
+@cache
+def has_header(kind: Any) -> bool:
+    """Whether the messages of a class carry a header; asked once a class, for callbacks are in a hurry."""
+    return "header" in kind.get_fields_and_field_types()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rclpy.node import Node
 
 from robot_rl.real.core.alignment import SimulatedStamps, SourceClock
 from robot_rl.real.ros.io import seconds
-from robot_rl.real.ros.message_kinds import Stamped
+from robot_rl.real.ros.message_kinds import has_header
 
 FASTDDS = "rmw_fastrtps"
 HOST = 4
@@ -67,7 +67,7 @@ class SenderClocks:
         known = clock == "common" or (clock == "auto" and local)
         return Receipt(arrival, told, sender, time.monotonic() - time.time() if known else np.nan)
 
-    def acquired(self, key: Hashable, message: object, receipt: Receipt) -> float:
+    def acquired(self, key: Hashable, message: Any, receipt: Receipt) -> float:
         """Time of acquisition on our steady clock [s]; that of receipt for what has no stamp.
 
         Args:
@@ -76,7 +76,7 @@ class SenderClocks:
             receipt: of it.
         """
         key, offset = receipt.sender or key, receipt.offset
-        stamp = seconds(message.header.stamp) if isinstance(message, Stamped) else 0.0
+        stamp = seconds(message.header.stamp) if has_header(type(message)) else 0.0
         if self._simulated:
             stamp = self._stamps.setdefault(key, SimulatedStamps()).steady(receipt.arrival, receipt.told, stamp)
             offset = 0.0

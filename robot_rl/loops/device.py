@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
@@ -103,7 +102,7 @@ class DeviceOffPolicy:
         step = world.step(action)
         self.replay.add(step)
         self.stats.add(step)
-        self._ended = cast(Tensor, step.terminated) | cast(Tensor, step.truncated)
+        self._ended = torch.as_tensor(step.terminated) | torch.as_tensor(step.truncated)
         self.env_steps += self.env.num_envs * self._ranks
         self.iterations += 1
         if self.env_steps >= self.learning_starts:

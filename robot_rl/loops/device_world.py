@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -236,11 +236,11 @@ class DeviceEpisodeStats:
     @torch.no_grad()
     def add(self, step: Step) -> None:
         """Count one step of every environment."""
-        whole, reward = cast(Tensor, step.valid), cast(Tensor, step.reward)
+        whole, reward = torch.as_tensor(step.valid), torch.as_tensor(step.reward)
         valid = whole.float()
         self._return += reward * valid
         self._length += valid
-        over = (cast(Tensor, step.terminated) | cast(Tensor, step.truncated)) & whole
+        over = (torch.as_tensor(step.terminated) | torch.as_tensor(step.truncated)) & whole
         success = step.info.get("success")
         self._success = self._success or success is not None
         good = torch.zeros_like(over) if success is None else success.to(over.device) & over

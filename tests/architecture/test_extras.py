@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from robot_rl import extras
+from robot_rl import build, extras
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,3 +42,21 @@ def test_every_module_that_the_code_requires_is_known() -> None:
         for path in (ROOT / room).rglob("*.py"):
             for module in re.findall(r"\brequire\(\"([^\"]+)\"", path.read_text()):
                 assert extras.remedy(module).startswith("pip install"), f"{path}: {module}"
+
+
+def test_absent_package_of_nobodys_extra_says_how_to_get_it() -> None:
+    with pytest.raises(ImportError, match=r"'no_such_package.part' is needed here .*\. Ask its maker\.$"):
+        extras.require_foreign("no_such_package.part", "Ask its maker.")
+
+
+def test_faults_of_modules_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "breaks_at_import.py").write_text("raise OSError('no driver')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [extras.find_fault(name) for name in ("json", "no_such_package", "breaks_at_import")]
+    assert found == ["", "missing", "broken (OSError: no driver)"]
+
+
+def test_world_that_there_is_not_is_answered_with_the_near_name() -> None:
+    assert build.make_world({"name": "reach"}).name == "reach"
+    with pytest.raises(ValueError, match="there is no world 'raech'; did you mean reach"):
+        build.make_world("raech")
