@@ -110,12 +110,12 @@ class RecordedSupervisor(SafetySupervisor):
             self._tell("report", (code, numbers))
 
     def hinder(self, conditions: Sequence[str]) -> None:
-        """See `SafetySupervisor.hinder`; told where the conditions change."""
-        with self._lock:
-            before = self._outside
-            super().hinder(conditions)
-            if self._outside != before:
-                self._tell("hinder", (tuple(conditions),))
+        """See `SafetySupervisor.hinder`; the same conditions again are no call."""
+        wanted = tuple(conditions)
+        if wanted != self._outside:
+            with self._lock:
+                super().hinder(wanted)
+                self._tell("hinder", (wanted,))
 
     def soft_stop(self) -> None:
         """See `SafetySupervisor.soft_stop`."""

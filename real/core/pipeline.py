@@ -140,6 +140,7 @@ class CommandPipeline:
         self._lock = threading.Lock()
         self._soft = ""
         self._replaced = 0
+        self._told = ("", "")
         self._limit_times: dict[str, int] = {"ticks": 0, "clipped": 0}
 
     # ------------------------------------------------------------ events, from any thread
@@ -299,7 +300,8 @@ class CommandPipeline:
             trace = self.door.trace if authority != "none" else "supervisor/0"
             if State(verdict.state) not in MOVABLE:
                 self.door.rest()
-            if self.flight is not None:
+            if self.flight is not None and (authority, flags) != self._told:  # the trace stands in the command
+                self._told = authority, flags
                 self.flight.put("sent", now, (authority, trace, flags))
             return Sent(out.value, verdict.publish, authority, trace, flags, verdict, *self.safety.motion, out.gains)
 

@@ -1,6 +1,6 @@
 """A flight: an MCAP file in which every record is chained to those before it, written beside a control loop.
 
-The control loop appends a tuple to a queue. Five times a second a thread of its own makes one chunk of what has come
+The control loop appends a tuple to a queue. Ten times a second a thread of its own makes one chunk of what has come
 and hands it to the operating system in one call: what a kill -9 costs is the chunk in flight. The last message of a
 chunk is the SHA-256 of the chain before it and of the chunk's messages, so whatever is altered, taken out or put
 elsewhere afterwards is noticed, and told from an end that is missing because the process was killed.
@@ -36,7 +36,7 @@ TOPICS = ("chain", "facts", "call", "tick", "offer", "event", "sent", "policy", 
 END = b"\x0f" + struct.pack("<QI", 4, 0) + b"\x02" + struct.pack("<QQQI", 20, 0, 0, 0) + MAGIC
 """DataEnd and Footer without an index."""
 NUMBERS = {topic: number for number, topic in enumerate(TOPICS)}
-EVERY = 0.2
+EVERY = 0.1
 """Seconds between two chunks."""
 WAITING = 200_000
 """Records that may wait for the disk; a flight with a hole could not be replayed, so it ends there."""
@@ -155,7 +155,8 @@ class FlightWriter:
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # `make_room` leaves it alone
         os.write(self._file, begin)
-        self._waiting: deque[tuple[int, float, object]] = deque()
+        self._waiting: deque[tuple[str, float, object]] = deque()
+        self._taking = True
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="flight", daemon=True)
         self._thread.start()
@@ -168,21 +169,21 @@ class FlightWriter:
             when: [s of the flight's clock].
             value: what `exact.pack` takes.
         """
-        if self.problem or self._over.is_set():
-            return
-        if len(self._waiting) >= WAITING:
-            self._give_up(f"{WAITING:,} records waited for the disk")
-            return
-        self._waiting.append((NUMBERS[topic], when, value))
+        if self._taking:
+            self._waiting.append((topic, when, value))
+            if len(self._waiting) > WAITING:
+                self._give_up(f"{WAITING:,} records waited for the disk")
 
     def close(self, patience: float = 10.0) -> None:
         """Write what waits and the end, for `patience` s at most; a second call does nothing."""
         if not self._over.is_set():
+            self._taking = False
             self._over.set()
             self._thread.join(patience)
 
     def _give_up(self, why: str) -> None:
         self.problem = f"the flight {self.path} ends here: {why}; nothing more of this run is recorded"
+        self._taking = False
         self._waiting.clear()
 
     def _work(self) -> None:
@@ -190,7 +191,7 @@ class FlightWriter:
             while not self._over.wait(EVERY):
                 self._write()
             if not self.problem:
-                self._waiting.append((NUMBERS["end"], math.nan, self._number))
+                self._waiting.append(("end", math.nan, self._number))
                 self._write()
                 self._put_down(END)
         except Exception as error:  # of the disk, mostly; the robot goes on
@@ -206,11 +207,11 @@ class FlightWriter:
             messages: list[bytes] = []
             size, times = 0, []
             while self._waiting and size < LARGEST:
-                channel, when, value = self._waiting.popleft()
+                topic, when, value = self._waiting.popleft()
                 if abs(when) < 9e9:  # else it is no time, and the one before stands
                     self._when = max(self._origin + int(1e9 * when), 0)
                 times.append(self._when)
-                messages.append(message(channel, self._number, self._when, pack(value)))
+                messages.append(message(NUMBERS[topic], self._number, self._when, pack(value)))
                 size += len(messages[-1])
                 time.sleep(0)  # gives the interpreter's lock to the control loop, should it wait for it
             content = b"".join(messages)
