@@ -31,6 +31,13 @@ torch.set_num_threads(1)  # fastest for small networks, and waiting threads stal
 os.environ.pop("PYTHONSAFEPATH", None)  # of whoever started pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that learns takes minutes of a processor, and hours where others use it: its own limit is to end at all."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(7200))
+
+
 @pytest.fixture(autouse=True)
 def start_of_children() -> Iterator[None]:
     """The command line, run in this process, sets how its children start: not those of this test or the next one."""
