@@ -32,7 +32,7 @@ os.environ.pop("PYTHONSAFEPATH", None)  # of whoever started pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that learns takes minutes of a processor, and hours where others use it: its own limit is to end at all."""
+    """A test that learns takes minutes of a processor, and longer where others use it: it only has to end."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(7200))
