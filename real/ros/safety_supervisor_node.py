@@ -417,18 +417,9 @@ class SafetySupervisorNode(LifecycleNode):
         if sent.publish:
             stamp = 1e-9 * self.get_clock().now().nanoseconds
             self._hardware.publish(hardware_message(self.spec, sent.value, self._period, stamp, sent.gains))
-            self._executed.publish(
-                executed_message(
-                    self.spec,
-                    sent.value,
-                    stamp,
-                    sent.authority,
-                    sent.trace,
-                    sent.flags,
-                    velocity=sent.velocity,
-                    period=sent.period,
-                )
-            )
+            told = (sent.authority, sent.trace, sent.flags)
+            message = executed_message(self.spec, sent.value, stamp, *told, velocity=sent.velocity, period=sent.period)
+            self._executed.publish(message)
         self._last = sent
         said = (sent.verdict.state, sent.authority)
         if said != self._said or now - self._said_at > 1.0:

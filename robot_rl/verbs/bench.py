@@ -19,7 +19,7 @@ from robot_rl.words import Refused, near
 
 SUITES = Path(__file__).resolve().parents[2] / "benchmarks"
 """Beside the package in a checkout; the wheel has none."""
-FROM_CHECKOUT = "The benchmarks are not part of an installed robot_rl: run robot-rl bench from a checkout of it."
+FROM_CHECKOUT = "the benchmarks are not part of an installed robot_rl: run robot-rl bench from a checkout of it"
 RESUMABLE = (
     *("learning", "language", "advantage_learning", "offline_scores", "pendulum", "decision_interval"),
     *("closed_loop", "iwocs_deep", "her", "recurrent"),
