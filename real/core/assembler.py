@@ -319,7 +319,7 @@ def _pictures(camera: str, shots: list[Any]) -> dict[str, Any]:
                 pictures.append(shot)
             seen[row] = place
     if not all(isinstance(shot, bytes) for shot in pictures):
-        if len({getattr(shot, "shape", None) for shot in pictures}) != 1:
+        if len({shot.shape if isinstance(shot, np.ndarray) else None for shot in pictures}) != 1:
             return {}
         pictures = np.stack(pictures)
     return {f"images/{camera}": pictures, f"infos/picture_{camera}": seen}

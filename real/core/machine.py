@@ -77,6 +77,12 @@ class SafetyMachine:
         self._after = State.ARMED
         self._losses: deque[float] = deque()
         self._limit = max_rearm_per_minute
+        self._answers = {
+            Event.READY: self._on_ready, Event.ENABLE: self._on_enable, Event.DISABLE: self._on_disable,
+            Event.FOLLOW: self._on_follow, Event.RELEASE: self._on_release, Event.LOST: self._on_lost,
+            Event.FAULT: self._on_fault, Event.UNTRUSTED: self._on_untrusted, Event.ESTOP: self._on_estop,
+            Event.STOPPED: self._on_stopped, Event.RESET: self._on_reset, Event.SHUTDOWN: self._on_shutdown,
+        }  # fmt: skip
 
     @property
     def cause(self) -> str:
@@ -105,7 +111,7 @@ class SafetyMachine:
         Returns:
             Why the event was refused; empty when it was taken or means nothing in this state.
         """
-        return getattr(self, f"_on_{event.value}")(now, code, list(blockers))
+        return self._answers[event](now, code, list(blockers))
 
     def _on_ready(self, now: float, code: str, blockers: list[str]) -> list[str]:
         if self.state is not State.STARTUP or blockers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -234,7 +234,8 @@ class CommandPipeline:
             for name, value in timeouts.items():
                 if not (np.isfinite(value) and value > 0.0):
                     raise ValueError(f"{name} is {value}, expected finite seconds > 0")
-            own = {name: value for name, value in timeouts.items() if hasattr(self.settings, name)}
+            known = {item.name for item in fields(self.settings)}
+            own = {name: value for name, value in timeouts.items() if name in known}
             self.settings = replace(self.settings, **own)
             self.safety.adopt(self.settings)
             self.door.adopt(self.settings, timeouts)

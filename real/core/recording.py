@@ -290,13 +290,14 @@ class SessionRecorder:
         return future
 
     def _work(self) -> None:
+        answers = {"start": self._start, "stop": self._stop, "discard": self._discard, "close": self._close}
         while True:
             role, item, when = self._queue.get()
             if not role.startswith("!"):
                 self._message(role, item, when)
                 continue
             try:
-                item.set_result(getattr(self, f"_{role[1:]}")())
+                item.set_result(answers[role[1:]]())
             except (OSError, ValueError, RuntimeError) as error:
                 self._fail(error)
                 item.set_exception(error)

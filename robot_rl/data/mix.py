@@ -141,11 +141,11 @@ def merge(parts: dict[str, Transitions], names: tuple[str, ...] | None = None) -
             raise ValueError(f"'{label}' has different shapes per row: {shapes}; expected the same in every part")
         return torch.cat(pieces)
 
-    fields = ("action", "reward", "discount", "terminated", "truncated", "intervened", "mask")
+    columns = [batch.columns() for batch in batches]
     extras = {name: joined(name, [batch.extras[name] for batch in batches]) for name in sorted(shared)}
     return Transitions(
         obs={key: joined(f"obs.{key}", [batch.obs[key] for batch in batches]) for key in first.obs},
         next_obs={key: joined(f"next_obs.{key}", [batch.next_obs[key] for batch in batches]) for key in first.obs},
-        **{name: joined(name, [getattr(batch, name) for batch in batches]) for name in fields},
+        **{name: joined(name, [column[name] for column in columns]) for name in columns[0]},
         extras={**extras, "source": torch.cat(source)},
     )

@@ -151,8 +151,9 @@ class StoreWriter:
         ends[0, last] = [e.terminated for e in filled]
         ends[1, last] = [e.truncated for e in filled]
         values: dict[str, np.ndarray] = {"terminal": ends[0], "truncated": ends[1]}
+        columns = [e.columns() for e in batch]
         for name in ("action", "reward", "intervened", "stamp"):
-            values[name] = np.concatenate([getattr(e, name) for e in batch])
+            values[name] = np.concatenate([column[name] for column in columns])
         for key in batch[0].obs:
             values[f"obs/{key}"] = np.concatenate([e.obs[key] for e in batch])
             if key in self._norms:

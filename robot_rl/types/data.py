@@ -79,6 +79,13 @@ class Transitions:
     mask: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)
 
+    def columns(self) -> dict[str, Tensor]:
+        """What there is of every row besides its observations and extras, by name."""
+        return {
+            "action": self.action, "reward": self.reward, "discount": self.discount, "terminated": self.terminated,
+            "truncated": self.truncated, "intervened": self.intervened, "mask": self.mask,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Rollout:

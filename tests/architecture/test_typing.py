@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("robot_rl", "sim", "real", "policies")
 MOST_ANY = 15.0
 """Lines that name Any, of 1000 that ship; lower it where they go, never raise it."""
-MOST_IGNORED = 41
+MOST_IGNORED = 40
 """Ignored types and casts that ship; the same."""
 
 

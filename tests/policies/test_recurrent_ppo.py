@@ -15,7 +15,6 @@ from robot_rl.loops.stepping import Stepper
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.recurrent_ppo import MemoryNet, RecurrentPpo, RecurrentPpoOptions
 from robot_rl.sim.array_env import ArrayVectorEnv
-from robot_rl.sim.worlds.pendulum import Pendulum
 from robot_rl.sim.worlds.recall import Recall
 from robot_rl.types import Rollout
 
@@ -162,15 +161,3 @@ def test_who_remembers_finds_the_lamp_and_who_does_not_guesses() -> None:
             found[name].append(float(np.mean(result.successes)))
     assert min(found["memory"]) >= 0.9, found
     assert max(found["none"]) <= 0.6, found
-
-
-@pytest.mark.slow
-def test_the_pendulum_is_balanced_without_its_velocity() -> None:
-    torch.set_num_threads(1)
-    returns = []
-    for seed in range(3):
-        learner = RecurrentPpo(RecurrentPpoOptions(), Pendulum(velocity=False).io, seed=seed)
-        train_on_policy(ArrayVectorEnv(Pendulum(velocity=False), 1, seed), learner, total_steps=150_000, seed=seed)
-        place = ArrayVectorEnv(Pendulum(velocity=False), 10, 0)
-        returns.append(float(np.mean(evaluate(place, learner.policy, episodes=50).returns)))
-    assert min(returns) > -300, returns
