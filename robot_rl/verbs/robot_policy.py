@@ -29,7 +29,7 @@ def load_robot_policy(path: str, *, device: str, threads: int, trust: bool) -> L
     if (walker := load_walker(Path(path), device=device, threads=threads)) is not None:
         return walker
     if graph_of(Path(path)):
-        return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.tool("world_port"))
+        return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.world_port)
     from robot_rl.verbs.build import load_for_robot  # torch
 
     return load_for_robot(path, device=device, threads=threads, trust=trust)
