@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,8 @@ def fly(folder: Path, run: Path) -> tuple[Path, Path]:
     place, rest, goal = np.array(spec.home), np.zeros(len(spec.joints)), np.array([0.3, 0.1, 0.2])
     for k in range(200):
         now = 50.0 + 0.01 * (k + 1)
+        if k % 20 == 0:
+            time.sleep(0.05)  # the writer makes a chunk of what came so far
         if k == 60:
             assert pipe.enable() == []
         if pipe.door.authority != "policy":
