@@ -6,16 +6,16 @@ The robot's classes arrive by name: this room knows none of them.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.ros_core import run_alone
 
 CORE = "robot_rl.real.core"
 BLOCK = 100
@@ -60,14 +60,9 @@ def cost(ticks: int = 6_000, *, joints: int = 7, rate: float = 100.0) -> dict[st
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         writer = importlib.import_module("robot_rl.data.flight").FlightWriter(Path(folder) / "flight.mcap")
-        thread = threading.Thread(target=_run, args=(found, writer, ticks, joints, 1.0 / rate))
-        gc.collect()
-        gc.disable()
         try:
-            thread.start()
-            thread.join()
+            run_alone(_run, found, writer, ticks, joints, 1.0 / rate)
         finally:
-            gc.enable()
             writer.close(60.0)
         found["bytes_per_tick"] = writer.written / (ticks + BLOCK)
         if writer.problem or found["followed"] < 2 * ticks:

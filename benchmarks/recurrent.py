@@ -22,7 +22,7 @@ from benchmarks.her import named
 from benchmarks.online.matrix import commit
 from robot_rl.curves import plot
 from robot_rl.extras import require
-from robot_rl.loops.evaluate import evaluate
+from robot_rl.loops.evaluate import evaluate_midway
 from robot_rl.loops.on_policy import train_on_policy
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.recurrent_ppo import RecurrentPpo, RecurrentPpoOptions
@@ -93,7 +93,7 @@ def make(task: str, num_envs: int, seed: int) -> Any:
 
 def judge(task: str, policy: Any, episodes: int) -> float:
     """Mean of deterministic episodes, the same starts for all."""
-    found = evaluate(make(task, 10, 0), policy, episodes=episodes)
+    found = evaluate_midway(make(task, 10, 0), policy, episodes=episodes)
     return float(np.mean(found.successes if MEASURE[task] == "success" else found.returns))
 
 
@@ -107,11 +107,7 @@ def train(task: str, side: str, seed: int, steps: int) -> dict[str, Any]:
     def tick(step: int, _: Any) -> bool:
         if step * GLANCES // steps > len(curve):
             watch.pause()
-            parts = learner.policy.parts
-            midst = parts.save() if parts.save is not None else None
             curve.append((step, judge(task, learner.policy, GLANCE_EPISODES)))
-            if parts.restore is not None:
-                parts.restore(midst)
             watch.resume()
         return False
 

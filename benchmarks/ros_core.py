@@ -11,6 +11,7 @@ import importlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,15 @@ def tick_cost(ticks: int = 4_000, *, joints: int = 7, rate: float = 100.0) -> di
         RuntimeError: the supervisor did not follow the commands.
     """
     found: dict[str, float] = {}
-    thread = threading.Thread(target=_time_ticks, args=(found, ticks, joints, 1.0 / rate))
+    run_alone(_time_ticks, found, ticks, joints, 1.0 / rate)
+    if found["followed"] < ticks:
+        raise RuntimeError(f"the supervisor followed {found['followed']} of {ticks} commands")
+    return found
+
+
+def run_alone(work: Callable[..., object], *arguments: object) -> None:
+    """Call in a thread of its own, which may take real-time priority, without garbage collection."""
+    thread = threading.Thread(target=work, args=arguments)
     gc.collect()
     gc.disable()
     try:
@@ -46,9 +55,6 @@ def tick_cost(ticks: int = 4_000, *, joints: int = 7, rate: float = 100.0) -> di
         thread.join()
     finally:
         gc.enable()
-    if found["followed"] < ticks:
-        raise RuntimeError(f"the supervisor followed {found['followed']} of {ticks} commands")
-    return found
 
 
 def _time_ticks(found: dict[str, float], ticks: int, joints: int, period: float) -> None:

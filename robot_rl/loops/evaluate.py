@@ -10,7 +10,7 @@ import numpy as np
 
 from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Policy, Step
+from robot_rl.types import Policy, Step, StepEnv
 
 LONGEST = 20_000
 """Steps of an episode after which an evaluation waits no longer for its end: far beyond the limits of our worlds."""
@@ -150,6 +150,19 @@ def evaluate(
     if meter is not None:
         result.chunks = meter.metrics(int(done_count.sum()))
     return result
+
+
+def evaluate_midway(env: StepEnv, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
+    """`evaluate` a policy that is in the midst of something else, such as its training, and goes on with that.
+
+    What acting depends on beside the weights (a memory of the episodes under way, a chunk, noise) is put back.
+    """
+    parts = policy.parts
+    midst = None if parts.save is None else parts.save()
+    found = evaluate(env, policy, episodes=episodes, seed=seed)
+    if parts.restore is not None and midst is not None:
+        parts.restore(midst)
+    return found
 
 
 def _numpy(x: Any) -> np.ndarray:

@@ -40,7 +40,8 @@ class Needs:
         seeds: runs side by side in one learner.
         columns: name -> shape of further columns that the buffer keeps: "previous_action", the action executed before
             (zeros after a reset), and "decision_start" (1,), 1 on the first tick of a decision.
-        record: names of `Action.extras` that a rollout stores.
+        record: names of `Action.extras` that a rollout stores. "memory" and "next_memory", what is remembered before
+            and behind a step, are shown to `value` beside the observations, as "memory".
         extras: columns of a log: "next_action", "return_to_go", "episode", "step", or info columns by name.
         keys: observations that are read; None for all.
         sight: width of `Action.extras["sight"]`, which is recorded at every step and kept beside the frames, as an

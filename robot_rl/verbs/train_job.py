@@ -21,7 +21,7 @@ from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
-from robot_rl.loops.evaluate import Evaluation, evaluate
+from robot_rl.loops.evaluate import Evaluation, evaluate, evaluate_midway
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
@@ -432,12 +432,7 @@ class TrainJob:
 
     def evaluate(self, episodes: int) -> Evaluation:
         """Deterministic evaluation on environments of its own; leaves the training state untouched."""
-        parts = self.learner.policy.parts
-        midst = None if parts.save is None else parts.save()  # a chunk under way, a memory of the episodes in training
-        result = evaluate(self._eval_env, self.learner.policy, episodes=episodes, seed=10_000)
-        if parts.restore is not None and midst is not None:
-            parts.restore(midst)
-        return result
+        return evaluate_midway(self._eval_env, self.learner.policy, episodes=episodes)
 
     def _model(self) -> Path | None:
         return report.export_model(self.learner, self.folder / f"model_{int(self.loop.env_steps):09d}")
