@@ -432,6 +432,7 @@ class TrainJob:
 
     def evaluate(self, episodes: int) -> Evaluation:
         """Deterministic evaluation on environments of its own; leaves the training state untouched."""
+        assert self._eval_env is not None  # else nothing is evaluated
         return evaluate_midway(self._eval_env, self.learner.policy, episodes=episodes)
 
     def _model(self) -> Path | None:
