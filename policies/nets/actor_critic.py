@@ -246,11 +246,14 @@ class Adam:
         max_norm: largest norm of the gradient.
         eps: added to the root of the second moment.
 
+    Attributes:
+        lr: may be changed between steps.
+
     Source: Kingma and Ba, Adam, algorithm 1.
     """
 
     def __init__(self, params: Tensor, lr: float, max_norm: float, eps: float = 1e-5) -> None:
-        self._lr, self._max_norm, self._params, self._eps = lr, max_norm, params, eps
+        self.lr, self._max_norm, self._params, self._eps = lr, max_norm, params, eps
         self._first, self._second = torch.zeros_like(params), torch.zeros_like(params)
         self._root = torch.empty_like(params)
         self._count = 0
@@ -260,7 +263,7 @@ class Adam:
     def step(self, grad: Tensor) -> float | Tensor:
         """Move the parameters against the (P,) gradient, which may be scaled; its norm before clipping."""
         self._count += 1
-        rate = self._lr / (1.0 - _BETA1**self._count)
+        rate = self.lr / (1.0 - _BETA1**self._count)
         root_scale = 1.0 / math.sqrt(1.0 - _BETA2**self._count)
         if self._compiled is not None:
             numbers = np.array([self._max_norm, rate, root_scale, self._eps, _BETA1, _BETA2], np.float32)

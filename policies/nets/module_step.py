@@ -19,6 +19,9 @@ class ModuleStep:
         warm_up: updates over which the step size grows linearly to `lr`; 0 for none.
         clip: bound of the gradient's norm, or None.
         betas: of AdamW.
+
+    Attributes:
+        lr: may be changed between steps.
     """
 
     def __init__(
@@ -31,7 +34,7 @@ class ModuleStep:
         clip: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
-        self.module, self._lr, self._warm_up, self._clip = module, lr, warm_up, clip
+        self.module, self.lr, self._warm_up, self._clip = module, lr, warm_up, clip
         self._optimiser = torch.optim.AdamW(module.parameters(), lr=lr, weight_decay=weight_decay, betas=betas)
         self._steps = 0
 
@@ -51,7 +54,7 @@ class ModuleStep:
         """One step with the gradients that the parameters hold; () their norm."""
         self._steps += 1
         for group in self._optimiser.param_groups:
-            group["lr"] = self._lr * min(1.0, self._steps / self._warm_up) if self._warm_up else self._lr
+            group["lr"] = self.lr * min(1.0, self._steps / self._warm_up) if self._warm_up else self.lr
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), torch.inf if self._clip is None else self._clip)
         self._optimiser.step()
         return norm

@@ -27,6 +27,7 @@ from robot_rl.policies.nets.actor_critic import (
     gaussian_logp,
     torch_outputs,
 )
+from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
@@ -56,9 +57,12 @@ class PpoOptions(SurrogateOptions):
     max_grad_norm: Positive = 0.5
     """Largest norm of the gradient of both networks together."""
     lr: NotNegative = 3e-4
-    """Step size of Adam."""
+    """Step size of Adam, at the start of the run."""
+    lr_schedule: LrSchedule = "constant"
+    """How it changes: linear or cosine to 0 at the end of the run; adaptive: so that an update moves by `target_kl`."""
     target_kl: Positive | None = None
-    """The update ends when the mean KL divergence from the acting policy exceeds 1.5 times this."""
+    """The update ends when the mean KL divergence from the acting policy exceeds 1.5 times this; with
+    lr_schedule=adaptive it never ends early, and null means 0.01."""
     log_std: Literal["free", "state"] = "free"
     """One vector of log standard deviations, or a head of the actor."""
     log_std_init: Number = 0.0
@@ -118,6 +122,8 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
             self.notes = (f"kernel=auto: gradients are {'written out' if self._explicit else 'left to torch'}",)
         self._net: Any = build_actor_critic(self._layout, self._params, o.activation, explicit=self._explicit)
         self._adam = Adam(self._params, o.lr, o.max_grad_norm)
+        self._lr = StepSize(o.lr, o.lr_schedule, o.target_kl or 0.01)
+        self._enough = None if o.lr_schedule == "adaptive" or o.target_kl is None else 1.5 * o.target_kl
         self._loss = FusedOptions(o.clip, o.dual_clip, o.value_clip, o.value_coef, o.entropy_coef)
         self._fused = choice_loss if io.action_choices else fused_policy_loss
         self._normalize_parts = o.normalize_advantage  # advantages of a minibatch; else a method's rows are as they are
@@ -131,6 +137,10 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
     def needs(cls, options: Any, io: IOSpec) -> Needs:
         """Fresh rollouts."""
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
+
+    def set_progress(self, share: float) -> None:
+        """For the step size."""
+        self._lr.progress = share
 
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates."""
@@ -161,7 +171,10 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
             "train/advantage_std": float(torch.as_tensor(rows["advantage"]).std()),
             "train/rows_used": count / max(int(rollout.valid.sum()), 1),
         }
+        self._adam.lr = self._lr()
         metrics = self._fit({name: x.numpy() for name, x in rows.items()} if self._explicit else rows)
+        self._lr.follow(metrics["train/kl"])
+        found["train/lr"] = self._adam.lr
         seen = torch.cat([x.flatten(0, 1)[rollout.valid.flatten()] for _, x in sorted(rollout.obs.items())], dim=-1)
         self._actor.observe(seen)
         self._actor.refresh()
@@ -215,7 +228,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
                 outputs = net(batch["obs"])
                 _, gradients, log_ratio[part] = self._fused(outputs, batch, self._loss)
                 value[part], seen = outputs["value"], min(start + o.minibatch, count)
-                stop = o.target_kl is not None and _kl(log_ratio[part]) > 1.5 * o.target_kl
+                stop = self._enough is not None and _kl(log_ratio[part]) > self._enough
                 if stop:
                     break
                 net.backward_from(outputs, gradients)
@@ -260,6 +273,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
             "shuffle": self._shuffle.bit_generator.state,
             "scale": None if self._scale is None else self._scale.state_dict(),
             "updates": self.updates,
+            "lr": self._lr.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
@@ -270,6 +284,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         self._shuffle.bit_generator.state = state["shuffle"]
         if self._scale is not None and state["scale"] is not None:
             self._scale.load_state_dict(state["scale"])
+        self._lr.load_state_dict(state["lr"])
         self.updates = int(state["updates"])
 
 

@@ -18,21 +18,27 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo import ReturnScale, obs_dim
 from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout
-from robot_rl.types.options import Count, NotNegative, Number, Positive, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
 class RecurrentPpoOptions(StateOptions, SurrogateOptions):
     """Of PPO with a memory."""
 
+    lr: Rate = 1e-3
+    """Step size of Adam, at the start of the run."""
     rollout_steps: Count = 2048
     """Steps T of each environment between updates."""
     sequence: Count = 64
     """Steps through which gradients run back: episodes are cut into pieces of at most this length."""
-    minibatch: Count = 128
-    """Rows of one gradient, about: it takes whole pieces."""
+    minibatch: Count = 512
+    """Rows of one gradient, about: it takes whole pieces. Steps of one piece resemble each other, so with a few pieces
+    a gradient is mostly noise: at 128 rows, two pieces, the pendulum without its velocity is not learnt."""
+    lr_schedule: LrSchedule = "constant"
+    """How `lr` changes: linear or cosine to 0 at the end of the run; adaptive: so that an update moves by 0.01 nats."""
     epochs: Count = 10
     """Passes over a rollout."""
     entropy_coef: NotNegative = 0.0
@@ -92,9 +98,14 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         self.norm = RunningNorm(size, max_scale=1.0, device=device) if options.normalize_obs else None
         self.scale = ReturnScale(gamma) if options.normalize_reward else None
         self.net_step = ModuleStep(self.net, lr=options.lr, clip=options.max_grad_norm)
+        self.lr = StepSize(options.lr, options.lr_schedule)
         self.policy = MemoryPolicy(io, self.net, self.norm, seed + 1)
         scale = {} if self.scale is None else {"scale": self.scale}
-        self.state.include({"net": self.net_step, "policy": self.policy, **scale})
+        self.state.include({"net": self.net_step, "policy": self.policy, "lr": self.lr, **scale})
+
+    def set_progress(self, share: float) -> None:
+        """For the step size."""
+        self.lr.progress = share
 
     @classmethod
     def needs(cls, options: Any, io: IOSpec) -> Needs:
@@ -113,7 +124,7 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
 
         Returns:
             The latest metrics: train/policy_loss, train/value_loss, train/entropy, train/kl, train/clip_fraction,
-            train/gradient_norm, of the last gradient; train/explained_variance of the old values.
+            train/gradient_norm, of the last gradient; train/explained_variance of the old values, train/lr.
 
         Raises:
             FloatingPointError: a metric is not finite.
@@ -121,17 +132,19 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         o, rollout = self.o, next(batches)
         pieces = self._pieces(rollout if self.scale is None else replace(rollout, reward=self.scale(rollout)))
         mask, target = pieces["mask"], pieces["target"]
+        self.net_step.lr = self.lr()
         together = max(round(o.minibatch * len(mask) / int(mask.sum())), 1)
         found: dict[str, Tensor] = {}
         for _ in range(o.epochs):
             order = torch.randperm(len(mask), generator=self.generator, device=self.generator.device)
             for part in order.split(together):
                 found = self._fit({name: x[part] for name, x in pieces.items()})
+        self.lr.follow(float(found["kl"].mean()))
         if self.norm is not None:
             seen = torch.cat([x.flatten(0, 1) for _, x in sorted(rollout.obs.items())], -1)
             self.norm.observe(seen[rollout.valid.flatten()].to(self.generator.device))
         rest = (target - pieces["value"])[mask].var() / target[mask].var().clamp_min(1e-12)
-        return self.metrics(**found, explained_variance=1.0 - rest)
+        return self.metrics(**found, explained_variance=1.0 - rest, lr=torch.tensor(self.net_step.lr))
 
     def _pieces(self, rollout: Rollout) -> dict[str, Tensor]:
         """Columns (G, L, ...) of all pieces; rows behind the end of a shorter one do not count."""

@@ -34,12 +34,13 @@ def rows_per_batch(learner: Learner[Any, Any]) -> int:
     return size
 
 
-def update_learner(learner: Learner[Any, Any], batches: Iterator[Any]) -> Metrics:
-    """`learner.update(batches)`.
+def update_learner(learner: Learner[Any, Any], batches: Iterator[Any], *, progress: float = 0.0) -> Metrics:
+    """`learner.update(batches)`, told first which share of the run's steps is over.
 
     Raises:
         TypeError: what comes back are no metrics.
     """
+    learner.set_progress(progress)
     metrics = learner.update(batches)
     if not isinstance(metrics, dict):
         raise TypeError(

@@ -60,7 +60,7 @@ class OnPolicy:
             rollout = self._collect()
             collected = time.perf_counter()
             steps = int(rollout.valid.sum())
-            metrics = update_learner(self._learner, iter((rollout,)))
+            metrics = update_learner(self._learner, iter((rollout,)), progress=self.env_steps / total_steps)
             end = time.perf_counter()
             self.env_steps += steps
             self.iterations += 1

@@ -122,7 +122,7 @@ class AsyncOnPolicy:
             acting = self._past[0]
             self._actor.load_state_dict(acting.state)
             collect(self._stepper, self._actor, storage, self.stats)
-            if self._learn(_Finished(storage, acting.version, self.stats.metrics()), begin, look):
+            if self._learn(_Finished(storage, acting.version, self.stats.metrics()), begin, look, total_steps):
                 return
 
     def _run_threaded(self, total_steps: int, look: Tick) -> None:
@@ -144,7 +144,7 @@ class AsyncOnPolicy:
                     if self._failure is not None:
                         raise self._failure from None
                     continue
-                stop = self._learn(item, begin, look)
+                stop = self._learn(item, begin, look, total_steps)
                 self._newest = self._weights()
                 free.put(item.storage)
                 if stop:
@@ -174,13 +174,13 @@ class AsyncOnPolicy:
         except BaseException as error:  # the learning thread raises it
             self._failure = error
 
-    def _learn(self, item: _Finished, begin: float, look: Tick) -> bool:
+    def _learn(self, item: _Finished, begin: float, look: Tick, total_steps: int) -> bool:
         learner = self._learner
         got = time.perf_counter()
         item.storage.sample(self.rows)
         rollout = item.storage.rollout(learner)
         staleness = learner.updates - item.version
-        metrics = update_learner(learner, iter((rollout,)))
+        metrics = update_learner(learner, iter((rollout,)), progress=self.env_steps / total_steps)
         end = time.perf_counter()
         steps = int(rollout.valid.sum())
         self.env_steps += steps

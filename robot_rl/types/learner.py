@@ -200,6 +200,9 @@ class Learner(Generic[O_co, Data_contra]):
     def calm(self) -> None:
         """Called where updates diverge: halve step sizes."""
 
+    def set_progress(self, share: float) -> None:
+        """Called before an update with the share of the run's steps that are over, 0 to 1."""
+
     def values(self, obs: Obs, action: Any) -> Any:
         """(N,) what actions are worth in these observations; None where a method has no such estimate."""
         return None
@@ -236,6 +239,10 @@ class OuterLearner(Learner[O_co, Data_contra]):
     def calm(self) -> None:
         """Halve the inner learner's step sizes."""
         self.learner.calm()
+
+    def set_progress(self, share: float) -> None:
+        """Tell the inner learner how much of the run is over."""
+        self.learner.set_progress(share)
 
 
 class OnPolicyLearner(Learner[O_co, Data_contra]):

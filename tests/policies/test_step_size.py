@@ -1,0 +1,89 @@
+"""The step size over a run: by hand, in PPO's own metrics, and across a resume."""
+
+from __future__ import annotations
+
+import pytest
+
+import robot_rl as rr
+from robot_rl.loops.on_policy import OnPolicy
+from robot_rl.policies.nets.step_size import StepSize
+from robot_rl.policies.online.ppo import Ppo, PpoOptions
+from robot_rl.policies.online.recurrent_ppo import RecurrentPpo, RecurrentPpoOptions
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", [0.4, 0.4, 0.4, 0.4]), ("linear", [0.4, 0.3, 0.2, 0.0]), ("cosine", [0.4, 0.3414214, 0.2, 0.0])],
+)
+def test_the_step_size_falls_as_its_schedule_says(schedule, expected):
+    lr, found = StepSize(0.4, schedule), []
+    for lr.progress in (0.0, 0.25, 0.5, 1.0):
+        found.append(lr())
+        lr.follow(9.0)  # only adaptive cares
+    assert found == pytest.approx(expected)
+
+
+def test_an_adaptive_step_size_follows_the_divergence():
+    lr = StepSize(1e-3, "adaptive", kl=0.01)
+    for kl, expected in ((0.021, 1e-3 / 1.5), (0.02, 1e-3 / 1.5), (0.005, 1e-3 / 1.5), (0.004, 1e-3)):
+        lr.follow(kl)
+        assert lr() == pytest.approx(expected), kl
+    for _ in range(30):
+        lr.follow(0.0)
+    assert lr() == 1e-2
+    for _ in range(30):
+        lr.follow(1.0)
+    assert lr() == 1e-5
+
+
+def rates(method, schedule, steps=256, stop=None):
+    """Step size of each update of a run of 4 updates, and the loop and learner behind it."""
+    env = rr.make("pendulum", num_envs=1, seed=0)
+    options = {"rollout_steps": 64, "epochs": 1, "lr": 4e-4, "lr_schedule": schedule}
+    learner = (
+        Ppo(PpoOptions(**options), env.io) if method == "ppo" else RecurrentPpo(RecurrentPpoOptions(**options), env.io)
+    )
+    loop, found = OnPolicy(env, learner), []
+
+    def tick(step, metrics):
+        found.append(metrics["train/lr"])
+        return step == stop
+
+    loop.run(steps, tick)
+    return found, loop, learner
+
+
+@pytest.mark.parametrize("method", ["ppo", "recurrent"])
+def test_a_run_lowers_it_from_its_first_update_to_its_last(method):
+    assert rates(method, "linear")[0] == pytest.approx([4e-4, 3e-4, 2e-4, 1e-4])
+    assert rates(method, "constant")[0] == pytest.approx([4e-4] * 4)
+
+
+@pytest.mark.parametrize("method", ["ppo", "recurrent"])
+def test_an_adaptive_run_goes_on_with_the_step_size_that_it_had(method):
+    """Pieces of 64 steps barely move the policy, so it grows; the learner that is loaded grows on from there."""
+    found, _, learner = rates(method, "adaptive", stop=128)
+    assert found == pytest.approx([4e-4, 6e-4])
+    _, _, other = rates(method, "adaptive", stop=64)
+    other.load_state_dict(learner.state_dict())
+    env = rr.make("pendulum", num_envs=1, seed=0)
+    more = []
+    OnPolicy(env, other).run(64, lambda step, metrics: bool(more.append(metrics["train/lr"])))
+    assert more == pytest.approx([9e-4])
+
+
+def test_an_adaptive_update_never_ends_early():
+    """Without it 20 passes at a step size of .1 end at the bound of the divergence; with it all of them are made."""
+    made = {}
+    for schedule in ("constant", "adaptive"):
+        env = rr.make("pendulum", num_envs=1, seed=0)
+        options = PpoOptions(
+            rollout_steps=64, minibatch=64, epochs=20, lr=0.1, target_kl=0.01, lr_schedule=schedule, kernel="autograd"
+        )
+        seen = []
+        OnPolicy(env, Ppo(options, env.io)).run(
+            64, lambda _, m, seen=seen: bool(seen.append(m["train/gradient_steps"]))
+        )
+        made[schedule] = seen[0]
+    assert made["adaptive"] == 20
+    assert made["constant"] < 20
