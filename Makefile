@@ -35,7 +35,7 @@ $(STAMP): requirements.lock requirements-torch.lock requirements-cpu.lock requir
 	@touch $(STAMP)
 
 demo: setup
-	@$(BIN)/robot-rl train experiment=demo
+	@$(BIN)/robot-rl train preset=demo
 
 # The console's tests drive a real browser; as root on Debian it is installed, elsewhere they skip and say so.
 BROWSER := command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null

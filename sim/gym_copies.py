@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from robot_rl.extras import require_foreign
-from robot_rl.sim import gym_mujoco, gym_state
+from robot_rl.sim import gym_mujoco, gym_state, robosuite_env
 from robot_rl.sim.headless import prefer_headless
 
 SUCCESS = ("success", "is_success", "succeed")
@@ -31,6 +31,8 @@ MOST_TERMS = 16
 _PACKAGES = {
     "gym_hil/": "gym_hil",
     "Meta-World/": "metaworld",
+    "dm_control/": "shimmy",
+    robosuite_env.ID: "robosuite",
     **dict.fromkeys(("Fetch", "Adroit", "Hand", "Franka", "AntMaze", "PointMaze"), "gymnasium_robotics"),
 }
 """Start of an id -> package that registers it."""
@@ -81,11 +83,12 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
     prefer_headless()
     package = next((name for prefix, name in _PACKAGES.items() if id.startswith(prefix)), None)
     if package:
-        module = require_foreign(package, f"'{id}' is one of its tasks: pip install {package.replace('_', '-')}")
-        if package == "gymnasium_robotics":
+        wanted = '"shimmy[dm-control]"' if package == "shimmy" else package.replace("_", "-")
+        module = require_foreign(package, f"'{id}' is one of its tasks: pip install {wanted}")
+        if package in ("gymnasium_robotics", "shimmy"):
             gymnasium.register_envs(module)
-        elif package == "gym_hil":
-            gym_mujoco.refuse_gym_hil()
+        elif package in ("gym_hil", "robosuite"):
+            gym_mujoco.refuse_new_mujoco(package)
         elif package == "metaworld":
             gym_mujoco.mend_meta_world()
         gym_mujoco.mend_enumerations()

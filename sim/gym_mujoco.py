@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.extras import require
 
-META_WORLD = (3, 0, 0)  # the newest release that was tried
+META_WORLD = (3, 1, 1)  # the newest release that was tried
 _WELD = (*(0.0,) * 6, -1.0, *(0.0,) * 3, 5.0)  # what its welds are set to: at the anchor, turned as Meta-World has it
 
 
@@ -42,9 +42,23 @@ def _compare_with_numpy(kind: Any) -> None:
 
 
 def mend_meta_world() -> None:
-    """Let Meta-World set its welds again: it writes 11 numbers per constraint, and MuJoCo keeps 12 since 3.17."""
+    """Let Meta-World choose its goal by the seed of a reset, which it ignores, and set its welds again.
+
+    It writes 11 numbers per constraint, and MuJoCo keeps 12 since 3.17.
+    """
     mujoco = require("mujoco")
     from metaworld.sawyer_xyz_env import SawyerMocapBase  # pyright: ignore[reportMissingImports]
+    from metaworld.wrappers import RandomTaskSelectWrapper  # pyright: ignore[reportMissingImports]
+
+    choose = vars(RandomTaskSelectWrapper)["reset"]
+    if choose.__module__ != __name__:
+
+        def seeded(env: Any, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            if seed is not None:
+                env.unwrapped.seed(seed)
+            return choose(env, seed=seed, options=options)
+
+        RandomTaskSelectWrapper.reset = seeded
 
     installed = tuple(int(part) for part in metadata.version("metaworld").split(".")[:3])
     if installed > META_WORLD or mujoco.mjNEQDATA == len(_WELD):
@@ -57,15 +71,18 @@ def mend_meta_world() -> None:
     SawyerMocapBase.reset_mocap_welds = reset
 
 
-def refuse_gym_hil() -> None:
-    """Say which MuJoCo gym_hil needs.
+def refuse_new_mujoco(package: str) -> None:
+    """Say which MuJoCo gym_hil and robosuite need.
+
+    Args:
+        package: whose controllers read the array of masses.
 
     Raises:
-        ImportError: the installed one no longer has the array of masses that gym_hil's controller reads.
+        ImportError: the installed MuJoCo no longer has it.
     """
     mujoco = require("mujoco")
     if not hasattr(mujoco.MjData, "qM"):
         raise ImportError(
-            f"gym_hil {metadata.version('gym_hil')} reads MjData.qM, which MuJoCo {mujoco.__version__} no longer has; "
-            'in an environment of its own: pip install robot_rl gym-hil "mujoco<3.9"'
+            f"{package} {metadata.version(package)} reads MjData.qM, which MuJoCo {mujoco.__version__} no longer has; "
+            f'in an environment of its own: pip install robot_rl {package.replace("_", "-")} "mujoco<3.9"'
         )

@@ -10,7 +10,9 @@ is not, for example a Box2D world, `save` returns None.
 from __future__ import annotations
 
 import copy
+import inspect
 import json
+from functools import cached_property
 from typing import Any
 
 import gymnasium
@@ -134,6 +136,10 @@ def load(env: gymnasium.Env, nominal: object, state: dict[str, Any]) -> None:
                 value[...] = wanted
     for depth, level in enumerate(_levels(env)):
         attributes = vars(level)
+        for name in [
+            name for name in attributes if isinstance(inspect.getattr_static(type(level), name, None), cached_property)
+        ]:
+            del attributes[name]  # made of the state before: Meta-World keeps bounds of its goal so
         for name, value in json.loads(state[f"{depth}.plain"]).items():
             attributes[name] = _decode(value)
         for key, value in state.items():

@@ -45,6 +45,7 @@ from robot_rl.verbs.sweep_curves import conclude
 from robot_rl.verbs.table import VERBS, Verb
 from robot_rl.verbs.tune import tune
 from robot_rl.words import Refused
+from robot_rl.zoo import as_path
 
 
 @dataclass
@@ -151,7 +152,7 @@ def find_unknown(verb: str, overrides: list[str]) -> str:
     """
     config = VERBS[verb].config
     groups = set(groups_of(config))
-    keys = {"hydra", "experiment", *groups, *other_keys(config), *VERBS[verb].options().model_fields}
+    keys = {"hydra", "preset", *groups, *other_keys(config), *VERBS[verb].options().model_fields}
     written = find_slip(verb, overrides, keys, groups)
     if written:
         return written
@@ -223,6 +224,8 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         print(page(config, [item for item in rest if "=" in item]))
         return
     try:
+        if verb in ("eval", "export", "deploy"):
+            rest = [as_path(item) for item in rest]
         rest = take_own(rest)
         wrong = (
             find_unknown(verb, rest)

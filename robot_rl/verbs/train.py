@@ -66,7 +66,7 @@ def train(cfg: DictConfig) -> None:
     """Train a policy; Ctrl-C saves and says how to go on."""
     device = parallel.start(str(cfg.device))
     method = learner_of_init(cfg)
-    groups = ("env", "engine", "policy", "rewarder", "track", "experiment")
+    groups = ("env", "engine", "policy", "rewarder", "track", "preset")
     cfg, folder = begin(cfg, "train", TrainOptions, groups, run_name(cfg, method))
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     config, cfg.device = saved_config(cfg), device

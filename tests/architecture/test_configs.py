@@ -77,9 +77,9 @@ def test_env_composes_with_an_engine_that_there_is(name: str) -> None:
     assert composed("train", f"env={name}").env.engine in build.names("engine")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/experiment").glob("*.yaml")), ids=lambda p: p.stem)
-def test_experiment_composes(path: Path) -> None:
-    assert composed("train", f"experiment={path.stem}").total_steps > 0
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/preset").glob("*.yaml")), ids=lambda p: p.stem)
+def test_preset_composes(path: Path) -> None:
+    assert composed("train", f"preset={path.stem}").total_steps > 0
 
 
 @pytest.mark.parametrize("engine", choices("engine"))

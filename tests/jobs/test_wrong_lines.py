@@ -53,7 +53,7 @@ train policy=no_such_module:Learner -> there is no module 'no_such_module'
 train env=raech -> did you mean reach
 train engine=warpp -> did you mean warp?
 train track=file -> did you mean files?
-train experiment=demos -> did you mean demo?
+train preset=demos -> did you mean demo?
 train rewarder=critc -> did you mean critic?
 train policy.lrr=1e-3 -> did you mean lr
 train policy.gamma=0.9 -> gamma=… (without policy.) sets it for the whole run

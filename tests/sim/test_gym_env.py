@@ -1,12 +1,15 @@
+import sys
 from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from omegaconf import OmegaConf
 
 from robot_rl.sim import crash, gym_copies
 from robot_rl.sim.gym_env import make, seeds
+from robot_rl.verbs.compose import compose_verb
 
 
 class Puzzle(gym.Env):
@@ -292,11 +295,27 @@ def test_render_gives_frames():
 ROBOTICS = ["FetchReach-v4", "FetchPickAndPlace-v4", "HandReach-v3", "HandManipulateBlock-v1", "FrankaKitchen-v1"]
 
 
+FOREIGN = {
+    "Meta-World/MT1": ("metaworld", {"env_name": "pick-place-v3", "seed": 1}),
+    "dm_control/walker-walk-v0": ("shimmy", {}),
+    "robot_rl/Robosuite-v0": ("robosuite", {"task": "Lift"}),
+}
+"""Id -> the package that brings it, and arguments."""
+
+
+def foreign(id, num_envs=2, seed=0, **options):
+    """Copies of it, or a skip where package and MuJoCo do not fit."""
+    package, kwargs = FOREIGN.get(id, ("gymnasium_robotics", {}))
+    pytest.importorskip(package)
+    try:
+        return make(num_envs, seed, id=id, kwargs=kwargs, **options)
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("id", [*ROBOTICS, "AdroitHandDoor-v1", "Meta-World/MT1"])
 def test_robotics_environments_run_and_continue_bit_for_bit(id):
-    pytest.importorskip("metaworld" if id.startswith("Meta") else "gymnasium_robotics")
-    kwargs = {"env_name": "pick-place-v3"} if id.startswith("Meta") else None
-    env, other = (make(2, seed, id=id, kwargs=kwargs, episode_steps=20) for seed in (0, 1))
+    env, other = (foreign(id, 2, seed, episode_steps=20) for seed in (0, 1))
     actions = np.random.default_rng(0).uniform(-1, 1, (50, 2, env.io.action_dim))
     env.reset()
     for action in actions[:7]:
@@ -306,3 +325,41 @@ def test_robotics_environments_run_and_continue_bit_for_bit(id):
         a, b = env.step(action), other.step(action)
         assert np.array_equal(a[0]["state"], b[0]["state"])
         assert np.array_equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("id", FOREIGN)
+def test_suites_of_others_start_as_their_seed_says_and_run(id):
+    env = foreign(id, 2, 0, episode_steps=5)
+    first = env.reset(seed=3)[0]["state"].copy()
+    again, others = env.reset(seed=3)[0]["state"].copy(), env.reset(seed=4)[0]["state"].copy()
+    assert np.array_equal(first, again)
+    assert not np.allclose(first, others)
+    assert not np.allclose(first[0], first[1])
+    for _ in range(5):
+        obs, reward, terminated, truncated, _ = env.step(np.zeros((2, env.io.action_dim)))
+        assert np.isfinite(obs["state"]).all()
+        assert (reward >= 0.0).all()
+    assert truncated.all()
+    assert not terminated.any()
+
+
+@pytest.mark.parametrize(
+    ("preset", "id", "expected"),
+    [
+        ("fetch", "Push", {"id": "FetchPush-v4"}),
+        ("dm_control", "cheetah-run", {"id": "dm_control/cheetah-run-v0"}),
+        ("metaworld", "reach-v3", {"id": "Meta-World/MT1", "kwargs": {"env_name": "reach-v3", "seed": 1}}),
+        ("robosuite", "Lift", {"id": "robot_rl/Robosuite-v0", "kwargs": {"task": "Lift", "robot": "Panda"}}),
+    ],
+)
+def test_a_preset_names_the_task_of_a_suite(preset, id, expected):
+    cfg = compose_verb("train", {"env": preset}, {"id": id})
+    found = OmegaConf.to_container(cfg.env, resolve=True)
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_a_suite_that_is_not_installed_is_told_with_the_line_that_brings_it(monkeypatch):
+    for id, (package, _) in FOREIGN.items():
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ImportError, match="pip install .*" + {"shimmy": "dm-control"}.get(package, package)):
+            make(1, 0, id=id)

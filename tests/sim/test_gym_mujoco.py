@@ -52,7 +52,7 @@ def test_every_enumeration_of_mujoco_compares_both_ways() -> None:
 def test_gym_hil_is_refused_with_the_version_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gym_mujoco.metadata, "version", lambda name: "0.1.13")
     if hasattr(vars(mujoco)["MjData"], "qM"):
-        gym_mujoco.refuse_gym_hil()
+        gym_mujoco.refuse_new_mujoco("gym_hil")
     else:
         with pytest.raises(ImportError, match=r"mujoco<3\.9"):
-            gym_mujoco.refuse_gym_hil()
+            gym_mujoco.refuse_new_mujoco("gym_hil")
