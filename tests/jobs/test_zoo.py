@@ -1,0 +1,53 @@
+"""The agents that are shipped: small, tensors and tables alone, and as good as their cards say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robot_rl import zoo
+
+NAMES = zoo.names()
+
+
+def test_they_are_small_and_hold_nothing_but_an_actor():
+    assert NAMES
+    files = [path for path in zoo.FOLDER.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 5e6
+    assert {path.name for path in files} == {"policy.pt", "io.json", "config.yaml", "meta.json", "card.json"}
+    for name in NAMES:
+        torch.load(zoo.find(name) / "policy.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("name", [x if x == "Pendulum-v1" else pytest.param(x, marks=pytest.mark.slow) for x in NAMES])
+def test_an_evaluation_gives_the_returns_of_the_card(name: str, robot_rl: Any):
+    card = json.loads((zoo.FOLDER / name / "card.json").read_text())
+    assert card["evaluated"] == f"robot-rl eval preset={name}"
+    done = robot_rl("eval", f"preset={name}", "video_episodes=0", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    # another processor adds in another order, and where legs hit the ground a last digit grows into another episode
+    assert found["return"] == pytest.approx(card["return"], rel=0.02)
+
+
+def test_they_load_from_python():
+    import robot_rl as rr
+
+    agent = rr.load(zoo.find("Pendulum-v1"))
+    assert len(rr.evaluate(agent, env=rr.make("Pendulum-v1"), episodes=2).returns) == 2
+
+
+def test_a_name_that_is_none_is_told_with_the_nearest(robot_rl: Any):
+    done = robot_rl("eval", "preset=Pendulum-v2")
+    assert done.returncode == 2
+    assert "did you mean Pendulum-v1?" in done.stderr
+    assert "\n" not in done.stderr.strip()
+
+
+def test_each_was_trained_with_its_preset():
+    presets = {path.stem for path in (Path(__file__).parents[2] / "configs/preset").glob("*.yaml")}
+    assert set(NAMES) <= presets
