@@ -110,6 +110,7 @@ TOOLS = {
     "legged_port": "robot_rl.real.legged_port:LeggedPort",
     "new_legs_card": "robot_rl.sim.legs_card:new_legs_card",
     "new_card": "robot_rl.sim.robot_card:new_card",
+    "robot_cameras": "robot_rl.real.graph:cameras_of",
     "robot_digest": "robot_rl.sim.robot_model:digest",
     "robot_pictures": "robot_rl.sim.card_pictures:pictures",
     "robot_spec": "robot_rl.real.core.spec:of_card",

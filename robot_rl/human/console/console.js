@@ -1,8 +1,8 @@
 "use strict";
 // Sends the state of the hands 30 times a second and at every change; silence is what stops the robot.
 // What it shows is grey as soon as it is old: as old as it is at the robot, not since it arrived here.
-const PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000, DEAD_MS = 3000;
-const MOVES = ["resume", "reset", "toggle"];  // nobody frees a robot that they do not see
+const GHOST = 128, PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000, DEAD_MS = 3000;
+const MOVES = ["resume", "reset", "toggle", "scene"];  // nobody frees a robot that they do not see
 const at = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token") || "";
 const page = [...crypto.getRandomValues(new Uint32Array(2))].map((n) => n.toString(36)).join("");
@@ -67,7 +67,12 @@ function show(next) {
   const driver = at("driver");
   driver.textContent = state.driver;
   driver.className = state.driver;
-  at("phase").textContent = state.phase + (state.phase === "demonstration" ? ": " + state.demos + " stored" : "");
+  at("phase").textContent = state.phase + (state.phase === "demonstration" ? ": " + state.demos + " stored" : "") +
+    (state.pausing ? ", a pause after this episode" : "");
+  const asks = state.scene !== null && state.scene !== undefined, stands = state.driver === "HOLD" || state.driver === "STOPPED";
+  at("scene").hidden = !asks;
+  document.body.classList.toggle("scene", asks && stands);
+  at("scene-word").textContent = asks && !stands && state.scene ? "Begun although " + state.scene + "." : "";
   const waits = state.driver === "HOLD" ? "The robot holds. Press go." : "";
   const locked = state.driver === "STOPPED" ? "Stopped. Unlock, then go." : "";
   at("problem").textContent = [waits, locked, state.help ? "Help wanted: " + state.help + "." : "", state.elicit, state.problem]
@@ -99,20 +104,32 @@ function show(next) {
   list(state.list || []);
 }
 
+function figure(which) {  // what the policy sees: a picture, and over it the ghost of a good start
+  const found = at("view-" + which);
+  if (found) return found;
+  const figure = document.createElement("figure"), word = document.createElement("figcaption"), frame = document.createElement("div");
+  const screen = document.createElement("img"), ghost = document.createElement("img");
+  screen.id = "view-" + which;
+  ghost.id = "ghost-" + which;
+  ghost.className = "ghost";
+  ghost.hidden = true;
+  word.id = "view-word-" + which;
+  frame.append(screen, ghost);
+  figure.append(frame, word);
+  at("views").append(figure);
+  return screen;
+}
+
 function paint(bytes) {  // which (0 the large picture, others what the policy sees), when it was taken, a JPEG
   const which = bytes[0], taken = new DataView(bytes.buffer).getFloat64(1, true);
   const latest = URL.createObjectURL(new Blob([bytes.subarray(9)], { type: "image/jpeg" }));
   let screen = at("camera");
-  if (which) {
-    screen = at("view-" + which);
-    if (!screen) {
-      const figure = document.createElement("figure"), word = document.createElement("figcaption");
-      screen = document.createElement("img");
-      screen.id = "view-" + which;
-      word.id = "view-word-" + which;
-      figure.append(screen, word);
-      at("views").append(figure);
-    }
+  if (which >= GHOST) {
+    if (which > GHOST) figure(which - GHOST);
+    screen = at("ghost-" + (which - GHOST));
+    screen.hidden = false;
+  } else if (which) {
+    screen = figure(which);
     at("view-word-" + which).textContent = "the policy sees: " + (state && state.views[which - 1] || "camera " + which);
   } else { frames++; drawn = born(taken); }
   screen.src = latest;

@@ -24,6 +24,9 @@ from robot_rl.real.core.clock import Clock
 from robot_rl.types import IOSpec, Obs
 from robot_rl.types.options import Count, Positive
 
+GHOST = 128
+"""Number of the large picture's ghost on the wire; those of the policy's pictures follow."""
+
 
 class BrowserOptions(ServeOptions):
     """Of the console of `human=browser`."""
@@ -55,6 +58,7 @@ class BrowserTeleop(RemoteTeleop):
         self._ages: deque[float] = deque(maxlen=200)
         self._episodes = -1
         self.reel = Reel()
+        self._newest: bytes | None = None
         self._encoder = ThreadPoolExecutor(1, "pictures")
         self._encoding: Future[None] | None = None
         self._image: Any = require("PIL.Image")
@@ -107,6 +111,17 @@ class BrowserTeleop(RemoteTeleop):
                 names = ("episodes", "steps", "success", "intervention_rate", "human_seconds")
                 self.server.remember({name: telemetry[name] for name in names})
 
+    def newest(self) -> bytes | None:
+        """The large picture that was sent last."""
+        return self._newest
+
+    def ghost(self, screen: bytes | None, views: Mapping[str, np.ndarray]) -> None:
+        """Shown over the live pictures of the same names while the scene is put back."""
+        pictures = [] if screen is None else [(GHOST, screen)]
+        pictures += [(GHOST + 1 + i, self._jpeg(view)) for i, view in enumerate(list(views.values())[:8])]
+        for which, picture in pictures:
+            self.server.show(which, picture, self._clock.now())
+
     def close(self) -> None:
         """Stop serving."""
         self._encoder.shutdown()
@@ -117,14 +132,17 @@ class BrowserTeleop(RemoteTeleop):
         for which, frame in enumerate(frames):
             if frame is None:
                 continue
-            picture = frame.picture
-            if not isinstance(picture, bytes):
-                out = bytes_io.BytesIO()
-                self._image.fromarray(picture).save(out, "JPEG", quality=self._quality)
-                picture = out.getvalue()
+            picture = frame.picture if isinstance(frame.picture, bytes) else self._jpeg(frame.picture)
             self.server.show(which, picture, frame.taken)
-            if which == 0 and episode >= 0:
-                self.reel.add(episode, picture)
+            if which == 0:
+                self._newest = picture
+                if episode >= 0:
+                    self.reel.add(episode, picture)
+
+    def _jpeg(self, pixels: np.ndarray) -> bytes:
+        out = bytes_io.BytesIO()
+        self._image.fromarray(pixels).save(out, "JPEG", quality=self._quality)
+        return out.getvalue()
 
     def _message(self, message: dict[str, Any]) -> None:
         kind, at = message.get("type"), message.get("at")

@@ -1,0 +1,173 @@
+"""`robot-rl hil env=ros2` as a person uses it: a simulated arm on its topics, a 30 Hz camera, a real browser."""
+# pyright: reportPossiblyUnboundVariable=false
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import cast
+
+import numpy as np
+import pytest
+from sensor_msgs.msg import CompressedImage
+
+from robot_rl.data.hil_episode import to_steps
+from robot_rl.data.recorder import Recording
+
+pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
+from tests.human.console_stage import Page, chromium
+
+harness = pytest.importorskip("ros_harness")
+ROOT, wait = harness.ROOT, harness.wait
+RATE = 5.0
+CAMERA = """
+action: {mapping: delta, scale: [0.03]}
+cameras:
+  front: {topic: camera/front/image_raw/compressed, type: sensor_msgs/CompressedImage, required: true, timeout: 1.0}
+"""
+
+
+class Recorded(threading.Thread):
+    """A recorded camera of 640 x 480 at 30 Hz: grey noise, and an object that a person may put elsewhere."""
+
+    def __init__(self, node):
+        super().__init__(daemon=True)
+        self.cv2 = pytest.importorskip("cv2")
+        rng = np.random.default_rng(0)
+        self.grain = [rng.integers(90, 110, (480, 640, 3)).astype(np.uint8) for _ in range(8)]
+        self.out = node.create_publisher(CompressedImage, "camera/front/image_raw/compressed", 1)
+        self.place, self.running, self.sent = (280, 200), True, 0
+        self.start()
+
+    def run(self):
+        due = time.monotonic()
+        while self.running:
+            pixels = self.grain[self.sent % 8].copy()
+            x, y = self.place
+            pixels[y : y + 80, x : x + 80] = (20, 40, 230)
+            self.out.publish(CompressedImage(format="jpeg", data=self.cv2.imencode(".jpg", pixels)[1].tobytes()))
+            self.sent += 1
+            due = max(due + 1.0 / 30.0, time.monotonic())
+            time.sleep(max(due - time.monotonic(), 0.0))
+
+
+class Outside:
+    """The command as a process, with what a page of the tests asks of a session."""
+
+    def __init__(self, folder, *words):
+        self.folder, self.page = folder, cast("Page | None", None)
+        command = [sys.executable, "-m", "robot_rl", "hil", "env=ros2", "human=browser", "human.port=0", *words]
+        self.log = (folder / "hil.log").open("w+")
+        self.process = subprocess.Popen(command, cwd=folder, stdout=self.log, stderr=subprocess.STDOUT)
+        self.until(lambda: "console: " in self.said, 120.0)
+        self.url = re.findall(r"console: (\S+)", self.said)[0]
+
+    def told(self):
+        return "" if self.page is None else self.page.text("notice")
+
+    @property
+    def said(self):
+        return (self.folder / "hil.log").read_text()
+
+    def until(self, what, seconds=60.0, why=lambda: ""):
+        end = time.monotonic() + seconds
+        while not what():
+            assert self.process.poll() is None, self.said[-3000:]
+            assert time.monotonic() < end, f"not within {seconds} s; {why()}; {self.told()}\n{self.said[-2000:]}"
+            time.sleep(0.02)
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(30.0)
+        finally:
+            self.process.kill()
+            self.log.close()
+
+
+@pytest.fixture
+def camera(live):
+    made = Recorded(live.node)
+    yield made
+    made.running = False
+
+
+@pytest.fixture
+def robot(live, processes):
+    path = processes.folder / "seen_arm.yaml"
+    path.write_text((processes.folder / "arm.yaml").read_text() + CAMERA)
+    return path
+
+
+def state(browser):
+    return browser.execute_script("return state")
+
+
+def test_a_person_teaches_a_robot_on_its_ros_topics(live, robot, camera, tmp_path):
+    hil = Outside(
+        tmp_path, f"env.robot_spec={robot}", f"env.rate={RATE:g}", "env.arm=true", "env.image_size=[32,32]",
+        "env.state_timeout=0.5", "env.max_hold=2", "env.episode_seconds=0", "task_reward=labels", "scene=check",
+        "policy.hidden=[32,32]", "policy.batch_size=16", "learning_starts=10", "total_steps=100000", "demos=0",
+        "+takeover.device_timeout_ms=60000", "eval_every=0",
+    )  # fmt: skip
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            hil.page = page = Page(browser, hil, hil.url)
+            page.shows("driver", "HOLD")
+            begun = live.position.copy()
+            time.sleep(1.0)
+            np.testing.assert_allclose(live.position, begun, atol=1e-3)  # nothing moves before go
+            page.click("go")
+            page.shows("problem", "Put the scene back")
+            page.shows("driver", "HOLD")  # hands may be in its way
+            page.click("go")
+            time.sleep(0.5)
+            assert state(browser)["driver"] == "HOLD"  # and go is not the word
+            hil.until(lambda: browser.execute_script("return document.getElementById('camera').naturalWidth") == 640)
+            page.click("scene")
+            page.shows("driver", "POLICY")
+            hil.until(lambda: (state(browser)["clock"] or 0.0) > 3.0)
+            page.key("p")  # a pause after this episode
+            page.shows("phase", "a pause after this episode")
+            page.key("1")
+            page.shows("driver", "HOLD")
+            page.shows("episodes", "success")
+            stood = live.position.copy()
+            assert np.abs(stood).max() > 0.05
+            time.sleep(1.0)
+            np.testing.assert_allclose(live.position, stood, atol=5e-3)  # not even to its start
+            camera.place = (420, 300)  # somebody bumped into it
+            hil.until(lambda: not browser.execute_script("return isStale()"))
+            page.click("go")
+            page.shows("problem", "of front is not as at a good start")
+            np.testing.assert_allclose(live.position, 0.0, atol=0.06)
+            for name in ("ghost-0", "ghost-1"):
+                hil.until(lambda name=name: page.at(name).is_displayed())
+            browser.save_screenshot(str(tmp_path / "ghost.png"))
+            page.key("n")
+            page.shows("problem", "Not begun")
+            assert state(browser)["driver"] == "HOLD"
+            camera.place = (280, 200)
+            hil.until(lambda: "not as at a good start" not in page.text("problem"))
+            page.key("n")
+            page.shows("driver", "POLICY")
+            hil.until(lambda: not page.at("ghost-0").is_displayed())
+            page.click("stop")  # the supervisor hears it itself
+            page.shows("driver", "STOPPED")
+            live.wait_state("ESTOP")
+        assert hil.close() == 130 or "resume" in hil.said
+    finally:
+        hil.process.kill()
+    live.check_limits()
+    (log,) = tmp_path.glob("runs/hil/*/log")
+    first, second, *_ = [to_steps(episode) for episode in Recording(log)]
+    assert [step for step in first if step.valid][-1].reward_task == 1.0
+    assert {step.obs["image.front"].shape for step in first} == {(32, 32, 3)}
+    # the rate is kept, also on a busy machine: two who wait for each other would be half as fast
+    period = np.median(np.diff([step.t_obs for step in first])) * 1e-9
+    assert period == pytest.approx(1.0 / RATE, rel=0.3)
+    assert len(second) > 0  # what was stopped is kept, too
