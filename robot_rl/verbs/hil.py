@@ -63,7 +63,8 @@ def hil(cfg: DictConfig) -> None:
     def make_pilot(env: VecEnv, with_person: bool) -> Any:
         human = None
         if with_person:
-            human = build.make("human", plain(cfg.human), io=env.io, expert=env.parts.expert, seed=cfg.seed)
+            given = {"io": env.io, "expert": env.parts.expert, "seed": cfg.seed, "listen": _listen}
+            human = build.make("human", plain(cfg.human), **given)
         return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
     make_tracker = tracker_factory(cfg)
@@ -95,6 +96,11 @@ def hil(cfg: DictConfig) -> None:
             policy = everything["policy"]
             job = HilActorJob(settings, folder, makers, link=link, policy=policy, config=config, resume=resume)
     answer.table(answer.run(job, "hil"))
+
+
+def _listen(*device: Any, **topics: Any) -> Any:
+    """ROS is loaded by who listens to it."""
+    return build.tool("ros_hands")(*device, **topics)
 
 
 def _shows(cfg: DictConfig) -> bool:

@@ -2,7 +2,9 @@
 # pyright: reportPossiblyUnboundVariable=false
 
 import contextlib
+import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,10 +14,12 @@ from typing import cast
 
 import numpy as np
 import pytest
-from sensor_msgs.msg import CompressedImage
+from sensor_msgs.msg import CompressedImage, Joy
 
 from robot_rl.data.hil_episode import to_steps
 from robot_rl.data.recorder import Recording
+from robot_rl.real.graph import GraphArgs
+from robot_rl.real.ros.launching import session_words
 
 pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
 from tests.human.console_stage import Page, chromium
@@ -57,9 +61,10 @@ class Recorded(threading.Thread):
 class Outside:
     """The command as a process, with what a page of the tests asks of a session."""
 
-    def __init__(self, folder, *words):
+    def __init__(self, folder, robot, *words):
         self.folder, self.page = folder, cast("Page | None", None)
-        command = [sys.executable, "-m", "robot_rl", "hil", "env=ros2", "human=browser", "human.port=0", *words]
+        words = session_words(GraphArgs(str(robot)), shlex.join(["human.port=0", *words]))  # as hil.launch.py does
+        command = [sys.executable, "-m", "robot_rl", *words]
         self.log = (folder / "hil.log").open("w+")
         self.process = subprocess.Popen(command, cwd=folder, stdout=self.log, stderr=subprocess.STDOUT)
         self.until(lambda: "console: " in self.said, 120.0)
@@ -94,6 +99,7 @@ def camera(live):
     made = Recorded(live.node)
     yield made
     made.running = False
+    made.join(2.0)
 
 
 @pytest.fixture
@@ -109,7 +115,7 @@ def state(browser):
 
 def test_a_person_teaches_a_robot_on_its_ros_topics(live, robot, camera, tmp_path):
     hil = Outside(
-        tmp_path, f"env.robot_spec={robot}", f"env.rate={RATE:g}", "env.arm=true", "env.image_size=[32,32]",
+        tmp_path, robot, "human=browser", f"env.rate={RATE:g}", "env.image_size=[32,32]",
         "env.state_timeout=0.5", "env.max_hold=2", "env.episode_seconds=0", "task_reward=labels", "scene=check",
         "policy.hidden=[32,32]", "policy.batch_size=16", "learning_starts=10", "total_steps=100000", "demos=0",
         "+takeover.device_timeout_ms=60000", "eval_every=0",
@@ -171,3 +177,68 @@ def test_a_person_teaches_a_robot_on_its_ros_topics(live, robot, camera, tmp_pat
     period = np.median(np.diff([step.t_obs for step in first])) * 1e-9
     assert period == pytest.approx(1.0 / RATE, rel=0.3)
     assert len(second) > 0  # what was stopped is kept, too
+
+
+class Pad(threading.Thread):
+    """A game pad as joy_node publishes it, at 30 Hz; what is held is changed by the test."""
+
+    def __init__(self, node):
+        super().__init__(daemon=True)
+        self.out = node.create_publisher(Joy, "joy", 10)
+        self.axes, self.down, self.running = [0.0] * 8, set(), True
+        self.start()
+
+    def run(self):
+        while self.running:
+            self.out.publish(Joy(axes=list(self.axes), buttons=[int(i in self.down) for i in range(11)]))
+            time.sleep(1.0 / 30.0)
+
+    def press(self, button):
+        self.down = self.down | {button}
+        time.sleep(0.5)
+        self.down = self.down - {button}
+
+
+def test_a_game_pad_on_its_topic_drives_and_the_trials_are_driven_on_the_same_robot(live, robot, camera, tmp_path):
+    pad = Pad(live.node)
+    hil = Outside(
+        tmp_path, robot, "human=ros", f"env.rate={RATE:g}",
+        "env.image_size=[32,32]", "+env.crop.front=[0.4,0.4,0.6,0.6]", "env.state_timeout=0.5", "env.max_hold=2",
+        "env.episode_seconds=0", "task_reward=labels", "demos=0", "policy.hidden=[32,32]", "policy.batch_size=16",
+        "learning_starts=1000", "random_steps=0", "total_steps=5", "final_episodes=1", "eval_every=0",
+        "+takeover.device_timeout_ms=60000", "human.silence_ms=5000",
+    )  # fmt: skip
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            hil.page = page = Page(browser, hil, hil.url)
+            page.shows("driver", "HOLD")
+            pad.press(7)
+            page.shows("driver", "POLICY")
+            pad.axes[1], pad.down = 1.0, {5}
+            page.shows("driver", "HUMAN")
+            hil.until(lambda: live.position[0] > 0.2)
+            pad.axes[1] = 0.0
+            pad.press(0)
+            pad.down = set()
+            page.shows("phase", "trial 1 of 1")
+            page.shows("driver", "HOLD")
+            pad.press(7)
+            drives = lambda said: said["driver"] == "POLICY" and said["phase"].startswith("trial")  # noqa: E731
+            hil.until(lambda: drives(state(browser)))
+            time.sleep(1.0)
+            pad.press(0)
+            assert hil.process.wait(120.0) == 0, hil.said
+    finally:
+        pad.running = False
+        pad.join(2.0)
+        hil.process.kill()
+    (run,) = tmp_path.glob("runs/hil/*")
+    assert (run / "report.html").exists()
+    found = json.loads((run / "evaluation.json").read_text())
+    assert (found["success"], found["episodes"]) == (1.0, 1.0)
+    (driven,) = [to_steps(episode) for episode in Recording(run / "log")]
+    human = [step for step in driven if step.human]
+    assert {step.action_exec.shape for step in human} == {(3,)}
+    assert max(step.action_cmd[0] for step in human) > 0.3
+    # 256 to 384 of 640 and 192 to 288 of 480: the object, which is red, is nearly all that is left
+    assert driven[0].obs["image.front"].reshape(-1, 3).mean(0)[0] > 150
