@@ -206,6 +206,11 @@ class Camera:
         if self.eager:
             self._look()
 
+    @property
+    def newest(self) -> tuple[Any, float] | None:
+        """The newest message as it came, and when; None before the first. Callable from any thread."""
+        return self._newest
+
     def picture(self, now: float) -> np.ndarray | None:
         """Newest picture that could be decoded, None before the first; call once per control tick.
 

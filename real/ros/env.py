@@ -232,6 +232,10 @@ class Ros2Env(gymnasium.Env):
                 raise RobotUnavailable(f"no state of the robot for {self._o.state_timeout:g} s")
             return self._observe(state)
 
+    def pictures(self) -> dict[str, tuple[np.ndarray | bytes, float]]:
+        """Camera -> its newest picture, a JPEG or (H, W, 3) uint8, and when it was taken [s of the steady clock]."""
+        return self.link.cameras.films()
+
     def render(self) -> np.ndarray | None:
         """Newest picture of the first camera, (H, W, 3) uint8; None without cameras."""
         for camera in self.link.cameras.values():

@@ -108,6 +108,10 @@ class Ros2VectorEnv(VectorEnv):
         """See `Ros2Env.look`; (1, ...)."""
         return _batch(self._robot.env.look())
 
+    def pictures(self) -> dict[str, tuple[np.ndarray | bytes, float]]:
+        """See `Ros2Env.pictures`; from any thread."""
+        return self._robot.env.pictures()
+
     def render(self) -> tuple[np.ndarray, ...] | None:
         """Picture of the first camera."""
         picture = self._robot.env.render()

@@ -38,7 +38,8 @@ class Improver:
         self.updates = self.skipped = self.rollbacks = 0
         self.metrics: Metrics = {}
         self.took = 0.0
-        """How long an update may take [s]: the longest of the newest ones."""
+        """How long an update may take [s]: the longest of the newest ones; the first warms up, and says nothing."""
+        self._warm = False
         self.poisoned = False
         """The policy proposed an action that is not finite since the last mark."""
         self.problem = ""
@@ -62,7 +63,8 @@ class Improver:
                     self._roll_back(error)
             else:
                 self.skipped = 0
-            self.took = max(0.98 * self.took, time.perf_counter() - begun)
+            self.took = max(0.98 * self.took, time.perf_counter() - begun) if self._warm else 0.0
+            self._warm = True
             self.updates += 1
             done += 1
         self.credit = min(self.credit, self._most)

@@ -25,7 +25,7 @@ from robot_rl.types import Episode, Metrics, Obs, Step
 
 Hook = Callable[[int, Metrics], bool]
 LEARNING_S = 10.0
-"""How long a learner whose updates do not fit between two ticks may work between two episodes."""
+"""How long a learner whose updates do not fit between two ticks may work between two episodes [s]."""
 _BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
@@ -359,9 +359,8 @@ class HumanInTheLoop(Session):
         if not demo:
             if self._whole:
                 meanwhile(self, "learning", lambda: self._learn(ended=True))
-            elif self.pilot.realtime and self.improver.took > 1.0 / self.env.io.control_hz:
-                end = time.monotonic() + LEARNING_S  # an update does not fit between two ticks
-                meanwhile(self, "learning", lambda: self.improver.spend(lambda: time.monotonic() < end))
+            elif self.pilot.realtime and self.improver.credit >= 1.0 and not self._fits:
+                meanwhile(self, "learning", lambda: self._learn(ended=True), hold=False)
             if self.learner.works_between:
                 meanwhile(self, "learning what to look at", self.improver.work_between)
             self.improver.mark()
@@ -415,6 +414,11 @@ class HumanInTheLoop(Session):
                 self.pilot.show(self._telemetry(False, None, self._trouble), self.frame)
                 self.pilot.wait()
 
+    @property
+    def _fits(self) -> bool:
+        """An update is known to be over within a period."""
+        return 0.0 < self.improver.took <= 1.0 / self.env.io.control_hz
+
     def _learn(self, ended: bool = False) -> None:
         if len(self.memory.views["online"]) < max(self.options.learning_starts, 1):
             return
@@ -422,8 +426,16 @@ class HumanInTheLoop(Session):
             self.improver.earn()
         if self._whole and not ended:
             return
-        room = ended or not self.pilot.realtime
-        if self.improver.spend(lambda: room or self.pilot.spare() > self.improver.took):
+        end = time.monotonic() + LEARNING_S
+
+        def go_on() -> bool:
+            if not self.pilot.realtime or (ended and self._whole):
+                return True
+            if ended:
+                return time.monotonic() < end and not self._fits
+            return self._fits and self.pilot.spare() > self.improver.took
+
+        if self.improver.spend(go_on):
             self.version, self.updated_ns = self.updates, self.pilot.now_ns()
 
     # ------------------------------------------------------------ screen

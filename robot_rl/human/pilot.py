@@ -92,6 +92,13 @@ class LiveRobot(Protocol):
         """A fresh observation (1, ...); moves nothing. Raises RuntimeError where there is none."""
         ...
 
+    def pictures(self) -> Mapping[str, tuple[np.ndarray | bytes, float]]:
+        """Camera -> its newest picture, (H, W, 3) uint8 or a JPEG, and when it was taken [s of the steady clock].
+
+        Callable from any thread, at any rate.
+        """
+        ...
+
 
 class Pilot:
     """Joins a device, the arbiter and the safety layer.

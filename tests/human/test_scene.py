@@ -2,6 +2,7 @@
 # pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false
 
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -37,6 +38,9 @@ class Seen(LineEnv):
 
     def look(self):
         return self._obs()
+
+    def pictures(self):
+        return {"front": (self._obs()["image.front"][0], 0.0)}
 
     def reset(self, *, seed=None, options=None):
         self.ways += 1
@@ -146,6 +150,56 @@ def test_a_fault_of_the_robot_ends_the_episode_holds_and_is_not_learned_from(tmp
         assert not episode(loop)[-1].valid
         hands.press("resume")
         hands.shows(drives)
+    finally:
+        end(hands, loop, thread)
+
+
+class Slow(Fixed):
+    """A learner whose updates take a while."""
+
+    def __init__(self, io, seconds):
+        super().__init__(io, 0.0)
+        self.seconds = seconds
+
+    def update(self, batches):
+        time.sleep(self.seconds)
+        return super().update(batches)
+
+
+class Paced(Seen):
+    """A step lasts until the next deadline, as that of a robot on its topics does."""
+
+    due = 0.0
+
+    def step(self, action):
+        self.due = max(self.due + 0.1, time.monotonic())
+        time.sleep(self.due - time.monotonic() if self.due > time.monotonic() else 0.0)
+        return super().step(action)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("seconds", "while_driving"), [(0.04, True), (0.15, False)])
+def test_the_rate_is_kept_while_the_learner_works(tmp_path, seconds, while_driving):
+    env = Paced()
+    hands, learner = Hands(env.io), Slow(env.io, seconds)
+    loop = build(
+        tmp_path, hands, env=env, learner=learner, takeover={"device_timeout_ms": 5000.0},
+        options=SessionOptions(task_reward="labels", learning_starts=2),
+    )  # fmt: skip
+    thread = threading.Thread(target=loop.run, args=(10**6, lambda *_: False))
+    thread.start()
+    try:
+        hands.shows(lambda page: page["driver"] == "HOLD")
+        hands.press("resume")
+        hands.shows(lambda page: page["steps"] > 5)
+        assert learner.count == 0  # how long an update takes is found between two episodes
+        hands.press("success")
+        hands.shows(lambda page: page["episodes"] == 1 and drives(page))
+        assert learner.count >= 2
+        done, steps, begun = learner.count, loop.env_steps, time.monotonic()
+        time.sleep(3.0)
+        assert (loop.env_steps - steps) / (time.monotonic() - begun) == pytest.approx(10.0, rel=0.15)
+        assert (learner.count > done + 10) is while_driving
     finally:
         end(hands, loop, thread)
 

@@ -73,6 +73,13 @@ class Teleop(ABC):
             views: name -> (H, W, 3) what the policy sees.
         """
 
+    def film(self, source: Callable[[], Mapping[str, Frame]]) -> None:  # noqa: B027
+        """Cameras to be shown at their own rate, whatever the control loop does.
+
+        Args:
+            source: () -> camera -> its newest picture; asked in a thread of the screen's own.
+        """
+
     def newest(self) -> bytes | None:
         """The large picture that its screen showed last, a JPEG; None without one."""
         return None
