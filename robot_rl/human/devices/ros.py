@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from pydantic import Field
 
-from robot_rl.arbiter import LABELS, ORDERS, Press, Reading
+from robot_rl.arbiter import LABELS, ORDERS, Clutch, Press, Reading
 from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.devices.mapping import AXES as KNOWN
 from robot_rl.human.devices.mapping import ActionMap
@@ -30,7 +30,7 @@ TWIST = ("x", "y", "z", "roll", "pitch", "yaw")
 class RosOptions(BrowserOptions):
     """Of `human=ros`; the page stays, for pictures, labels and its own hands."""
 
-    device: Literal["joy", "twist", "leader"] = "joy"
+    kind: Literal["joy", "twist", "leader"] = "joy"
     """sensor_msgs/Joy, geometry_msgs/TwistStamped or a leader arm's sensor_msgs/JointState."""
     topic: str = ""
     """Of the device; "" takes joy, robot_rl/teleop/twist or leader/joint_states."""
@@ -92,7 +92,7 @@ class RosTeleop(BrowserTeleop):
             if wrong:
                 raise ValueError(f"human.{what} names {', '.join(wrong)}; expected some of {', '.join(known)}")
         self._o, self._axis = options, ActionMap(io, dead_zone=options.dead_zone, speed=options.speed)
-        self._clutch = Clutch(io, options.follow) if options.device == "leader" else None
+        self._leader = LeaderMoves(io, options.follow) if options.kind == "leader" else None
         self._ros = threading.Lock()
         self._heard_at, self._held_at = -math.inf, -math.inf
         self._named: dict[str, float] = {}
@@ -100,7 +100,7 @@ class RosTeleop(BrowserTeleop):
         self._down: set[str] = set()
         self._keys: list[Press] = []
         super().__init__(options, io, clock=clock, announce=announce)
-        self._listener = listen(options.device, self._heard, topic=options.topic, namespace=options.namespace)
+        self._listener = listen(options.kind, self._heard, topic=options.topic, namespace=options.namespace)
 
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
         """The page's reading while its dead-man is held or while the device is silent, else the device's."""
@@ -108,19 +108,19 @@ class RosTeleop(BrowserTeleop):
         with self._ros:
             keys, self._keys = tuple(self._keys), []
             fresh = now - self._heard_at <= 1e-3 * self._o.silence_ms
-            by_topic = self._o.device != "joy" or self._o.enable_button is None
+            by_topic = self._o.kind != "joy" or self._o.enable_button is None
             if by_topic and now - self._held_at > 1e-3 * self._o.silence_ms:
                 fresh = fresh and not self._held
             both = replace(page, presses=page.presses + keys, toggles=page.toggles + self._ros_toggles)
             if not fresh:
                 lost, self._held, self._down = self._held, False, set()
-                if self._clutch is not None:
-                    self._clutch.release()
+                if self._leader is not None:
+                    self._leader.release()
                 return replace(both, connected=page.connected and not lost)
             if page.enable and page.connected:
                 return both
-            if self._clutch is not None:
-                value = self._clutch.value(self._named, self._held)
+            if self._leader is not None:
+                value = self._leader.value(self._named, self._held, now)
                 norm = float(np.abs(value).max())
             else:
                 value, norm = self._axis(self._named)
@@ -137,7 +137,7 @@ class RosTeleop(BrowserTeleop):
         now, stop = self._clock.now(), False
         with self._ros:
             if kind == "deadman":
-                if self._o.device != "joy" or self._o.enable_button is None:
+                if self._o.kind != "joy" or self._o.enable_button is None:
                     self._held_at = now
                     self._hold(values)
                 return
@@ -168,7 +168,7 @@ class RosTeleop(BrowserTeleop):
         self._held = held
 
 
-class Clutch:
+class LeaderMoves:
     """A leader arm's moves as actions that move joints: gripped, the robot follows; let go, the leader may be put back.
 
     What could not be followed within a step, because it was faster than an action may be, comes in the next ones.
@@ -187,26 +187,27 @@ class Clutch:
         if wrong:
             raise ValueError(
                 f"a leader arm moves joints, and the action {wrong[0]} does not; expected <joint>_delta or "
-                "<joint>_velocity: action: {mapping: delta} in the robot's file, or device=joy"
+                "<joint>_velocity: action: {mapping: delta} in the robot's file, or human.kind=joy"
             )
         seconds = [1.0 if kind == "delta" else 1.0 / io.control_hz for _, _, kind in kinds]
         self._joints = [joint for joint, _, _ in kinds]
         self._most = np.array(io.bounds[1], float) * seconds  # [rad] of one step
         self._follow = follow
-        self._begin: np.ndarray | None = None
+        self._clutch, self._gripped = Clutch(), False
         self._done = np.zeros(len(kinds))
         self._told = False
 
     def release(self) -> None:
         """Let go: the next grip begins where both are then."""
-        self._begin = None
+        self._gripped = False
 
-    def value(self, leader: Mapping[str, float], held: bool) -> np.ndarray:
+    def value(self, leader: Mapping[str, float], held: bool, now: float) -> np.ndarray:
         """(A,) action of this tick.
 
         Args:
             leader: joint -> position [rad].
             held: the clutch is gripped.
+            now: [s].
         """
         still = np.zeros(len(self._joints), np.float32)
         missing = [joint for joint in self._joints if joint not in leader]
@@ -216,12 +217,13 @@ class Clutch:
         if not held or missing:
             self.release()
             return still
-        now = np.array([leader[joint] for joint in self._joints])
-        if not np.isfinite(now).all():
+        place = self._follow * np.array([leader[joint] for joint in self._joints])
+        if not np.isfinite(place).all():
             self.release()
             return still
-        if self._begin is None:
-            self._begin, self._done = now, np.zeros(len(now))
-        value = np.clip((self._follow * (now - self._begin) - self._done) / self._most, -1.0, 1.0)
+        if not self._gripped:
+            self._gripped, self._done = True, np.zeros(len(place))
+            self._clutch.engage(place, self._done, now)
+        value = np.clip((self._clutch.target(place, now) - self._done) / self._most, -1.0, 1.0)
         self._done = self._done + value * self._most
         return value.astype(np.float32)

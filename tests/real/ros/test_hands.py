@@ -82,7 +82,7 @@ def test_space_mouse_is_a_joy_with_its_own_layout(device):
 
 
 def test_twists_are_shares_of_the_full_speed_under_a_dead_man_on_its_own_topic(device):
-    node, hands = device(TOOL, device="twist", linear=0.2, dead_zone=0.0)
+    node, hands = device(TOOL, kind="twist", linear=0.2, dead_zone=0.0)
     out = [
         node.create_publisher(TwistStamped, "robot_rl/teleop/twist", 10),
         node.create_publisher(Bool, "robot_rl/deadman", 10),
@@ -100,7 +100,7 @@ def test_twists_are_shares_of_the_full_speed_under_a_dead_man_on_its_own_topic(d
 
 def test_leader_arm_moves_the_robot_by_what_it_moved_since_it_was_gripped(device):
     joints = IOSpec({"state": ((2,), "float32")}, ("a_delta", "b_delta"), (-0.1, -0.1), (0.1, 0.1), ("rad",) * 2, 10.0)
-    node, hands = device(joints, device="leader")
+    node, hands = device(joints, kind="leader")
     out = [
         node.create_publisher(JointState, "leader/joint_states", 1),
         node.create_publisher(Bool, "robot_rl/deadman", 10),
@@ -127,4 +127,4 @@ def test_wrong_layouts_and_wrong_robots_are_named():
     with pytest.raises(ValueError, match="buttons names fly; expected some of success"):
         RosTeleop(RosOptions(port=0, buttons={"fly": 1}), TOOL, listen=RosHands, announce=False)
     with pytest.raises(ValueError, match="the action tip_dx does not"):
-        RosTeleop(RosOptions(port=0, device="leader"), TOOL, listen=RosHands, announce=False)
+        RosTeleop(RosOptions(port=0, kind="leader"), TOOL, listen=RosHands, announce=False)
