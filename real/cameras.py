@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+from pydantic import AfterValidator
 
 from robot_rl.extras import require
+from robot_rl.types.options import Number
 
 LARGEST = 32 * 1024 * 1024
 """Bytes of a message above which it is refused."""
@@ -24,6 +26,20 @@ ENCODINGS: dict[str, tuple[type, int]] = {
     "32FC1": (np.float32, 1),
 }
 """Raw encoding -> number type and channels."""
+
+
+def _inside(crop: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    left, top, right, bottom = crop
+    if not (0.0 <= left < right <= 1.0 and 0.0 <= top < bottom <= 1.0):
+        raise ValueError(
+            "expected (left, top, right, bottom) as shares of width and height, 0 <= left < right <= 1 and "
+            "0 <= top < bottom <= 1, such as [0.25,0.1,0.75,0.9]; the console's crop tool gives them"
+        )
+    return crop
+
+
+Crop = Annotated[tuple[Number, Number, Number, Number], AfterValidator(_inside)]
+"""Left, top, right, bottom of a part of a picture, as shares of its width and height."""
 
 
 class RawImage(Protocol):
@@ -119,6 +135,19 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
+def cropped(pixels: np.ndarray, crop: tuple[float, float, float, float]) -> np.ndarray:
+    """Part of (H, W, ...) pixels, at least one of them.
+
+    Args:
+        pixels: of a camera.
+        crop: left, top, right, bottom as shares of width and height.
+    """
+    height, width = pixels.shape[:2]
+    left, top = min(round(crop[0] * width), width - 1), min(round(crop[1] * height), height - 1)
+    right, bottom = max(round(crop[2] * width), left + 1), max(round(crop[3] * height), top + 1)
+    return pixels[top:bottom, left:right]
+
+
 def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """(height, width, 3) uint8 of a colour picture, or of a grey one repeated in all channels."""
     if pixels.ndim == 2:
@@ -176,6 +205,11 @@ class Camera:
         self._newest = (message, arrival)
         if self.eager:
             self._look()
+
+    @property
+    def newest(self) -> tuple[Any, float] | None:
+        """The newest message as it came, and when; None before the first. Callable from any thread."""
+        return self._newest
 
     def picture(self, now: float) -> np.ndarray | None:
         """Newest picture that could be decoded, None before the first; call once per control tick.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from robot_rl import card
-from robot_rl.real.core.spec import of_card
+from robot_rl.real.core.spec import RobotSpec, of_card
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
 from robot_rl.types.options import Bound, Count, Positive, Whole
@@ -254,6 +254,15 @@ def find_file(name: str) -> str:
     places = [Path(__file__).resolve().parents[1] / "launch" / "params"]
     places += [Path(prefix) / "share" / "robot_rl" / "config" for prefix in prefixes if prefix]
     return next((str(place / file) for place in places if (place / file).is_file()), name)
+
+
+def cameras_of(name: str) -> tuple[str, ...]:
+    """Names of the cameras of a robot.
+
+    Args:
+        name: of its file, as `find_file` takes it.
+    """
+    return tuple(RobotSpec.load(find_file(name)).cameras)
 
 
 def environment(base: Mapping[str, str] | None = None, *, sim: bool) -> dict[str, str]:

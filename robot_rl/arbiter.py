@@ -12,7 +12,7 @@ from enum import Enum
 import numpy as np
 
 LABELS = ("success", "failure", "undo", "rerecord", "abort", "mark")
-ORDERS = ("estop", "reset", "resume", "hold")
+ORDERS = ("estop", "reset", "resume", "hold", "pause", "scene")
 
 
 class Driver(str, Enum):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.cameras import Camera, compressed_pixels, raw_pixels
+from robot_rl.real.cameras import Camera, PictureError, compressed_pixels, raw_pixels, resized
 from robot_rl.real.core.spec import SensorSpec
 from robot_rl.real.ros.io import CompressedImage, Image
 from robot_rl.real.ros.node_base import Health, subscribe
@@ -71,6 +72,20 @@ class CameraInputs(Mapping[str, Camera]):
     def __len__(self) -> int:
         return len(self._cameras)
 
+    def films(self) -> dict[str, tuple[np.ndarray | bytes, float]]:
+        """Camera -> its newest picture, a JPEG as it came or (H, W, 3) uint8, and when it was taken; from any thread.
+
+        Cameras that have sent nothing, or nothing that can be shown, are left out.
+        """
+        found: dict[str, tuple[np.ndarray | bytes, float]] = {}
+        for name, camera in self._cameras.items():
+            newest = camera.newest
+            if newest is None:
+                continue
+            with contextlib.suppress(PictureError, TypeError):
+                found[name] = _shown(newest[0]), newest[1]
+        return found
+
     def look(self, now: float, names: Iterable[str]) -> tuple[dict[str, np.ndarray], str]:
         """Newest pictures of the cameras `names`, and the first reason not to act on them.
 
@@ -89,3 +104,12 @@ class CameraInputs(Mapping[str, Camera]):
                 return found, problem or f"camera {name} has sent nothing"
             found[name] = pixels
         return found, ""
+
+
+def _shown(message: Image | CompressedImage) -> np.ndarray | bytes:
+    """What a browser is given of a message: a JPEG stays as it is."""
+    if isinstance(message, CompressedImage):
+        data = bytes(message.data)
+        return data if data[:2] == b"\xff\xd8" else compressed_pixels(data)
+    pixels = raw_pixels(message)
+    return resized(pixels, *pixels.shape[:2])

@@ -14,8 +14,9 @@ from typing import Any, Literal, cast
 import gymnasium
 import numpy as np
 from gymnasium.error import ResetNeeded
+from pydantic import Field
 
-from robot_rl.real.cameras import resized
+from robot_rl.real.cameras import Crop, cropped, resized
 from robot_rl.real.core.codec import ActionCodec
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
@@ -55,6 +56,8 @@ class Ros2Options(StartOptions):
     """Patience for topics at construction [s]."""
     image_size: Pixels = (128, 128)
     """(height, width) of camera observations."""
+    crop: dict[str, Crop] = Field(default_factory=dict)
+    """Camera -> (left, top, right, bottom) of what a policy sees of its pictures, as shares of width and height."""
     freeze_time: NotNegative = 1.0
     """Seconds of identical pictures that count as a frozen camera; 0: not watched."""
     namespace: str = ""
@@ -108,6 +111,10 @@ class Ros2Env(gymnasium.Env):
             raise ValueError(f"rate is {o.rate:g} Hz, but the port decides at {self.port.io.control_hz:g} Hz")
         self.rate = self.port.io.control_hz
         self.period = 1.0 / self.rate
+        unknown = sorted(set(o.crop) - set(spec.cameras))
+        if unknown:
+            has = ", ".join(spec.cameras) or "none"
+            raise ValueError(f"crop names camera {', '.join(unknown)}, and the cameras of {spec.name} are: {has}")
         self.io = self._passport(o.image_size)
         self.observation_space, self.action_space = _spaces(self.io)
         self.metadata = {**self.metadata, "render_fps": max(1, round(self.rate))}
@@ -212,6 +219,23 @@ class Ros2Env(gymnasium.Env):
                 self.link.release()
                 raise
 
+    def look(self) -> Obs:
+        """A fresh observation between two episodes, or while the robot holds; moves nothing.
+
+        Raises:
+            RobotUnavailable: no state of the robot came in time.
+            EnvClosed: closed meanwhile.
+        """
+        with self._alone("look"):
+            state = self._fresh(time.monotonic() - self._o.state_timeout)
+            if state is None:
+                raise RobotUnavailable(f"no state of the robot for {self._o.state_timeout:g} s")
+            return self._observe(state)
+
+    def pictures(self) -> dict[str, tuple[np.ndarray | bytes, float]]:
+        """Camera -> its newest picture, a JPEG or (H, W, 3) uint8, and when it was taken [s of the steady clock]."""
+        return self.link.cameras.films()
+
     def render(self) -> np.ndarray | None:
         """Newest picture of the first camera, (H, W, 3) uint8; None without cameras."""
         for camera in self.link.cameras.values():
@@ -249,6 +273,8 @@ class Ros2Env(gymnasium.Env):
 
     def _step(self, action: np.ndarray) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         link, now = self.link, time.monotonic()
+        if not self._steps:  # whoever waits for a person between reset and the first step is not late
+            self._deadline = now
         late = now - self._deadline
         if late > self._o.max_hold:  # the stream has let go meanwhile and the supervisor has braked
             link.stalls += 1
@@ -365,6 +391,11 @@ class Ros2Env(gymnasium.Env):
             "valid": not fault and (self._codec is not None or not link.human),
             "latency_mode": self._o.latency_mode,
             "success": False,
+            "cam_age_ms": {
+                name: 1e3 * link.cameras[name].age(now)
+                for name, sensor in self.robot.cameras.items()
+                if sensor.required
+            },
         }
         if link.human and self._codec is not None:
             info["intervene_action"] = executed
@@ -375,8 +406,11 @@ class Ros2Env(gymnasium.Env):
         obs = {key: np.asarray(value[0]) for key, value in raw.items()}
         for name, camera in self.link.cameras.items():
             picture = camera.picture(time.monotonic())
-            blank = np.zeros((*self._o.image_size, 3), np.uint8)
-            obs[f"image.{name}"] = blank if picture is None else resized(picture, *self._o.image_size)
+            if picture is None:
+                picture = np.zeros((*self._o.image_size, 3), np.uint8)
+            elif name in self._o.crop:
+                picture = cropped(picture, self._o.crop[name])
+            obs[f"image.{name}"] = resized(picture, *self._o.image_size)
         return obs
 
     # ------------------------------------------------------------ waiting

@@ -104,6 +104,14 @@ class Ros2VectorEnv(VectorEnv):
         """Nothing: a robot has no expert, and cannot be put anywhere."""
         return EnvParts()
 
+    def look(self) -> Obs:
+        """See `Ros2Env.look`; (1, ...)."""
+        return _batch(self._robot.env.look())
+
+    def pictures(self) -> dict[str, tuple[np.ndarray | bytes, float]]:
+        """See `Ros2Env.pictures`; from any thread."""
+        return self._robot.env.pictures()
+
     def render(self) -> tuple[np.ndarray, ...] | None:
         """Picture of the first camera."""
         picture = self._robot.env.render()
@@ -124,13 +132,14 @@ class Ros2VectorEnv(VectorEnv):
             _robots.pop(self._robot.key, None)
             self._robot.env.close()
 
-    def _batched(self, info: Mapping[str, object]) -> dict[str, Any]:
+    def _batched(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """What loops read, as arrays (1, ...); all that the robot said stays under `robot`."""
         return {
             "success": np.array([bool(info["success"])]),
             "executed": np.asarray(info["action_executed"], np.float32)[None],
             "intervened": np.array([bool(info["intervened"])]),
             "valid": np.array([bool(info["valid"])]),
+            "cam_age_ms": {name: np.array([age]) for name, age in info["cam_age_ms"].items()},
             "robot": dict(info),
         }
 

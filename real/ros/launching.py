@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -24,12 +26,18 @@ def descriptions() -> dict[str, str]:
     return found
 
 
-def description(defaults: Mapping[str, object] | None = None, *, fixed: Mapping[str, object] | None = None) -> Any:
+def description(
+    defaults: Mapping[str, object] | None = None,
+    *,
+    fixed: Mapping[str, object] | None = None,
+    session: bool = False,
+) -> Any:
     """A LaunchDescription with every argument of the graph declared.
 
     Args:
         defaults: argument -> default other than that of GraphArgs.
         fixed: arguments that this launch file decides itself.
+        session: a session of `robot-rl hil` on this robot, too; its words are the argument `hil`.
     """
     from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
 
@@ -59,9 +67,40 @@ def description(defaults: Mapping[str, object] | None = None, *, fixed: Mapping[
         args = from_strings({**values, **{name: _text(value) for name, value in fixed.items()}})
         variables = environment({}, sim=args.sim)
         wanted = [SetEnvironmentVariable(name, value) for name, value in variables.items() if name not in os.environ]
-        return [*wanted, *(action(node) for node in graph(args))]
+        made = [action(node) for node in graph(args)]
+        return [*wanted, *made, *([_session(args, context.launch_configurations["hil"])] if session else [])]
 
+    if session:
+        text, words = "words of robot-rl hil after env=ros2 and the robot", "human=browser task_reward=labels"
+        declared.append(DeclareLaunchArgument("hil", default_value=words, description=text))
     return LaunchDescription([*declared, OpaqueFunction(function=make)])
+
+
+def session_words(args: GraphArgs, text: str) -> list[str]:
+    """Words of the command line of a session on the robot of a graph; a simulated one is enabled by itself.
+
+    Args:
+        args: of the graph.
+        text: further words, as a shell takes them.
+    """
+    robot = [f"env.robot_spec={args.robot_spec}", f"env.namespace={args.namespace}"]
+    robot += ["env.arm=true"] if args.sim else []
+    robot += ["env.use_sim_time=true"] if args.use_sim_time else []
+    return ["hil", "env=ros2", *robot, *shlex.split(text)]
+
+
+def _session(args: GraphArgs, text: str) -> Any:
+    """`robot-rl hil` as an action: its end shuts everything down, and Ctrl-C gives it the time to save."""
+    from launch.actions import ExecuteProcess, Shutdown
+
+    return ExecuteProcess(
+        cmd=[sys.executable, "-m", "robot_rl", *session_words(args, text)],
+        name="hil",
+        output="screen",
+        emulate_tty=True,
+        sigterm_timeout="60",
+        on_exit=[Shutdown(reason="the session has ended")],
+    )
 
 
 def action(node: NodeSpec) -> Any:

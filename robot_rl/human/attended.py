@@ -69,7 +69,7 @@ class AttendedTrials:
     ) -> None:
         self._session, self._pilot, self._env = session, session.pilot, env
         self._wanted, self._stopped, self._frame = episodes, stopped, frame
-        self._stepper, self._seed, self._problem = Stepper(env), seed, ""
+        self._stepper, self._seed, self._problem = Stepper(env, reset_ended=session.live is None), seed, ""
         self._last: AttendedTrial | None = None
         self.found = Trials(deterministic=True)
 
@@ -79,7 +79,8 @@ class AttendedTrials:
         own = self._env is self._session.env
         try:
             pilot.hold()
-            self._reset(None if own else self._seed)
+            if self._session.live is None:
+                self._reset(None if own else self._seed)
             if not own:
                 pilot.move_to(self._env)
             while len(found.successes) < self._wanted and self._ready():
@@ -104,10 +105,14 @@ class AttendedTrials:
             refused: list[str] = []
             if self._stepper.obs:
                 pilot.restart()
-            if pilot.driver not in ("HOLD", "STOPPED") and (self._stepper.obs or self._reset()):
-                refused = pilot.begin()
-                if not refused:
-                    return True
+            held = ("HOLD", "STOPPED")
+            if (self._stepper.obs or (pilot.driver not in held and self._reset())) and self._glance():
+                waits = self._session.scene.gate(pilot, views(self._stepper.obs))
+                if pilot.driver not in held and not waits:
+                    refused = pilot.begin()
+                    if not refused:
+                        return True
+                refused += [waits] if waits else []
             self._hear(pilot.idle(self._here()))
             if pilot.driver == Driver.HUMAN.value:
                 pilot.hold()  # a hand on the device is no go
@@ -142,13 +147,19 @@ class AttendedTrials:
             trial.steps, seen = trial.steps + 1, row.info
             ended = bool(row.terminated[0] or row.truncated[0])
             trial.success = self._success(row)
+            if ended and not bool(row.valid[0]) and not trial.success:  # the robot's own doing: it does not count
+                self._problem, trial.counts = f"the robot ended it: {row.info.get('robot', {}).get('fault', '')}", False
+                pilot.hold()
             if trial.success or ended:
                 break
         trial.recorded = trial.success
         if trial.label:
             trial.success = trial.label == "success"
             session.labels.said = f"{trial.label}, trial {len(self.found.successes) + 1}"
-        if not ended and self._stepper.obs:
+        session.scene.over()
+        if session.live is not None:
+            self._stepper.obs = {}
+        elif not ended and self._stepper.obs:
             self._reset()
         return trial
 
@@ -186,7 +197,7 @@ class AttendedTrials:
     def _hear(self, presses: tuple[Press, ...]) -> None:
         """A word about the last trial, between two of them; one about an episode goes where it always goes."""
         for press in presses:
-            if press.episode >= 0 or press.kind not in WORDS:
+            if press.episode >= 0 or press.kind not in WORDS:  # of the scene, too
                 self._session.hear((press,))
                 continue
             last, said = self._last, WORDS[press.kind]
@@ -210,6 +221,14 @@ class AttendedTrials:
             reset(self._session, lambda: self._stepper.reset(seed=seed))
         except RuntimeError as error:
             self._broken("the reset failed", error)
+            return False
+        return True
+
+    def _glance(self) -> bool:
+        try:
+            self._stepper.obs = self._session.glance(self._stepper.obs)
+        except RuntimeError as error:
+            self._broken("the robot cannot be seen", error)
             return False
         return True
 

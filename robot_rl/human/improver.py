@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +37,9 @@ class Improver:
         self.credit = 0.0
         self.updates = self.skipped = self.rollbacks = 0
         self.metrics: Metrics = {}
+        self.took = 0.0
+        """How long an update may take [s]: the longest of the newest ones; the first warms up, and says nothing."""
+        self._warm = False
         self.poisoned = False
         """The policy proposed an action that is not finite since the last mark."""
         self.problem = ""
@@ -50,6 +54,7 @@ class Improver:
         done = 0
         while self.credit >= 1.0 and go_on():
             self.credit -= 1.0
+            begun = time.perf_counter()
             try:
                 self.metrics.update(update_learner(self.learner, self._batches))
             except FloatingPointError as error:
@@ -58,6 +63,8 @@ class Improver:
                     self._roll_back(error)
             else:
                 self.skipped = 0
+            self.took = max(0.98 * self.took, time.perf_counter() - begun) if self._warm else 0.0
+            self._warm = True
             self.updates += 1
             done += 1
         self.credit = min(self.credit, self._most)

@@ -24,6 +24,8 @@ from robot_rl.loops.stepping import NonFiniteError
 from robot_rl.types import Episode, Metrics, Obs, Step
 
 Hook = Callable[[int, Metrics], bool]
+LEARNING_S = 10.0
+"""How long a learner whose updates do not fit between two ticks may work between two episodes [s]."""
 _BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
@@ -81,7 +83,7 @@ class HumanInTheLoop(Session):
         """One episode; None when it could not begin."""
         if not self._ready(demo):
             return None
-        key, self._world_ended = self.log.begin(), False
+        key, self._world_ended, self._trouble = self.log.begin(), False, ""
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         patience = self.options.hold_steps(self.env.io.control_hz, self.pilot.realtime)
@@ -112,7 +114,7 @@ class HumanInTheLoop(Session):
                 break
             t_cmd = self.pilot.now_ns()
             try:
-                row = self.stepper.step(driven.executed[None], proposed=proposal[None])
+                row = self._advance(driven.executed[None], proposal[None], demo)
             except NonFiniteError as error:
                 self._broken("the robot's observation is not finite", error)
                 draft.close(EndReason.FAULT)
@@ -141,25 +143,44 @@ class HumanInTheLoop(Session):
             if not demo:
                 self.env_steps += 1
                 self._hand_on(draft.settled())
-                self._learn()
+                if not self.pilot.realtime:
+                    self._learn()
             facts.tick_ms.append(1e3 * (time.perf_counter() - begun))
             self._show(demo, driven, key.episode_id)
         self.pilot.end()
         return self._finish(draft, facts, demo, discard, first_row)
 
+    def _advance(self, action: np.ndarray, proposal: np.ndarray, demo: bool) -> Step:
+        """One step of the environment; in real time the learner has what is left until the next tick."""
+        if demo or not self.pilot.realtime:
+            return self.stepper.step(action, proposed=proposal)
+        if self.live is None:
+            row = self.stepper.step(action, proposed=proposal)
+            self._learn()
+            return row
+        learning = self._aside.submit(self._learn)  # a robot's step lasts until its next tick
+        try:
+            return self.stepper.step(action, proposed=proposal)
+        finally:
+            learning.result()
+
     def _ready(self, demo: bool) -> bool:
         """Reset the robot, and wait until a person lets it move."""
-        if not self.stepper.obs:
+        if not self.stepper.obs and self.live is None:
             self._reset(self.seed)
             self.learner.policy.reset()
         while not self._stop:
             refused: list[str] = []
             if self.stepper.obs:
                 self.pilot.restart()
-            if self.pilot.driver not in ("HOLD", "STOPPED") and (self.stepper.obs or self._reset()):
-                refused = self.pilot.begin(demo)
-                if not refused:
-                    return True
+            held = ("HOLD", "STOPPED")  # a robot that nobody let go does not move to its start either
+            if (self.stepper.obs or (self.pilot.driver not in held and self._reset())) and self._glance():
+                waits = self.scene.gate(self.pilot, views(self.stepper.obs))
+                if self.pilot.driver not in held and not waits:
+                    refused = self.pilot.begin(demo)
+                    if not refused:
+                        return True
+                refused += [waits] if waits else []
             self.hear(self.pilot.idle(self.here()))
             self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self.frame, views(self.stepper.obs))
             self.pilot.wait()
@@ -217,6 +238,11 @@ class HumanInTheLoop(Session):
         if source == Source.POLICY and self.recovery is not None and self.recovery.driving:
             source = Source.RECOVERY
         valid, invalid = driven.moving, Invalid.NONE if driven.moving else Invalid.SOURCE
+        if bool(row.intervened[0]):  # somebody else drove, through the robot's own supervisor
+            valid, invalid = False, Invalid.SOURCE
+        if not bool(row.valid[0]):
+            valid, invalid = False, Invalid.FAULT
+            over = self._fault(row) if truncated else over
         self.improver.poisoned |= not np.isfinite(proposal).all()
         if self.watch.blind or self.grippers.blind:
             valid, invalid = False, Invalid.CAMERA if self.watch.blind else Invalid.GRIPPER
@@ -236,7 +262,7 @@ class HumanInTheLoop(Session):
             action_policy=proposal,
             action_human=driven.human_action,
             action_cmd=command.astype(np.float32),
-            action_exec=driven.executed,
+            action_exec=np.asarray(row.action[0], np.float32),
             source=source,
             t_obs=t_obs,
             t_cmd=t_cmd,
@@ -259,6 +285,15 @@ class HumanInTheLoop(Session):
         )
         self.grippers.charge(step)
         return step, over
+
+    def _fault(self, row: Step) -> EndReason:
+        """Why a robot ended its episode by itself; it holds, and a person has to see to it."""
+        if self.pilot.safety.stopped:
+            return EndReason.HUMAN_STOP
+        why = row.info.get("robot", {}).get("fault", "")
+        self._trouble = f"the robot ended the episode ({why or 'a fault'}); put it right and press go"
+        self.pilot.hold()
+        return EndReason.FAULT
 
     def _hand_on(self, steps: list[ControlStep], *, demo: bool = False) -> None:
         """Settled steps to the memory."""
@@ -283,6 +318,7 @@ class HumanInTheLoop(Session):
         except OSError as error:
             if error.errno not in _BACKOFF:
                 raise
+            self._full = True
             self._trouble = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
 
     def _finish(
@@ -323,10 +359,15 @@ class HumanInTheLoop(Session):
         if not demo:
             if self._whole:
                 meanwhile(self, "learning", lambda: self._learn(ended=True))
+            elif self.pilot.realtime and self.improver.credit >= 1.0 and not self._fits:
+                meanwhile(self, "learning", lambda: self._learn(ended=True), hold=False)
             if self.learner.works_between:
                 meanwhile(self, "learning what to look at", self.improver.work_between)
             self.improver.mark()
-        if not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
+        self.scene.over()
+        if self.live is not None:
+            self.stepper.obs = {}  # it goes to its start before the next episode, unless a person holds it
+        elif not self._world_ended:  # a label, a stop or a success ended it: the world did not reset by itself
             self._reset()
         return facts
 
@@ -336,6 +377,15 @@ class HumanInTheLoop(Session):
             reset(self, lambda: self.stepper.reset(seed=seed))
         except RuntimeError as error:
             self._broken("the reset failed", error)
+            return False
+        return True
+
+    def _glance(self) -> bool:
+        """See the robot as it stands now; False when it cannot be seen: it holds."""
+        try:
+            self.stepper.obs = self.glance(self.stepper.obs)
+        except RuntimeError as error:
+            self._broken("the robot cannot be seen", error)
             return False
         return True
 
@@ -352,15 +402,22 @@ class HumanInTheLoop(Session):
         while True:
             try:
                 episode = self.log.commit(draft, facts)
-                self._trouble = ""
+                self._trouble = "" if self._full else self._trouble
+                self._full = False
                 return episode
             except OSError as error:
                 if error.errno not in _BACKOFF or self._stop or not self.pilot.realtime:
                     raise
+                self._full = True
                 self._trouble = f"the episode cannot be written ({error}); the robot holds until there is room"
                 self._late += self.pilot.idle(self.here())
                 self.pilot.show(self._telemetry(False, None, self._trouble), self.frame)
                 self.pilot.wait()
+
+    @property
+    def _fits(self) -> bool:
+        """An update is known to be over within a period."""
+        return 0.0 < self.improver.took <= 1.0 / self.env.io.control_hz
 
     def _learn(self, ended: bool = False) -> None:
         if len(self.memory.views["online"]) < max(self.options.learning_starts, 1):
@@ -369,7 +426,16 @@ class HumanInTheLoop(Session):
             self.improver.earn()
         if self._whole and not ended:
             return
-        if self.improver.spend(lambda: ended or not self.pilot.realtime or self.pilot.spare() > 0.0):
+        end = time.monotonic() + LEARNING_S
+
+        def go_on() -> bool:
+            if not self.pilot.realtime or (ended and self._whole):
+                return True
+            if ended:
+                return time.monotonic() < end and not self._fits
+            return self._fits and self.pilot.spare() > self.improver.took
+
+        if self.improver.spend(go_on):
             self.version, self.updated_ns = self.updates, self.pilot.now_ns()
 
     # ------------------------------------------------------------ screen

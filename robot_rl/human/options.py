@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from robot_rl.data.hil_record import EndReason
-from robot_rl.types.options import Count, NotNegative, Options, Positive, Whole
+from robot_rl.types.options import Count, NotNegative, Options, Positive, Share, Whole
 
 
 class SessionOptions(Options):
@@ -31,6 +31,12 @@ class SessionOptions(Options):
     grip_penalty: Positive = 0.02
     """Cost of opening or closing the gripper; read by grasp critics alone, never part of the reward. Above 0: it also
     marks the steps that switch, for imitation."""
+
+    scene: Literal["free", "ask", "check"] = "free"
+    """Before every episode: nothing (free), wait until the person says that the scene is put back (ask), and refuse
+    that while it looks otherwise than at a good start (check); both tell what differs."""
+    scene_tolerance: Share = 0.02
+    """Largest share of a camera's picture that may look otherwise; for scene=check."""
 
     def hold_steps(self, control_hz: float, attended: bool) -> int:
         """Ticks in HOLD before the episode is given up; `attended`: a person holds it, not a script."""

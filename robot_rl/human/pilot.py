@@ -84,6 +84,22 @@ class OwnSupervisor(Protocol):
         ...
 
 
+@runtime_checkable
+class LiveRobot(Protocol):
+    """A robot in the world: it goes to its start in its own time, and what it sees changes while it stands."""
+
+    def look(self) -> Obs:
+        """A fresh observation (1, ...); moves nothing. Raises RuntimeError where there is none."""
+        ...
+
+    def pictures(self) -> Mapping[str, tuple[np.ndarray | bytes, float]]:
+        """Camera -> its newest picture, (H, W, 3) uint8 or a JPEG, and when it was taken [s of the steady clock].
+
+        Callable from any thread, at any rate.
+        """
+        ...
+
+
 class Pilot:
     """Joins a device, the arbiter and the safety layer.
 
@@ -125,6 +141,8 @@ class Pilot:
         self.late = 0
         """Ticks that came more than half a period late."""
         self._unlock = self._demo = self._overrun = self._pressed = False
+        self.pausing = False
+        """A person wants a pause: after this episode the robot holds until they say go."""
         if human is not None:
             human.on_stop = self.stop
 
@@ -181,6 +199,9 @@ class Pilot:
 
     def end(self) -> None:
         """After an episode: brake and hold, so that the reset and the learner's pauses move nothing."""
+        if self.pausing:
+            self.pausing = False
+            self.hold()
         self.safety.disable()
         for _ in range(20):
             if self.safety.supervisor.state != "STOPPING":
@@ -214,6 +235,11 @@ class Pilot:
         self._pressed = True
         self.safety.estop()
 
+    def go_on(self) -> None:
+        """The policy drives where the robot held; a stop stays latched."""
+        if self.arbiter.driver is Driver.HOLD:
+            self.arbiter.driver = Driver.POLICY
+
     def hold(self) -> None:
         """Nobody drives until a person resumes; a simulated robot without a person goes on with the next episode."""
         if self.realtime:
@@ -235,6 +261,7 @@ class Pilot:
         if any(press.kind == "estop" for press in reading.presses):
             self.stop()
         decision = self.arbiter.tick(now, reading, np.nan_to_num(proposal, nan=0.0, posinf=0.0, neginf=0.0))
+        self.pausing ^= any(press.kind == "pause" for press in decision.presses)
         if self._overrun:
             self._overrun = False
             self.arbiter.hold()
@@ -295,6 +322,8 @@ class Pilot:
         reading = self._read(now, obs, np.zeros(self.io.action_dim, np.float32))
         kinds = [press.kind for press in reading.presses]
         self.safety.watch(self._axes(), now)
+        if "pause" in kinds:  # between two episodes there is nothing to wait for
+            self.hold()
         if "estop" in kinds:
             self._unlock = False  # a stop takes back whatever was asked for before it, and with it
             self.stop()

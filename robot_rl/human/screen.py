@@ -45,6 +45,8 @@ def telemetry(session: Session, demo: bool, driven: Driven | None, problem: str 
         "probability": round(session.probability, 3) if math.isfinite(session.probability) else None,
         "fault": "" if driven is None or not (driven.lost or driven.level >= 3) else driven.warning or "fault",
         "mode": session.pilot.mode,
+        "pausing": session.pilot.pausing,
+        "scene": session.scene.told if session.scene.asks else None,
         "label": session.labels.said,
         "list": session.labels.list(),
     }

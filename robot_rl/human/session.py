@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,8 +23,9 @@ from robot_rl.human.labels import WORDS, Labels
 from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pilot import Pilot
+from robot_rl.human.pilot import LiveRobot, Pilot
 from robot_rl.human.recovery import Recovery
+from robot_rl.human.scene import Scene
 from robot_rl.human.stats import HilStats
 from robot_rl.human.watch import Watch
 from robot_rl.loops.stepping import Stepper
@@ -146,9 +148,16 @@ class Session:
         self.improver = Improver(
             learner, self.sampler.batches(batch_rows(learner)), rate, most_credit=50.0 * max(rate, 1.0)
         )
-        self._trouble = ""
+        self._trouble, self._full = "", False  # what a person has to put right; it is the disk
         self.rng = np.random.default_rng(seed)
-        self.stepper = Stepper(env)
+        self.live = env if isinstance(env, LiveRobot) else None
+        self.stepper = Stepper(env, reset_ended=self.live is None)  # a robot's way to its start takes its time
+        self._aside = ThreadPoolExecutor(1, "learner")
+        self.scene = Scene(options, self.log.path)
+        if self.scene.asks and not pilot.realtime:
+            raise ValueError(f"scene={options.scene} waits for a person, and nobody is there; leave scene out")
+        if options.scene == "check" and not any(name.startswith("image.") for name in env.io.obs):
+            raise ValueError("scene=check compares pictures, and this environment has no cameras; use scene=ask")
         self.updated_ns = pilot.now_ns()
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
@@ -182,9 +191,15 @@ class Session:
         """What the robot sees now, without a batch axis."""
         return {name: np.array(value[0]) for name, value in self.stepper.obs.items()}
 
+    def glance(self, obs: Obs) -> Obs:
+        """What the robot sees while it stands: fresh where it is a live one, else `obs`, the last observation."""
+        return self.live.look() if self.live is not None else obs
+
     def hear(self, presses: Sequence[Press]) -> None:
-        """Labels of episodes that are over."""
+        """Labels of episodes that are over, and that the scene is put back."""
         for press in presses:
+            if press.kind == "scene":
+                self.scene.say()
             if press.kind in WORDS:
                 self.demos += self.labels.apply(press.kind, press.episode)
 

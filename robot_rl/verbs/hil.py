@@ -63,7 +63,8 @@ def hil(cfg: DictConfig) -> None:
     def make_pilot(env: VecEnv, with_person: bool) -> Any:
         human = None
         if with_person:
-            human = build.make("human", plain(cfg.human), io=env.io, expert=env.parts.expert, seed=cfg.seed)
+            given = {"io": env.io, "expert": env.parts.expert, "seed": cfg.seed, "listen": _listen}
+            human = build.make("human", plain(cfg.human), **given)
         return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
     make_tracker = tracker_factory(cfg)
@@ -85,7 +86,7 @@ def hil(cfg: DictConfig) -> None:
             learner=learner_factory(cfg),
             pilot=make_pilot,
             tracker=make_tracker,
-            pictures=cfg.human.name == "browser",
+            pictures=cfg.human.name in ("browser", "ros") and _shows(cfg),
             judge=None if cfg.judge is None else judge_factory(cfg),
             clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
         )
@@ -95,3 +96,13 @@ def hil(cfg: DictConfig) -> None:
             policy = everything["policy"]
             job = HilActorJob(settings, folder, makers, link=link, policy=policy, config=config, resume=resume)
     answer.table(answer.run(job, "hil"))
+
+
+def _listen(*device: Any, **topics: Any) -> Any:
+    """ROS is loaded by who listens to it."""
+    return build.tool("ros_hands")(*device, **topics)
+
+
+def _shows(cfg: DictConfig) -> bool:
+    """There is a picture for the person: a robot may have no cameras, and they look at the robot itself."""
+    return cfg.env.engine != "ros2" or bool(build.tool("robot_cameras")(cfg.env.robot_spec))

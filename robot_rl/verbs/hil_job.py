@@ -30,6 +30,7 @@ from robot_rl.human.memory import HilMemory
 from robot_rl.human.new_steps import NewSteps
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.painter import Painter
+from robot_rl.human.pilot import LiveRobot
 from robot_rl.human.recovery import Recovery, of_environment
 from robot_rl.human.session import Helpers, Records, batch_rows
 from robot_rl.human.stats import Trials
@@ -232,7 +233,8 @@ class HilJob:
             self.log = HilLog(
                 self.folder / "log", self.env.io, run_id=settings.seed, actor_id=self.actor_id, rules=settings.rules()
             )
-            self.loop = self._make_loop(self._picture if pictures else None)
+            live = self._films(pictures)
+            self.loop = self._make_loop(self._picture if pictures and not live else None)
             self._run = Run(
                 claim,
                 settings.schedule(),
@@ -246,6 +248,14 @@ class HilJob:
                 self._restore()
             self._run.begin(makers.tracker, checks={"report": report.missing})
         self.resume_step, self.tracker = self._run.step, self._run.tracker
+
+    def _films(self, pictures: bool) -> bool:
+        """Whether the screen has the robot's own cameras, at their own rate."""
+        env, human = self.env, self.pilot.human
+        if not pictures or human is None or not isinstance(env, LiveRobot):
+            return False
+        human.film(lambda: {name: Frame(*found) for name, found in env.pictures().items()})
+        return True
 
     def _parts(self) -> Parts:
         """What a checkpoint holds; the memory is filled from the log, which holds every step."""

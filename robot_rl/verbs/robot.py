@@ -1,4 +1,4 @@
-"""Cards: robot-rl robot new | show | safety | policy, and robot=<card> of every verb that steps an environment."""
+"""Robots: robot-rl robot new | show | safety | policy | bounds, and robot=<card> of verbs that step an environment."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from robot_rl.types.card import DEFAULTS, OPEN, Card, SensorCard
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
@@ -89,11 +90,11 @@ OF_LEGS = ("imu", "stop")
 
 def robot(arguments: list[str]) -> int:
     """What is asked of a card; the exit status."""
-    verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
+    verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy, "bounds": _bounds}
     verb = arguments[0] if arguments else ""
     try:
         if verb not in verbs:
-            raise Refused(f"robot-rl robot new|show|safety|policy; there is no '{verb}'{near(verb, verbs)}")
+            raise Refused(f"robot-rl robot {'|'.join(verbs)}; there is no '{verb}'{near(verb, verbs)}")
         verbs[verb](arguments[1:])
     except (Refused, ValueError, OSError, ImportError) as error:
         answer.error(str(error))
@@ -185,6 +186,16 @@ def _policy(arguments: list[str]) -> None:
     answer.note(card=str(file))
     told = "" if weights.suffix == ".onnx" else ". The weights are a program; deploy runs them with trust=true"
     print(f"{file}: what {weights.name} sees and does{told}")
+
+
+def _bounds(arguments: list[str]) -> None:
+    """The workspace and the ranges of joints that a person drives through."""
+    files = [item for item in arguments if "=" not in item]
+    if len(files) != 1:
+        raise Refused("say which robot: robot-rl robot bounds my_arm, and drive it to the corners of its task")
+    found = bounds(files[0], read_words(BoundsOptions, [item for item in arguments if "=" in item], "robot bounds"))
+    answer.note(**found)
+    print(as_yaml(found))
 
 
 def _one(arguments: list[str], verb: str) -> Card:

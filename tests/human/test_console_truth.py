@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from robot_rl.human.devices.teleop import Frame
 from robot_rl.human.waiting import meanwhile
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 
@@ -184,6 +185,7 @@ class Seeing(Stage):
         return super().render()
 
 
+@pytest.mark.timing
 def test_every_picture_is_shown_at_the_rate_of_the_loop_and_so_is_what_the_policy_sees(tmp_path):
     session = Session(tmp_path / "log", deadman_ms=60_000.0, env=Seeing(10_000))
     size = "const it = document.getElementById(arguments[0]); return it ? it.naturalWidth : 0"
@@ -204,5 +206,39 @@ def test_every_picture_is_shown_at_the_rate_of_the_loop_and_so_is_what_the_polic
             assert shown >= 0.9 * driven  # a picture a tick
             for name in ("n-clock", "n-updates", "n-alone", "n-judge"):
                 assert page.text(name)
+    finally:
+        session.close()
+
+
+@pytest.mark.timing
+def test_a_recorded_camera_of_30_hz_is_shown_at_25_and_more_beside_a_loop_of_10_hz(tmp_path):
+    """640 x 480, as a film of thirty frames that were recorded before; the loop ticks at its own rate beside it."""
+    session = Session(tmp_path / "log", deadman_ms=60_000.0)
+    rows, columns = np.mgrid[:480, :640]
+    frames = [(np.stack([columns, rows, columns + 8 * k], -1) // 4 % 256).astype(np.uint8) for k in range(30)]
+    recorded = [session.human._jpeg(frame) for frame in frames]
+
+    def newest():
+        number = int(time.monotonic() * 30.0)
+        return {"front": Frame(recorded[number % 30], number / 30.0)}
+
+    session.loop.frame = None
+    session.human.film(newest)
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            page = Page(browser, session)
+            page.click("go")
+            page.drives("POLICY")
+            width = "return document.getElementById('camera').naturalWidth"
+            session.until(lambda: browser.execute_script(width) == 640)
+            time.sleep(2.0)
+            browser.execute_script(
+                "window.seen = 0; document.getElementById('camera').addEventListener('load', () => window.seen++)"
+            )
+            begun, ticks = time.monotonic(), len(session.drivers)
+            time.sleep(5.0)
+            shown, spent = browser.execute_script("return window.seen"), time.monotonic() - begun
+            assert shown / spent >= 25.0
+            assert (len(session.drivers) - ticks) / spent == pytest.approx(10.0, rel=0.1)
     finally:
         session.close()

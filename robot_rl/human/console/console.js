@@ -1,8 +1,8 @@
 "use strict";
 // Sends the state of the hands 30 times a second and at every change; silence is what stops the robot.
 // What it shows is grey as soon as it is old: as old as it is at the robot, not since it arrived here.
-const PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000, DEAD_MS = 3000;
-const MOVES = ["resume", "reset", "toggle"];  // nobody frees a robot that they do not see
+const CAMERAS = 64, GHOST = 128, PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000, DEAD_MS = 3000;
+const MOVES = ["resume", "reset", "toggle", "scene"];  // nobody frees a robot that they do not see
 const at = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token") || "";
 const page = [...crypto.getRandomValues(new Uint32Array(2))].map((n) => n.toString(36)).join("");
@@ -11,6 +11,8 @@ let socket = null, sequence = 0, operator = false, state = null, pending = "", a
 let news = -Infinity, drawn = -Infinity, trip = null, frames = 0, rate = 0, points = [], pictures = {}, speeds = [];
 let sync = null, alive = -Infinity, dialed = -Infinity;  // the robot's clock and ours; when anything came; when we called
 let over = false;  // the session has ended
+let shape = null;  // width and height of the large picture; between two of them the element knows none
+let large = 0;  // number of the camera that is shown large
 let sound = null, muted = false, alarmed = { help: "", fault: "" }, listed = "", replaying = null;
 
 const open = () => socket !== null && socket.readyState === WebSocket.OPEN;
@@ -67,7 +69,13 @@ function show(next) {
   const driver = at("driver");
   driver.textContent = state.driver;
   driver.className = state.driver;
-  at("phase").textContent = state.phase + (state.phase === "demonstration" ? ": " + state.demos + " stored" : "");
+  at("phase").textContent = state.phase + (state.phase === "demonstration" ? ": " + state.demos + " stored" : "") +
+    (state.pausing ? ", a pause after this episode" : "");
+  const asks = state.scene !== null && state.scene !== undefined, stands = state.driver === "HOLD" || state.driver === "STOPPED";
+  at("scene").hidden = !asks;
+  at("crop").hidden = !(state.cameras && state.cameras.length);
+  document.body.classList.toggle("scene", asks && stands);
+  at("scene-word").textContent = asks && !stands && state.scene ? "Begun although " + state.scene + "." : "";
   const waits = state.driver === "HOLD" ? "The robot holds. Press go." : "";
   const locked = state.driver === "STOPPED" ? "Stopped. Unlock, then go." : "";
   at("problem").textContent = [waits, locked, state.help ? "Help wanted: " + state.help + "." : "", state.elicit, state.problem]
@@ -99,23 +107,54 @@ function show(next) {
   list(state.list || []);
 }
 
+function figure(which) {  // what the policy sees: a picture, and over it the ghost of a good start
+  const found = at("view-" + which);
+  if (found) return found;
+  const figure = document.createElement("figure"), word = document.createElement("figcaption"), frame = document.createElement("div");
+  const screen = document.createElement("img"), ghost = document.createElement("img");
+  screen.id = "view-" + which;
+  ghost.id = "ghost-" + which;
+  ghost.className = "ghost";
+  ghost.hidden = true;
+  word.id = "view-word-" + which;
+  frame.append(screen, ghost);
+  figure.append(frame, word);
+  at("views").append(figure);
+  return screen;
+}
+
+function thumbnail(number) {  // a camera; the one that is pressed is shown large
+  const found = at("cam-" + number);
+  if (found) return found;
+  const figure = document.createElement("figure"), word = document.createElement("figcaption"), screen = document.createElement("img");
+  screen.id = "cam-" + number;
+  word.id = "cam-word-" + number;
+  screen.addEventListener("click", () => { large = number; at("ghost-0").hidden = number !== 0; });
+  figure.append(screen, word);
+  at("cameras").append(figure);
+  return screen;
+}
+
 function paint(bytes) {  // which (0 the large picture, others what the policy sees), when it was taken, a JPEG
   const which = bytes[0], taken = new DataView(bytes.buffer).getFloat64(1, true);
   const latest = URL.createObjectURL(new Blob([bytes.subarray(9)], { type: "image/jpeg" }));
   let screen = at("camera");
-  if (which) {
-    screen = at("view-" + which);
-    if (!screen) {
-      const figure = document.createElement("figure"), word = document.createElement("figcaption");
-      screen = document.createElement("img");
-      screen.id = "view-" + which;
-      word.id = "view-word-" + which;
-      figure.append(screen, word);
-      at("views").append(figure);
-    }
+  const camera = which >= CAMERAS && which < GHOST ? which - CAMERAS : 0, names = state && state.cameras || [];
+  if (names.length > 1 && (which === 0 || camera)) {
+    thumbnail(camera).src = latest;
+    at("cam-word-" + camera).textContent = names[camera] || "";
+  }
+  if (camera && camera !== large || which === 0 && large) screen = null;
+  else if (camera || which === 0) { frames++; drawn = born(taken); }
+  else if (which >= GHOST) {
+    if (which > GHOST) figure(which - GHOST);
+    screen = at("ghost-" + (which - GHOST));
+    screen.hidden = which === GHOST && large !== 0;
+  } else {
+    screen = figure(which);
     at("view-word-" + which).textContent = "the policy sees: " + (state && state.views[which - 1] || "camera " + which);
-  } else { frames++; drawn = born(taken); }
-  screen.src = latest;
+  }
+  if (screen) screen.src = latest;
   if (pictures[which]) URL.revokeObjectURL(pictures[which]);
   pictures[which] = latest;
 }
@@ -133,6 +172,43 @@ function fresh() {  // ten times a second: what is old must not look live
   const age = now - drawn;
   at("age").textContent = Number.isFinite(age) && age > (stale ? limit() : PICTURE_MS) ? "picture " + (age / 1000).toFixed(1) + " s old" : "";
   at("frame").classList.toggle("old", at("age").textContent !== "");
+}
+
+// ------------------------------------------------------------ a part of a picture, as the setting that cuts it out
+
+function cut() {  // drag a rectangle over the large picture
+  const frame = at("frame"), box = at("crop-box");
+  let begin = null;
+  at("camera").addEventListener("load", () => { shape = [at("camera").naturalWidth, at("camera").naturalHeight]; });
+  const place = (event) => {  // as shares of the picture, which is fitted into its element
+    const camera = at("camera"), rect = camera.getBoundingClientRect();
+    const scale = Math.min(rect.width / shape[0], rect.height / shape[1]), w = shape[0] * scale, h = shape[1] * scale;
+    const x = (event.clientX - rect.left - (rect.width - w) / 2) / w, y = (event.clientY - rect.top - (rect.height - h) / 2) / h;
+    const outer = frame.getBoundingClientRect();
+    return { x: Math.min(1, Math.max(0, x)), y: Math.min(1, Math.max(0, y)), px: event.clientX - outer.left, py: event.clientY - outer.top };
+  };
+  frame.addEventListener("pointerdown", (event) => {
+    if (!at("crop").classList.contains("on") || !shape) return;
+    frame.setPointerCapture(event.pointerId);
+    event.preventDefault();
+    begin = place(event);
+  });
+  frame.addEventListener("pointermove", (event) => {
+    if (!begin) return;
+    const end = place(event), shares = [Math.min(begin.x, end.x), Math.min(begin.y, end.y), Math.max(begin.x, end.x), Math.max(begin.y, end.y)];
+    box.hidden = false;
+    box.style.left = Math.min(begin.px, end.px) + "px";
+    box.style.top = Math.min(begin.py, end.py) + "px";
+    box.style.width = Math.abs(begin.px - end.px) + "px";
+    box.style.height = Math.abs(begin.py - end.py) + "px";
+    at("crop-word").textContent = "+env.crop." + (state.cameras[large] || "camera") + "=[" + shares.map((x) => x.toFixed(3)).join(",") + "]";
+  });
+  for (const kind of ["pointerup", "pointercancel"]) frame.addEventListener(kind, () => { begin = null; });
+  at("crop").addEventListener("click", () => {
+    const on = at("crop").classList.toggle("on");
+    box.hidden = true;
+    at("crop-word").textContent = on ? "Drag a rectangle over the picture." : "";
+  });
 }
 
 function alarm(name, what) {
@@ -296,6 +372,7 @@ at("hand").addEventListener("click", () => send({ type: "seat", do: "hand" }));
 at("mute").addEventListener("click", () => { muted = !muted; at("mute").textContent = muted ? "sound is off" : "sound is on"; });
 at("slower").addEventListener("click", () => hands.speed(hands.factor - 0.1));
 at("faster").addEventListener("click", () => hands.speed(hands.factor + 0.1));
+cut();
 setInterval(tick, PERIOD);
 setInterval(fresh, 100);
 setInterval(ping, 500);

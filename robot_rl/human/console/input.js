@@ -7,7 +7,7 @@ const KEYS = {
 };
 const PRESSES = {
   Escape: "estop", KeyG: "resume", KeyH: "hold", KeyU: "reset", Digit1: "success", Digit0: "failure",
-  Numpad1: "success", Numpad0: "failure", Backspace: "rerecord", KeyM: "mark", KeyZ: "undo",
+  Numpad1: "success", Numpad0: "failure", Backspace: "rerecord", KeyM: "mark", KeyZ: "undo", KeyP: "pause", KeyN: "scene",
 };
 const SPEEDS = { Minus: -1, NumpadSubtract: -1, Equal: 1, NumpadAdd: 1 };
 // standard gamepad: 5 right shoulder, 0 A, 1 B, 2 X, 3 Y, 8 back, 9 start, 10 left stick pressed, 16 guide,

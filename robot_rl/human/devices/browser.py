@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Annotated, Any
@@ -23,6 +23,13 @@ from robot_rl.human.devices.teleop import Camera, Frame
 from robot_rl.real.core.clock import Clock
 from robot_rl.types import IOSpec, Obs
 from robot_rl.types.options import Count, Positive
+
+FILM_HZ = 40.0
+"""Looks for new pictures per second: none of a camera of 30 Hz is missed."""
+CAMERAS = 64
+"""Number of the second camera on the wire is one more; the first is the large picture, 0."""
+GHOST = 128
+"""Number of the large picture's ghost on the wire; those of the policy's pictures follow."""
 
 
 class BrowserOptions(ServeOptions):
@@ -55,6 +62,10 @@ class BrowserTeleop(RemoteTeleop):
         self._ages: deque[float] = deque(maxlen=200)
         self._episodes = -1
         self.reel = Reel()
+        self._newest: bytes | None = None
+        self._cameras: list[str] = []
+        self._film: threading.Thread | None = None
+        self._over, self._torn = threading.Event(), ""
         self._encoder = ThreadPoolExecutor(1, "pictures")
         self._encoding: Future[None] | None = None
         self._image: Any = require("PIL.Image")
@@ -100,15 +111,59 @@ class BrowserTeleop(RemoteTeleop):
             p50, p95 = np.percentile(self._ages, (50, 95))
             telemetry = {**telemetry, "input_ms": [round(float(p50), 1), round(float(p95), 1)]}
         kept = [{**line, "pictures": self.reel.count(line["episode"])} for line in telemetry.get("list", ())]
-        self.server.publish({**telemetry, "list": kept, "hz": self._hz, "views": list(views)})
+        if self._film is not None and self._newest is not None and "episode" in telemetry:
+            self.reel.add(int(telemetry["episode"]), self._newest)
+        problem = " ".join(text for text in (telemetry["problem"], self._torn) if text)
+        screen = {"list": kept, "hz": self._hz, "views": list(views), "cameras": self._cameras, "problem": problem}
+        self.server.publish({**telemetry, **screen})
         if telemetry["episodes"] != self._episodes:
             self._episodes = telemetry["episodes"]
             if telemetry["success"] is not None:
                 names = ("episodes", "steps", "success", "intervention_rate", "human_seconds")
                 self.server.remember({name: telemetry[name] for name in names})
 
+    def film(self, source: Callable[[], Mapping[str, Frame]]) -> None:
+        """In a thread of its own, `FILM_HZ` at most; a picture is sent once, a JPEG as it is."""
+        self._film = threading.Thread(target=self._play, args=(source,), name="film", daemon=True)
+        self._film.start()
+
+    def _play(self, source: Callable[[], Mapping[str, Frame]]) -> None:
+        sent: dict[str, float] = {}
+        while not self._over.wait(1.0 / FILM_HZ):
+            if not self.server.watched:
+                continue
+            try:
+                found = source()
+                self._cameras = list(found)[:8]
+                for number, name in enumerate(self._cameras):
+                    frame = found[name]
+                    if sent.get(name) == frame.taken:
+                        continue
+                    sent[name] = frame.taken
+                    picture = frame.picture if isinstance(frame.picture, bytes) else self._jpeg(frame.picture)
+                    self.server.show(CAMERAS + number if number else 0, picture, frame.taken)
+                    if number == 0:
+                        self._newest = picture
+            except Exception as error:  # the loop must go on without pictures, and the person must know
+                self._torn = f"no pictures: {error}"
+                return
+
+    def newest(self) -> bytes | None:
+        """The large picture that was sent last."""
+        return self._newest
+
+    def ghost(self, screen: bytes | None, views: Mapping[str, np.ndarray]) -> None:
+        """Shown over the live pictures of the same names while the scene is put back."""
+        pictures = [] if screen is None else [(GHOST, screen)]
+        pictures += [(GHOST + 1 + i, self._jpeg(view)) for i, view in enumerate(list(views.values())[:8])]
+        for which, picture in pictures:
+            self.server.show(which, picture, self._clock.now())
+
     def close(self) -> None:
         """Stop serving."""
+        self._over.set()
+        if self._film is not None:
+            self._film.join(2.0)
         self._encoder.shutdown()
         self.server.close()
 
@@ -117,14 +172,17 @@ class BrowserTeleop(RemoteTeleop):
         for which, frame in enumerate(frames):
             if frame is None:
                 continue
-            picture = frame.picture
-            if not isinstance(picture, bytes):
-                out = bytes_io.BytesIO()
-                self._image.fromarray(picture).save(out, "JPEG", quality=self._quality)
-                picture = out.getvalue()
+            picture = frame.picture if isinstance(frame.picture, bytes) else self._jpeg(frame.picture)
             self.server.show(which, picture, frame.taken)
-            if which == 0 and episode >= 0:
-                self.reel.add(episode, picture)
+            if which == 0:
+                self._newest = picture
+                if episode >= 0:
+                    self.reel.add(episode, picture)
+
+    def _jpeg(self, pixels: np.ndarray) -> bytes:
+        out = bytes_io.BytesIO()
+        self._image.fromarray(pixels).save(out, "JPEG", quality=self._quality)
+        return out.getvalue()
 
     def _message(self, message: dict[str, Any]) -> None:
         kind, at = message.get("type"), message.get("at")

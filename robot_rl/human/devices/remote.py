@@ -14,7 +14,7 @@ from robot_rl.human.devices.teleop import Teleop
 from robot_rl.real.core.clock import Clock, SteadyClock
 from robot_rl.types import IOSpec, Obs
 
-FREES = ("resume", "reset", "toggle")
+FREES = ("resume", "reset", "toggle", "scene")
 """Keys after which the robot may move."""
 LATEST_S = 0.5
 """One of them that was longer on its way does nothing: a link that comes back moves nothing."""

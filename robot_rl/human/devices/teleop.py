@@ -73,6 +73,25 @@ class Teleop(ABC):
             views: name -> (H, W, 3) what the policy sees.
         """
 
+    def film(self, source: Callable[[], Mapping[str, Frame]]) -> None:  # noqa: B027
+        """Cameras to be shown at their own rate, whatever the control loop does.
+
+        Args:
+            source: () -> camera -> its newest picture; asked in a thread of the screen's own.
+        """
+
+    def newest(self) -> bytes | None:
+        """The large picture that its screen showed last, a JPEG; None without one."""
+        return None
+
+    def ghost(self, screen: bytes | None, views: Mapping[str, np.ndarray]) -> None:  # noqa: B027
+        """Pictures of a good start, to be shown over the live ones while the scene is put back.
+
+        Args:
+            screen: the large one, a JPEG, or None.
+            views: name -> (H, W, 3) what the policy saw.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """What continues it exactly, between episodes; a person of flesh and blood has nothing."""
         return {}

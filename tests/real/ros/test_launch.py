@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("launch", reason="ROS 2's launch is not on PyPI; docs/ros2.md says how to get it")
 pytest.importorskip("launch_ros", reason="ROS 2's launch_ros is not on PyPI")
 
-from launch.actions import DeclareLaunchArgument, OpaqueFunction
+from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction
 from launch_ros.actions import Node
 
 from launch import LaunchContext
@@ -21,7 +21,7 @@ from robot_rl.real.graph import EXECUTABLES, TELEOP, GraphArgs, GraphError, find
 from robot_rl.real.ros.launching import descriptions
 
 FILES = sorted((Path(__file__).parents[3] / "launch").glob("*.launch.py"))
-FIXED = {"deploy": set(), "sim": {"sim"}, "hil": {"policy_path"}, "record": {"record"}}
+FIXED = {"deploy": set(), "sim": {"sim"}, "hil": {"policy_path", "teleop"}, "record": {"record"}}
 
 
 def described(path):
@@ -51,11 +51,14 @@ def nodes(description, **values):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_argument_of_the_graph_is_declared_and_described(path):
     found = declared(described(path))
-    assert set(found) == {item.name for item in fields(GraphArgs)} - FIXED[path.name.split(".")[0]]
+    stem = path.name.split(".")[0]
+    session = found.pop("hil", None)
+    assert (session is not None) == (stem == "hil")
+    assert set(found) == {item.name for item in fields(GraphArgs)} - FIXED[stem]
     for name, item in found.items():
         assert item.description.startswith(descriptions()[name])  # launch adds the choices
         assert len(item.description) > len(name)
-    assert tuple(found["teleop"].choices) == TELEOP
+    assert stem == "hil" or tuple(found["teleop"].choices) == TELEOP
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -106,6 +109,20 @@ def test_wrong_choice_missing_file_and_missing_folder_are_one_clear_line(tmp_pat
             nodes(description, **{"robot_spec": "desk_arm", **values})
         assert words in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def test_a_session_is_started_on_the_robot_of_the_graph():
+    context = LaunchContext()
+    description = described(next(path for path in FILES if path.name == "hil.launch.py"))
+    values = {"robot_spec": "desk_arm", "namespace": "left", "hil": "human=browser 'env.image_size=[32, 32]'"}
+    for item in declared(description).values():
+        default = "".join(part.perform(context) for part in item.default_value or ())
+        context.launch_configurations[item.name] = values.get(item.name, default)
+    (make,) = [item for item in description.entities if isinstance(item, OpaqueFunction)]
+    started = [item for item in make.execute(context) if type(item) is ExecuteProcess]
+    words = ["".join(part.perform(context) for part in word) for word in started[0].cmd]
+    assert words[3:] == ["hil", "env=ros2", "env.robot_spec=desk_arm", "env.namespace=left", "env.arm=true",
+                         "human=browser", "env.image_size=[32, 32]"]  # fmt: skip
 
 
 def test_namespace_parameters_respawn_and_shutdown_rules_reach_the_actions(run_folder):

@@ -1,0 +1,106 @@
+"""robot-rl robot bounds: a person drives a robot to the corners of its task, and gets the workspace as YAML."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from robot_rl import build, card
+from robot_rl.types import Options
+from robot_rl.types.options import NotNegative, Positive
+from robot_rl.words import Refused
+
+
+class BoundsOptions(Options):
+    """robot-rl robot bounds <my_arm>: drive to the corners, however you like, until Ctrl-C; it only listens."""
+
+    seconds: Positive = 300.0
+    """How long it listens at most."""
+    margin: NotNegative = 0.0
+    """Added on every side of the box and of the joints' ranges [m, rad]."""
+    model: str = ""
+    """MJCF or URDF of the robot, where its file names none; without one there are ranges of joints alone."""
+    tool: str = ""
+    """Site of the tool in it; left out = that of the robot's file, or tip."""
+    namespace: str = ""
+    """Of the robot's topics."""
+
+
+class Range:
+    """Least and largest of vectors so far."""
+
+    def __init__(self) -> None:
+        self.low: np.ndarray | None = None
+        self.high: np.ndarray | None = None
+
+    def add(self, value: np.ndarray) -> None:
+        """One more."""
+        self.low = np.array(value if self.low is None else np.minimum(self.low, value), float)
+        self.high = np.array(value if self.high is None else np.maximum(self.high, value), float)
+
+    def ends(self, margin: float) -> tuple[list[float], list[float]]:
+        """Both, with a margin on either side, to four decimals; empty before the first."""
+        if self.low is None or self.high is None:
+            return [], []
+        return np.round(self.low - margin, 4).tolist(), np.round(self.high + margin, 4).tolist()
+
+
+def bounds(name: str, options: BoundsOptions) -> dict[str, Any]:
+    """What was driven to, as it stands in a robot's file: `workspace` and the `lower` and `upper` of joints.
+
+    Args:
+        name: of the robot's file.
+        options: see there.
+
+    Raises:
+        Refused: no joint was heard.
+    """
+    path = build.tool("find_robot")(name)
+    robot = build.tool("robot_class").load(path)
+    forward, site = _forward(path, robot, options)
+    joints, places = Range(), Range()
+    sys.stderr.write(f"drive {robot.name} to the corners of its task; Ctrl-C when done\n")
+    try:
+        for position in build.tool("driven_positions")(robot, seconds=options.seconds, namespace=options.namespace):
+            joints.add(position)
+            if forward is not None:
+                places.add(forward(position))
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+    if joints.low is None:
+        raise Refused(
+            f"nothing was heard of the joints of {robot.name} within {options.seconds:g} s; is its driver up, and in "
+            f"this ROS_DOMAIN_ID? robot-rl doctor ros {name} says more"
+        )
+    found: dict[str, Any] = {}
+    if places.low is not None:
+        box = dict(zip(("lower", "upper"), places.ends(options.margin)))
+        found["workspace"] = box if card.is_card(path) else {**box, "ee_site": site}
+    ends = zip(robot.names, *joints.ends(options.margin))
+    found["joints"] = [{"name": joint, "lower": low, "upper": high} for joint, low, high in ends]
+    return found
+
+
+def as_yaml(found: dict[str, Any]) -> str:
+    """As YAML, to be pasted into a robot's file."""
+    return yaml.safe_dump(found, sort_keys=False, default_flow_style=None).rstrip()
+
+
+def _forward(path: str, robot: Any, options: BoundsOptions) -> tuple[Callable[[np.ndarray], np.ndarray] | None, str]:
+    """(J,) -> (3,) of the tool, or None without a model; and the name of the tool's site."""
+    model, site = options.model, options.tool
+    if card.is_card(path):
+        own = card.read(path)
+        model, site = model or own.model.path, site or own.tool
+    elif not site:
+        site = "tip" if robot.workspace is None or not robot.workspace.ee_site else robot.workspace.ee_site
+    if not model:
+        return None, site
+    if not Path(model).exists():
+        raise Refused(f"model is {model}, which does not exist; give a path of MJCF or URDF")
+    return build.tool("tool_position")(model, site, robot.names), site
