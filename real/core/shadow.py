@@ -30,7 +30,7 @@ LATE = 0.15
 KEPT, SPACING = 4500, 0.018
 """Rows that are kept, and the least time between two [s]: some 90 s."""
 IMAGE = "image."
-WIGGLE = "let a person drive, or run `robot-rl doctor ros <card> wiggle=true` beside it"
+WIGGLE = "let a person drive, or run `robot-rl doctor ros … wiggle=true` beside it"
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def judge_body(times: np.ndarray, imu: np.ndarray) -> dict[str, tuple[str, str]]
     if good.mean() < 0.9:
         text = "the IMU tells no orientation (not finite, or of no length): let its driver publish one, or a filter"
         later = "needs an orientation"
-        return {name: ("open", later) for name in CHECKS} | {CHECKS[0]: ("wrong", text)}
+        return dict.fromkeys(CHECKS, ("open", later)) | {CHECKS[0]: ("wrong", text)}
     times, imu = times[good], imu[good]
     q, gyro, force = imu[:, :4], imu[:, 4:7], imu[:, 7:]
     spin = _judge_spin(times, q, gyro)

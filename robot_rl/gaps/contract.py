@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,7 +35,12 @@ class Gap(Options):
     """One difference; what a gap says nothing of stays as it is.
 
     Gaps that remember (delays, stiction) begin with the first call; another run takes another object.
+
+    Attributes:
+        of_pictures: whether cameras alone are changed.
     """
+
+    of_pictures: ClassVar[bool] = False
 
     def measure(self, measured: Measured) -> Measured:
         """What is told in place of `measured`."""

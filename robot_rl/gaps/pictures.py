@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import model_validator
@@ -16,6 +16,7 @@ from robot_rl.types.options import Number
 class CamerasSwapped(Gap):
     """Each of two cameras under the name of the other."""
 
+    of_pictures: ClassVar[bool] = True
     name: Literal["cameras_swapped"] = "cameras_swapped"
     """Of the gap."""
     first: str
@@ -42,6 +43,7 @@ class CamerasSwapped(Gap):
 class CameraMoved(Gap):
     """A camera that was nudged: its picture is shifted and turned about its middle; what comes into view is black."""
 
+    of_pictures: ClassVar[bool] = True
     name: Literal["camera_moved"] = "camera_moved"
     """Of the gap."""
     camera: str
