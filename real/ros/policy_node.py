@@ -366,6 +366,8 @@ class PolicyNode(LifecycleNode):
             self._stale += 1
             runner.restart()
             return None
+        if self._shadow is not None and tick.index % runner.every:
+            return begin - state.stamp  # it proposes at its own rate; somebody else's processor may be needed
         if not self._followed:
             runner.restart()  # somebody else moves the robot: stay with it, so that taking over does not jump
         wanted = runner.tick(

@@ -1,9 +1,10 @@
-"""`robot-rl deploy … propose=true` as its user runs it: nothing moves, what is wrong is said, and who may drive after."""
+"""`robot-rl deploy … propose=true` as its user runs it: nothing moves, what is wrong is said, and who may drive."""
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import pytest
 from ros_harness import ROOT, Station, wait
 from toy_policies import save_expert
 
+from robot_rl import card, policy_card
 from robot_rl.real.graph import find_file
 from robot_rl.real.ros.doctor import examine
+from tests.real.legs_world import G1, g1_card, needs_g1
 from tests.real.shadow_starts import reach_of
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(280)]
@@ -31,7 +34,8 @@ class Proposing:
     def __init__(self, folder, *arguments):
         self.station, self.said, self.places = Station(), [], []
         env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
-        words = ["deploy", "robot_spec=desk_arm", f"policy_path={folder}", "trust=true", *arguments]
+        words = ["deploy", f"policy_path={folder}", "trust=true", *arguments]
+        words += [] if any(word.startswith("robot_spec=") for word in arguments) else ["robot_spec=desk_arm"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "robot_rl", *words, f"flight={folder}/flight", "--json"],
             env=env,
@@ -140,3 +144,25 @@ def test_a_real_robot_is_driven_only_by_a_policy_that_was_compared_or_where_a_pe
     wait(lambda: "policy: policy" in unchecked.station.diagnostics, 60.0, "a policy that waits for its robot")
     unchecked.process.send_signal(signal.SIGINT)
     assert unchecked.process.wait(20.0) == 0
+
+
+@pytest.mark.slow
+@needs_g1
+def test_legs_that_hang_are_wiggled_and_swung_until_nothing_is_left_to_check(run, proposing, tmp_path):
+    shutil.copy(G1 / "policy.pt", run)
+    policy_card.write(G1 / "policy.yaml", run / "policy.pt", g1_card())
+    card.write(g1_card(), run / "g1.yaml")
+    made = proposing(f"robot_spec={run}/g1.yaml", "propose=true")
+    made.hears("shadow: not yet checked: scale, joint order, sign, velocity, gravity frame, angular velocity")
+    made.station.node.destroy_publisher(made.station.policy)
+    made.station.inject(hoist=0.1, sway=0.15)
+    time.sleep(6.0)
+    made.station.inject(sway=0.0)
+    found = examine(run / "g1.yaml", listen=2.0, timing=False, wiggle=True)
+    assert [line for line in found.problems if line.startswith("wiggle")] == [], found.problems
+    made.hears("shadow: everything fits after", 60.0)
+    made.station.inject(gaps='[{"name": "quaternion_order"}]')
+    made.hears("WRONG: quaternion order: the IMU:", 120.0)
+    status, told = made.end()
+    assert status == 1
+    assert [note["check"] for note in told["unknown"]] == ["range"]
