@@ -71,6 +71,8 @@ class GraphArgs:
         log_level: debug, info, warn or error.
         enclave: SROS2 enclaves lie below this name, one per node, e.g. / for /policy; empty = none.
         flight: folder of flight recordings, one file per deployment of supervisor and policy; empty = none.
+        propose: the policy proposes and moves nothing; what the robot tells is compared with its training.
+        checked: on a real robot a policy drives only once such a comparison of it has come out clean.
     """
 
     robot_spec: str
@@ -100,6 +102,8 @@ class GraphArgs:
     log_level: Literal["debug", "info", "warn", "error"] = "info"
     enclave: str = ""
     flight: str = "runs/flight"
+    propose: bool = False
+    checked: bool = True
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,8 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
             "trust": args.trust,
             **flight,
         }
+        if args.propose or (args.checked and not args.sim):
+            policy |= {"propose": args.propose, "shadow": flight["flight"]}
         if args.policy_root:
             policy["policy_root"] = str(Path(args.policy_root).expanduser().resolve())
         if args.action:
@@ -349,6 +355,13 @@ def _check(args: GraphArgs) -> None:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
     if (args.action_low is None) != (args.action_high is None):
         raise GraphError(f"action_low is {args.action_low} and action_high {args.action_high}; give both or neither")
+    if args.propose and not args.policy_path:
+        raise GraphError("propose=true compares a policy with a robot; give policy_path=<run folder>")
+    if args.policy_path and not args.flight and (args.propose or (args.checked and not args.sim)):
+        raise GraphError(
+            "what is compared before the first motion is written into, and read from, the folder of flights, and "
+            "flight= is empty: leave it out, or say checked=false to drive a real robot unchecked"
+        )
     if args.auto_arm and not args.sim:
         raise GraphError("auto_arm is for simulation only: a real robot is enabled by a person")
     if args.world and not args.sim:

@@ -97,6 +97,10 @@ class Plant(Protocol):
         """Let go of a robot on legs that hangs in a harness; nothing for any other."""
         ...
 
+    def hang(self, lift: float, sway: float) -> None:
+        """Lift the harness of legs [m] and swing the trunk in it [rad]; nothing for any other robot."""
+        ...
+
     def push(self, offset: np.ndarray) -> None:
         """Displace the joints by (J,) [rad]."""
         ...
@@ -171,6 +175,9 @@ class KinematicPlant:
         self._robot.stop()
 
     def release(self) -> None:
+        """Nothing hangs."""
+
+    def hang(self, lift: float, sway: float) -> None:
         """Nothing hangs."""
 
     def command(self, value: np.ndarray) -> None:

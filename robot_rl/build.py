@@ -120,6 +120,7 @@ TOOLS = {
     "robot_spec": "robot_rl.real.core.spec:of_card",
     "world_parts": "robot_rl.sim.world:parts_of",
     "session_tools": "robot_rl.real.session_tools",
+    "shadow_reports": "robot_rl.real.core.shadow_report:reports",
     "tool_position": "robot_rl.sim.tool:tool_position",
     "world_port": "robot_rl.sim.port:WorldPort",
 }

@@ -12,6 +12,9 @@ from robot_rl.sim import plant
 from robot_rl.sim.plant import ModelPlant
 from robot_rl.sim.robot_model import FLOOR, add_floor, load, mujoco
 
+SWING = np.array([2.0, 2.0, 1.0]) / 3.0
+"""Axis about which a trunk swings in its harness."""
+
 
 class LegsPlant(ModelPlant):
     """What stands behind the bridge's simulated robot in pd mode.
@@ -67,7 +70,8 @@ class LegsPlant(ModelPlant):
             orientation=np.array([x, y, z, w]),
             velocity=turn.T @ data.qvel[spin : spin + 3],
             angular_velocity=data.qvel[spin + 3 : spin + 6].copy(),
-            acceleration=turn.T @ (data.qacc[spin : spin + 3] - self._model.opt.gravity),
+            # held by the harness it stands still, whatever the solver thinks it would do without
+            acceleration=turn.T @ ((0.0 if self.hanging else data.qacc[spin : spin + 3]) - self._model.opt.gravity),
         )
 
     @property
@@ -78,6 +82,7 @@ class LegsPlant(ModelPlant):
     def reset(self, seed: int) -> None:
         """Back to the first position, upright in the harness, feet on the ground."""
         self._held: np.ndarray | None = None
+        self._lift = self._sway = self._swings_since = 0.0
         super().reset(seed)
         if not self._started:
             return
@@ -91,6 +96,10 @@ class LegsPlant(ModelPlant):
         """Open the harness; a robot that nobody drives falls."""
         self._held = None
 
+    def hang(self, lift: float, sway: float) -> None:
+        """Lift the harness [m], and swing the trunk in it by `sway` [rad] to and fro every 3 s, as a hand does."""
+        self._lift, self._sway, self._swings_since = lift, sway, self.time
+
     def hold(self) -> None:
         """Damping, as a driver does when commands stop coming."""
         count = len(self.names)
@@ -101,8 +110,13 @@ class LegsPlant(ModelPlant):
         for _ in range(max(round(seconds / self._model.opt.timestep), 1)):
             super().step(self._model.opt.timestep)
             if self._held is not None:
+                rate = 2.0 * np.pi / 3.0
+                phase = rate * (self.time - self._swings_since)
+                angle, speed = self._sway * np.sin(phase), self._sway * rate * np.cos(phase)
                 self._data.qpos[self._root : self._root + 7] = self._held
-                self._data.qvel[self._spin : self._spin + 6] = 0.0
+                self._data.qpos[self._root + 2] += self._lift
+                self._data.qpos[self._root + 3 : self._root + 7] = [np.cos(0.5 * angle), *np.sin(0.5 * angle) * SWING]
+                self._data.qvel[self._spin : self._spin + 6] = [0.0, 0.0, 0.0, *speed * SWING]
 
     def _drive(self) -> None:
         target, speed, feed, kp, kd = self._goal

@@ -142,6 +142,9 @@ class ModelPlant:
     def release(self) -> None:
         """Nothing hangs."""
 
+    def hang(self, lift: float, sway: float) -> None:
+        """Nothing hangs."""
+
     def push(self, offset: np.ndarray) -> None:
         """Displace the joints by (J,) [rad], as somebody leaning on the arm would."""
         self._data.qpos[self._qpos] += offset

@@ -15,6 +15,7 @@ from pydantic import Field
 from rclpy.node import Node
 
 from robot_rl.extras import require
+from robot_rl.gaps import Gap, Measured, apply_gaps
 from robot_rl.real.core.spec import SensorSpec
 from robot_rl.real.plant import Photographer, Plant
 from robot_rl.real.ros.io import CompressedImage, Image, time_message
@@ -61,6 +62,7 @@ class CameraFeed:
 
     Attributes:
         fault: one of FAULTS.
+        gaps: of pictures, which are changed so before they are sent.
         sent: pictures so far.
         problem: why the last picture could not be made, "".
     """
@@ -90,6 +92,7 @@ class CameraFeed:
         self._photographer: Photographer | None = None
         self._last: dict[str, Any] = {}
         self.fault, self.sent, self.problem = "", 0, ""
+        self.gaps: tuple[Gap, ...] = ()
         self._over, self._tried = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -124,6 +127,7 @@ class CameraFeed:
         if self._photographer is None:
             self._photographer = self._plant.photographer(*self.o.size)
         shots = {} if self.fault == "repeat" and self._last else self._photographer.take(scene, tuple(self._out))
+        shots = apply_gaps(self.gaps, Measured(stamp, np.zeros(0), np.zeros(0), None, shots)).pictures
         for name, out in self._out.items():
             if name in shots:
                 self._last[name] = self._noisy(shots[name])

@@ -32,7 +32,7 @@ from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import hardware_type, qos, seconds  # noqa: E402
 from robot_rl.real.ros.message_kinds import has_header, message_class  # noqa: E402
 from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
-from robot_rl.real.ros.wiggle import Wiggle, try_timeout  # noqa: E402
+from robot_rl.real.ros.wiggle import SPINS, Wiggle, try_timeout  # noqa: E402
 
 POLICY_SIDE = ("policy", "teleop", "robot_env", "doctor")
 LEVELS = ("OK", "WARN", "ERROR", "STALE")
@@ -122,7 +122,7 @@ def examine(
             while not over.is_set():
                 executor.spin_once(timeout_sec=0.1)
 
-    thread = threading.Thread(target=spin, daemon=True)
+    thread = threading.Thread(target=spin, name=SPINS, daemon=True)
     thread.start()
     try:
         _listen(node, spec, namespace, listen, found)

@@ -21,10 +21,11 @@ from std_srvs.srv import Trigger
 from robot_rl.data.flight import FlightWriter
 from robot_rl.real.core.flight import spec_table
 from robot_rl.real.core.scheduler import Tick
+from robot_rl.real.core.shadow_report import missing_leave
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import bound, has_card
 from robot_rl.real.legged_port import COMMAND, IMU
-from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints, Unfit, fitted
 from robot_rl.real.port import IMAGE, Port
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
@@ -45,6 +46,7 @@ from robot_rl.real.ros.node_base import (
     thaw_garbage,
 )
 from robot_rl.real.ros.parameters import check_parameters, declare
+from robot_rl.real.ros.shadow_watch import ShadowWatch, shadow_facts
 from robot_rl.real.runner_flight import RecordedRunner, digests
 from robot_rl.types import Loaded
 
@@ -92,11 +94,18 @@ class PolicyNode(LifecycleNode):
         declare(self, "camera_freeze", 1.0, "identical pictures for so long are a frozen camera [s], 0 = off", low=0.0)
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "autostart", False, "configure and activate at once")
+        declare(
+            self, "propose", False, "shadow: propose on robot_rl/proposal/policy, move nothing, compare; docs/ros2.md"
+        )
+        declare(
+            self, "shadow", "", "folder of shadows' reports: one is written, or a clean one asked for; empty = neither"
+        )
         declare_flight(self)
         check_parameters(self, sys.argv)
         self._problem = ""
         self._instance = secrets.token_hex(2)  # a restarted process counts from 1 again and must not look like a replay
         self.runner: PolicyRunner | None = None
+        self._shadow: ShadowWatch | None = None
         self.flight: FlightWriter | None = None
         self.loop: ControlLoop | None = None
         self._next: PolicyRunner | None = None
@@ -137,6 +146,8 @@ class PolicyNode(LifecycleNode):
             return TransitionCallbackReturn.FAILURE
         self._open()
         self._watch(self.runner.port)
+        if self._shadow is not None:
+            self._shadow.open(self.health)
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -171,6 +182,8 @@ class PolicyNode(LifecycleNode):
         self._close_flight()
 
     def _close_flight(self) -> None:
+        if self._shadow is not None:
+            self._shadow.close()
         flight, self.flight = self.flight, None
         if flight is not None:
             flight.close(LAST)
@@ -191,7 +204,8 @@ class PolicyNode(LifecycleNode):
         self.inputs = RobotInputs(self, self.spec, self.health)
         freeze = float(self._value("camera_freeze"))
         self._cameras = CameraInputs(self, self.health, {}, freeze_time=freeze, eager=True)
-        self._out = publisher(self, JointTrajectory, "robot_rl/command/policy", "command", self.health)
+        topic = "robot_rl/proposal/policy" if self._shadow is not None else "robot_rl/command/policy"
+        self._out = publisher(self, JointTrajectory, topic, "command", self.health)
         self._followed = False
         self._heard_state = ""
         self._seq = 0
@@ -244,6 +258,12 @@ class PolicyNode(LifecycleNode):
             blend_steps=int(self._value("blend_steps")),
         )
         identity = f"{loaded.identity.replace('|', '_')}.{self._instance}"
+        if shadow := self._value("shadow"):
+            facts = shadow_facts(self.spec, self._value("robot_spec"), str(where), loaded)
+            if self._value("propose"):
+                self._shadow = ShadowWatch(self, self.spec, loaded.io.seen, port, facts, Path(shadow))
+            elif lacking := missing_leave(Path(shadow), self.spec.name, str(facts["card"]), facts["files"]):
+                raise Unfit(f"the policy may not drive yet: {lacking}")
         say, seen = self.get_logger().warning, loaded.io.seen
         if self.runner is None:  # whoever takes over later is recorded as the first one was, or not
             self.flight = open_flight(self, "policy", self.spec)
@@ -277,6 +297,8 @@ class PolicyNode(LifecycleNode):
     def _begin_swap(self, path: str, done: Future | None = None) -> str:
         if self.runner is None:
             return "not configured yet"
+        if self._shadow is not None:
+            return "propose=true compares one policy: end it and start anew with the other"
         if self._worker is not None and self._worker.is_alive():
             if done is None and path == self._loading:
                 return ""  # asked twice, e.g. because the answer was late: one load serves both
@@ -338,15 +360,21 @@ class PolicyNode(LifecycleNode):
         state = self.inputs.latest(begin)
         task, self._silent = self._task_now(runner, state, begin)
         pictures, self._blind = self._cameras.look(begin, runner.port.cameras)
+        if self._shadow is not None and state is not None:
+            self._shadow.take(begin, state, self._cameras)
         if state is None or begin - state.stamp > self._value_state_timeout or self._silent or self._blind:
             self._stale += 1
             runner.restart()
             return None
+        if self._shadow is not None and tick.index % runner.every:
+            return begin - state.stamp  # it proposes at its own rate; somebody else's processor may be needed
         if not self._followed:
             runner.restart()  # somebody else moves the robot: stay with it, so that taking over does not jump
         wanted = runner.tick(
             state.position, state.velocity, task | {IMAGE + name: pixels for name, pixels in pictures.items()}
         )
+        if self._shadow is not None and runner.asked is not None and wanted is not None:
+            self._shadow.watched.propose(begin, *runner.asked, wanted.values[-1])
         stamp = self._now_ros() - (time.monotonic() - state.stamp)
         self._latency.add(time.monotonic() - begin)
         due = tick.deadline + self._phase / self.loop.rate
@@ -465,4 +493,6 @@ class PolicyNode(LifecycleNode):
             return WARN, self._blind, values
         if self._refused:
             return WARN, self._refused, values
+        if self._shadow is not None:
+            return self._shadow.aspect(values)
         return OK, "deciding" if self._followed else "ready, not followed", values

@@ -18,6 +18,7 @@ from rosgraph_msgs.msg import Clock
 from std_msgs.msg import Bool, Float64MultiArray, String
 from std_srvs.srv import SetBool, Trigger
 
+from robot_rl.gaps import Gap, Measured, apply_gaps, read_gaps_text
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import AXES, MOTION, PD, POSITION, TWIST, RobotSpec
 from robot_rl.real.plant import KinematicPlant, Plant
@@ -34,7 +35,7 @@ from robot_rl.real.ros.io import (
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.sim_controller import SimController
-from robot_rl.real.ros.trunk_topics import TrunkTopics
+from robot_rl.real.ros.trunk_topics import TrunkTopics, imu_of
 
 INJECT: dict[str, Any] = {
     "freeze": False,  # no new joint states
@@ -50,6 +51,9 @@ INJECT: dict[str, Any] = {
     "push": 0.0,  # displaces the first joint once [rad]
     "clock_back": 0.0,  # /clock jumps back by this once [s]
     "camera": "",  # "silent", "repeat" the last picture, "garbage" instead of pictures
+    "gaps": "",  # of robot_rl.gaps, as JSON: [{"name": "joint_sign", "joints": [1]}]
+    "hoist": 0.0,  # lifts the harness of legs [m], so that the feet hang
+    "sway": 0.0,  # swings their trunk in it, as a hand does [rad]
 }
 
 
@@ -76,6 +80,7 @@ class SimRobotNode(Node):
         self._answered = threading.Event()
         self._alone = True  # lockstep: nobody answers
         self._paused = False
+        self._gaps: tuple[Gap, ...] = ()
         self._time = self._next_shot = 0.0
         self._pose = np.zeros(3)  # x, y, yaw of a base
         self.feed: CameraFeed | None = None
@@ -102,6 +107,8 @@ class SimRobotNode(Node):
         self.create_service(SetBool, "~/pause", self._on_pause)
         self.add_on_set_parameters_callback(self._on_parameters)
         self.feed = self._make_feed(spec)
+        self._act_on("gaps", self._inject["gaps"])
+        self._act_on("hoist", 0.0)
         self._controller = SimController(self, spec)  # after all that may be refused: its thread must be ended
         self.loop = ControlLoop(
             self._rate,
@@ -229,7 +236,7 @@ class SimRobotNode(Node):
 
     def _on_authority(self, message: String) -> None:
         """Whoever lowers the harness looks whether somebody drives the legs."""
-        if message.data != "none":
+        if message.data not in ("none", "human"):  # a person moves single joints of legs that hang
             with self._lock:
                 self.plant.release()
 
@@ -255,6 +262,8 @@ class SimRobotNode(Node):
 
     def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
         for change in changes:
+            if change.name == "inject.gaps" and (wrong := self._try_gaps(change.value)):
+                return SetParametersResult(successful=False, reason=wrong)
             if change.name == "inject.camera" and change.value not in FAULTS:
                 return SetParametersResult(successful=False, reason=f"expected one of {', '.join(map(repr, FAULTS))}")
         with self._lock:
@@ -273,6 +282,20 @@ class SimRobotNode(Node):
                     self._noise = value
         return SetParametersResult(successful=True)
 
+    def _try_gaps(self, text: str) -> str:
+        """Why this robot cannot have these gaps, or ""."""
+        count = len(self.spec.joints)
+        try:
+            gaps = read_gaps_text(text)
+            with self._lock:
+                told = self._tell(0.0, gaps)
+            sent = [gap.command(np.zeros(count)) for gap in gaps]
+        except (ValueError, IndexError) as error:
+            return f"inject.gaps: {error}; the robot has {count} joints, numbered from 0"
+        if any(len(one) != count for one in (told.position, told.velocity, *sent)):
+            return f"inject.gaps: lists of joints must have {count} entries, one per joint"
+        return ""
+
     def _act_on(self, name: str, value: Any) -> None:
         if name == "blocked":
             self.plant.blocked[:] = bool(value)
@@ -284,6 +307,12 @@ class SimRobotNode(Node):
             self._frozen = (self.plant.position.copy(), self.plant.velocity.copy()) if value else None
         elif name == "camera" and self.feed is not None:
             self.feed.fault = value
+        elif name == "gaps":
+            self._gaps = read_gaps_text(value)  # anew: the one that was tried remembers that
+            if self.feed is not None:
+                self.feed.gaps = tuple(gap for gap in self._gaps if gap.of_pictures)
+        elif name in ("hoist", "sway"):
+            self.plant.hang(self._inject["hoist"], self._inject["sway"])
         elif name == "clock_back":
             self._time = max(self._time - value, 0.0)
         elif name == "split" and value and len(self._states) == 1:
@@ -333,7 +362,10 @@ class SimRobotNode(Node):
 
     def _take_commands(self, now: float) -> None:
         while self._coming and self._coming[0][0] <= now:
-            self.plant.command(heapq.heappop(self._coming)[2])
+            value = heapq.heappop(self._coming)[2]
+            for gap in self._gaps:
+                value = gap.command(value)
+            self.plant.command(value)
             self._heard, self._timed_out = time.monotonic(), False
         silent = time.monotonic() - self._heard
         if self._timeout > 0.0 and silent > self._timeout and np.isfinite(self._heard) and not self._timed_out:
@@ -345,19 +377,21 @@ class SimRobotNode(Node):
 
     def _publish(self, now: float) -> None:
         stamp = self._now()
+        told = self._tell(stamp, self._gaps)
         if self._clock_out is not None:
             self._clock_out.publish(Clock(clock=time_message(self._time)))
         if not self._inject["freeze"] and not (self._loss and self._rng.random() < self._loss):
             mean, deviation = self._delays["obs"]
             due = now + max(0.0, mean + deviation * float(self._rng.standard_normal()))
             self._number += 1
-            heapq.heappush(self._late_by, (due, self._number, self._measure(stamp)))
+            heapq.heappush(self._late_by, (due, self._number, self._measure(told)))
         while self._late_by and self._late_by[0][0] <= now:
             for where, message in zip(self._states, heapq.heappop(self._late_by)[2]):
                 where.publish(message)
         trunk = self.plant.trunk
         if self._trunk is not None and trunk is not None:
-            self._trunk.publish(trunk, stamp, imu=not self._inject["imu_silent"])
+            imu = None if told.imu is None or self._inject["imu_silent"] else (told.imu, told.time)
+            self._trunk.publish(trunk, stamp, imu)
         for name, value in self.plant.task.items():
             if name not in self._tasks:
                 self._tasks[name] = publisher(
@@ -396,16 +430,23 @@ class SimRobotNode(Node):
         self._pose[1] += (x * np.sin(yaw) + y * np.cos(yaw)) * seconds
         self._pose[2] += speed.get("angular_z", 0.0) * seconds
 
-    def _measure(self, stamp: float) -> list[Any]:
+    def _tell(self, stamp: float, gaps: tuple[Gap, ...]) -> Measured:
+        """Joints and IMU of this moment, as a robot with these gaps tells them."""
+        position, velocity = self._frozen or (self.plant.position.copy(), self.plant.velocity.copy())
+        if self._noise:
+            position = position + self._noise * self._rng.standard_normal(len(position))
+            velocity = velocity + 10.0 * self._noise * self._rng.standard_normal(len(position))
+        trunk = self.plant.trunk
+        imu = None if trunk is None else imu_of(trunk)
+        return apply_gaps((gap for gap in gaps if not gap.of_pictures), Measured(stamp, position, velocity, imu))
+
+    def _measure(self, told: Measured) -> list[Any]:
+        stamp = told.time
         if self.spec.mode == TWIST:
             return self._measure_motion(stamp + self._inject["clock_offset"])
         inject, names = self._inject, list(self.spec.names)
-        position, velocity = self._frozen or (self.plant.position.copy(), self.plant.velocity.copy())
-        effort = self.plant.effort
-        if self._noise:
-            position = position + self._noise * self._rng.standard_normal(len(names))
-            velocity = velocity + 10.0 * self._noise * self._rng.standard_normal(len(names))
-        position = position.copy()
+        effort, velocity = self.plant.effort, told.velocity
+        position = np.array(told.position)
         position[0] += inject["jump"]
         if inject["nan"]:
             position[0] = np.nan

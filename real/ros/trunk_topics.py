@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from rclpy.node import Node
 
 from robot_rl.legs import Trunk
@@ -26,21 +27,25 @@ class TrunkTopics:
         self._odom = publisher(node, Odometry, "odom", "state_out", health)
         self._frame = spec.frame
 
-    def publish(self, trunk: Trunk, stamp: float, *, imu: bool) -> None:
-        """Tell the present state, stamped `stamp` [s]; without `imu` the IMU is silent."""
-        for where in self._imus if imu else ():
-            where.publish(imu_message(trunk, stamp, self._frame))
+    def publish(self, trunk: Trunk, stamp: float, imu: tuple[np.ndarray, float] | None) -> None:
+        """Tell where it is, stamped `stamp` [s], and what the IMU says (10,), with its own stamp; None: nothing."""
+        if imu is not None:
+            for where in self._imus:
+                where.publish(imu_message(imu[0], imu[1], self._frame))
         self._odom.publish(trunk_odometry(trunk, stamp, self._frame))
 
 
-def imu_message(trunk: Trunk, stamp: float, frame: str) -> Imu:
-    """What an IMU in the trunk's frame measures; inverse of `io.imu_array`."""
+def imu_of(trunk: Trunk) -> np.ndarray:
+    """(10,) what an IMU in the trunk's frame measures, as `io.imu_array`."""
+    return np.concatenate([trunk.orientation, trunk.angular_velocity, trunk.acceleration])
+
+
+def imu_message(values: np.ndarray, stamp: float, frame: str) -> Imu:
+    """Inverse of `io.imu_array`: (10,) orientation x, y, z, w, angular velocity and acceleration."""
     message = Imu()
     message.header.stamp, message.header.frame_id = time_message(stamp), frame
     q, w, a = message.orientation, message.angular_velocity, message.linear_acceleration
-    q.x, q.y, q.z, q.w = trunk.orientation.tolist()
-    w.x, w.y, w.z = trunk.angular_velocity.tolist()
-    a.x, a.y, a.z = trunk.acceleration.tolist()
+    q.x, q.y, q.z, q.w, w.x, w.y, w.z, a.x, a.y, a.z = np.asarray(values, float).tolist()
     return message
 
 

@@ -5,8 +5,10 @@ Everything goes through the supervisor, as the command of a person who holds the
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +22,17 @@ from rclpy.qos import qos_profile_sensor_data
 from std_msgs.msg import Bool
 from std_srvs.srv import SetBool
 
-from robot_rl.real.core.spec import FIELDS, POSITION, RobotSpec
+from robot_rl.real.core.spec import FIELDS, PD, VELOCITY, RobotSpec
 from robot_rl.real.ros.controller_check import controller_name
 from robot_rl.real.ros.io import JointState, JointTrajectory, joint_arrays, qos, read_executed, trajectory
+from robot_rl.real.ros.priority import lift
 
 AMPLITUDE, SECONDS, RATE = 0.01, 1.2, 50.0
 """Of one joint's way out and back [rad, s], and commands per second; at most 0.026 rad/s fast."""
+LEG = 0.05
+"""Amplitude of legs, which hang and are soft: 0.13 rad/s."""
+SPINS = "doctor-spin"
+"""Name of the thread that runs the callbacks."""
 SEEN = 0.3
 """Share of the amplitude from which a joint has moved."""
 REST = 0.8
@@ -43,21 +50,26 @@ class Trial:
 class Wiggle:
     """Moves each joint of a robot by 0.01 rad and back, and watches all of them.
 
+    Legs hang in their harness, feet free: enabling brings them home, and from there each joint moves by 0.05 rad.
+
     Args:
         node: whose callbacks another thread runs.
-        spec: of the robot; its mode must be position or velocity.
+        spec: of the robot; its mode must be position, velocity or pd.
 
     Raises:
         ValueError: an effort or twist mode, in which a way of 0.01 rad cannot be commanded.
     """
 
     def __init__(self, node: Node, spec: RobotSpec) -> None:
-        if not spec.has_positions:
+        if not spec.has_positions and spec.mode != PD:
             raise ValueError(f"wiggle=true moves joints by positions or velocities; {spec.command_mode} has neither")
         self._node, self._spec = node, spec
+        self._amplitude = LEG if spec.mode == PD else AMPLITUDE
         self._rows: list[tuple[float, np.ndarray]] = []
         self._place = np.full(len(spec.joints), np.nan)
         self._index = {name: i for i, name in enumerate(spec.names)}
+        self._wanted = np.zeros(len(spec.joints)), -np.inf
+        self._over = threading.Event()
         self._seq, self._tag = 0, f"doctor:{time.time_ns()}"
         topics = {s.topic for s in spec.sensors.values() if s.type.replace("/msg/", "/") == "sensor_msgs/JointState"}
         for topic in topics or {"joint_states"}:
@@ -70,7 +82,12 @@ class Wiggle:
         self._enable = node.create_client(SetBool, "safety_supervisor/enable")
 
     def run(self) -> Trial:
-        """Enable, move, disable."""
+        """Enable, move, disable; in a thread of its own, ahead of ordinary ones where the system allows it."""
+        lift(30, (SPINS,))
+        with ThreadPoolExecutor(1, "wiggle", lift, (30,)) as alone:
+            return alone.submit(self._run).result()
+
+    def _run(self) -> Trial:
         trial = Trial()
         if not _until(lambda: bool(self._rows) and self._out.get_subscription_count() > 0, 5.0):
             trial.problems.append("wiggle: no complete joint states, or no supervisor that listens; nothing was moved")
@@ -79,11 +96,16 @@ class Wiggle:
         if refused:
             trial.problems.append(f"wiggle: not enabled, nothing was moved: {refused}")
             return trial
+        if self._spec.legs is not None:
+            time.sleep(self._spec.legs.stand_seconds + 0.5)
+        speaks = threading.Thread(target=self._speak, name="wiggle", daemon=True)
+        speaks.start()
         try:
             lower, upper = self._spec.bounds()
             for i, name in enumerate(self._spec.names):
-                begin = self._rows[-1][1]
-                way = AMPLITUDE if begin[i] + AMPLITUDE <= upper[i] else -AMPLITUDE
+                del self._rows[:-1], self._sent[:-1]  # of the joints before; the next judgement shall not take long
+                begin, far = self._rows[-1][1], self._amplitude
+                way = far if begin[i] + far <= upper[i] else -far
                 if begin[i] + way < lower[i]:
                     trial.problems.append(f"wiggle: {name} stands at {begin[i]:.3f} rad, outside its limits")
                     continue
@@ -96,9 +118,30 @@ class Wiggle:
                 if trial.problems:  # what comes next would be as wrong
                     break
         finally:
+            self._over.set()
+            speaks.join(1.0)
             self._held.publish(Bool(data=False))
             self._ask(False)
         return trial
+
+    def _speak(self) -> None:
+        """The person's hand on the switch and the newest command, without a gap while a joint is judged.
+
+        Who lets go of legs for a moment has let them down; a hand that moves nothing for a second lets go all the same.
+        """
+        lift(30)
+        while not self._over.wait(1.0 / RATE):
+            value, when = self._wanted
+            if time.monotonic() - when > 1.0:
+                continue
+            self._seq += 1
+            stamp = 1e-9 * self._node.get_clock().now().nanoseconds
+            self._held.publish(Bool(data=True))
+            self._out.publish(
+                trajectory(
+                    self._spec.names, stamp, self._tag, self._seq, [1.0 / RATE], value[None], FIELDS[self._spec.mode]
+                )
+            )
 
     def _take(self, message: JointState) -> None:
         names, position, _, _ = joint_arrays(message)
@@ -110,7 +153,7 @@ class Wiggle:
 
     def _executed(self, message: JointTrajectory) -> None:
         item, now = read_executed(message), time.monotonic()
-        if self._spec.mode == POSITION:
+        if self._spec.mode != VELOCITY:
             self._sent.append((now, item.value))
         else:
             before, way = self._sent[-1] if self._sent else (now, np.zeros(len(item.value)))
@@ -133,20 +176,14 @@ class Wiggle:
         since, lead = time.monotonic(), 0.3  # the person takes over first, at rest
         while (t := time.monotonic() - since - lead) < SECONDS + REST:
             phase = 2.0 * np.pi * min(max(t, 0.0), SECONDS) / SECONDS
-            value = begin.copy() if self._spec.mode == POSITION else np.zeros(len(begin))
-            if self._spec.mode == POSITION:
+            stand = np.array(self._spec.home) if self._spec.mode == PD else begin  # legs sag below their targets
+            value = np.zeros(len(begin)) if self._spec.mode == VELOCITY else stand.copy()
+            if self._spec.mode != VELOCITY:
                 value[joint] += way * 0.5 * (1.0 - np.cos(phase))
             else:
                 value[joint] = way * np.pi / SECONDS * np.sin(phase)
-            self._seq += 1
-            stamp = 1e-9 * self._node.get_clock().now().nanoseconds
-            self._held.publish(Bool(data=True))
-            self._out.publish(
-                trajectory(
-                    self._spec.names, stamp, self._tag, self._seq, [1.0 / RATE], value[None], FIELDS[self._spec.mode]
-                )
-            )
-            time.sleep(1.0 / RATE)
+            self._wanted = value, time.monotonic()
+            time.sleep(0.5 / RATE)
         told = np.array([(when, value[joint]) for when, value in list(self._sent) if when >= since]).reshape(-1, 2)
         told[:, 1] -= told[:1, 1]
         return told
@@ -162,7 +199,7 @@ def judge(spec: RobotSpec, joint: int, way: float, seen: np.ndarray, told: np.nd
         seen: (m, 1 + J) when [s], and how far every joint was from where it stood [rad].
         told: (n, 2) when [s], and how far from there the supervisor sent the joint [rad].
     """
-    trial, names = Trial(), spec.names
+    trial, names, least = Trial(), spec.names, SEEN * abs(way)
     seen = seen[seen[:, 0] >= told[0, 0]] if len(told) else seen[:0]
     if not len(seen):
         silent = "joint states came no more" if len(told) else "the supervisor sent nothing"
@@ -170,20 +207,20 @@ def judge(spec: RobotSpec, joint: int, way: float, seen: np.ndarray, told: np.nd
         return trial
     times, moved = seen[:, 0], seen[:, 1:]
     peak = np.abs(moved).max(0)
-    others = [names[i] for i in np.flatnonzero(peak > SEEN * AMPLITUDE) if i != joint]
+    others = [names[i] for i in np.flatnonzero(peak > least) if i != joint]
     signed = float(moved[np.argmax(np.abs(moved[:, joint])), joint])
-    if peak[joint] < SEEN * AMPLITUDE and others:
+    if peak[joint] < least and others:
         trial.problems.append(
             f"wiggle: told to move {names[joint]}, the robot moved {', '.join(others)}: the order or the names "
             "of the joints differ between the controller, the joint states and the RobotSpec"
         )
-    elif peak[joint] < SEEN * AMPLITUDE and (sent := float(np.abs(told[:, 1]).max())) < SEEN * AMPLITUDE:
+    elif peak[joint] < least and (sent := float(np.abs(told[:, 1]).max())) < least:
         trial.problems.append(
             f"wiggle: told to move {names[joint]} by {way:g} rad, the supervisor sent it at most {sent:.4f}: it "
             "braked, or heard of the motion too late; look for a fault in its diagnostics, and try again where the "
             "machine has less to do"
         )
-    elif peak[joint] < SEEN * AMPLITUDE:
+    elif peak[joint] < least:
         trial.problems.append(
             f"wiggle: told to move {names[joint]} by {way:g} rad, it moved by {signed:.4f}: not driven, braked, or "
             "its states do not come from this robot"

@@ -20,7 +20,7 @@ from robot_rl.data.chains import all_true, check_sizes, sum_ahead
 from robot_rl.data.intake import RingWriter
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
-from robot_rl.data.seen import space_rows
+from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.segments import Segments
 from robot_rl.types import Batches, Episode, IOSpec, Step, Transitions
 
@@ -65,11 +65,14 @@ class Replay:
         return self._ring.episodes(rows)
 
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
-        """Vector observations and actions of evenly spaced rows, and how many steps came in; see `data.seen`."""
+        """Observations and actions of evenly spaced rows, and how many steps came in; see `data.seen.Looked`."""
         ring, layout = self._ring, self._layout
         slots = (ring.oldest + space_rows(len(ring), most)) % ring.capacity
         rows = self._arrays.host(self._arrays.take(ring.record, self._arrays.put(slots, "int64")))
         obs = {state.key: rows[:, state.here] for state in layout.states}
+        if ring.frames is not None and len(ring):
+            few = self._arrays.put(slots[space_rows(len(slots), MOST_PICTURES)], "int64")
+            obs |= ring.gather_frames(few, few, [key for key in layout.frames if key.startswith("image.")])[0]
         return obs, rows[:, layout.action], self.rows_taken
 
     def batches(self, size: int) -> Batches:

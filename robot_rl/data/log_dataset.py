@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robot_rl.data.arrays import HostArrays, arrays_for
 from robot_rl.data.chains import all_true, check_sizes, sum_ahead
-from robot_rl.data.seen import space_rows
+from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.store import Store
 from robot_rl.types import Batches, Transitions
 
@@ -225,12 +225,14 @@ class LogDataset:
         return {key: self._read(f"obs/{key}", rows) for key in self.keys}
 
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
-        """Vector observations and actions of evenly spaced steps of those in use, and how many there are."""
+        """Observations and actions of evenly spaced steps of those in use, and how many; see `data.seen.Looked`."""
         index = space_rows(self._length, most)
         run = np.searchsorted(self._before, index, "right") - 1
         row = self._begin.take(run) + index - self._before.take(run)
         first = row + self._episode.take(run)
         obs = {key: self.store.obs(key)[first] for key in self.store.obs_keys if self.store.obs(key).ndim == 2}
+        few = first[space_rows(len(first), MOST_PICTURES)]
+        obs |= {key: self.store.obs(key)[few] for key in self.store.obs_keys if key.startswith("image.")}
         action = self.store.column("action")[row]
         return obs, action if self._clip is None else action.clip(-self._clip, self._clip), self._length
 

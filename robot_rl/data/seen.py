@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 
 from robot_rl.types import Array, IOSpec, Obs, Seen
+from robot_rl.types.io import CELLS, mosaic
 
 MOST = 50_000
 """Rows that quantiles are taken of, evenly spaced over those that are there."""
+MOST_PICTURES = 256
+"""The same of pictures."""
 
 
 class Looked(Protocol):
     """What can be looked at without being changed."""
 
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
-        """Observations and actions of evenly spaced rows, at most `most`, and how many steps there are in all."""
+        """Observations and actions of evenly spaced rows, at most `most`, and how many steps there are in all.
+
+        Pictures are (n, H, W, 3) of at most MOST_PICTURES rows, or their mosaics (n, 48).
+        """
         ...
 
 
@@ -40,13 +46,21 @@ class RowSample:
         self._parts: dict[str, list[Tensor]] = {}
 
     def add(self, obs: Obs, action: Array, valid: Array) -> None:
-        """A rollout: columns (T, N, ...) of observations (vectors are kept), of actions, and of which rows count."""
+        """A rollout: columns (T, N, ...) of observations, of actions, and of which rows count.
+
+        Vectors are kept, and the mosaics of pictures.
+        """
         size = valid.shape[0] * valid.shape[1]
         mark = (np.arange(self._count, self._count + size, dtype=np.uint64) * 2_654_435_769) & 0xFFFF_FFFF
         self._count += size
         kept = mark < self._share
         columns = {f"obs.{key}": value for key, value in obs.items() if value.ndim == 3}
         where = torch.as_tensor(np.flatnonzero(kept))
+        for key, value in obs.items():
+            if _looks(value.shape[2:]):
+                rows = torch.as_tensor(value).flatten(0, 1)
+                shots = rows[where.to(rows.device)].cpu().numpy()
+                self._parts.setdefault(f"obs.{key}", []).append(torch.as_tensor(mosaic(shots)))
         for key, value in {**columns, "action": action, "valid": valid}.items():
             rows = torch.as_tensor(value).flatten(0, 1)
             self._parts.setdefault(key, []).append(rows[where.to(rows.device)].float())
@@ -138,7 +152,8 @@ def measure_seen(source: Looked | None, io: IOSpec, *, count: int | None = None)
         return None
     vectors = [key for key, (shape, dtype) in io.obs.items() if dtype.startswith("float") and len(shape) == 1]
     rows = {key: _flat(obs[key]) for key in vectors if key in obs}
-    return Seen.of(rows, _flat(action), count=held if count is None else count, rate=io.control_hz)
+    views = {key: _mosaics(obs[key]) for key, (shape, _) in io.obs.items() if _looks(shape) and key in obs}
+    return Seen.of(rows, _flat(action), count=held if count is None else count, rate=io.control_hz, pictures=views)
 
 
 def space_rows(count: int, most: int) -> np.ndarray:
@@ -149,3 +164,13 @@ def space_rows(count: int, most: int) -> np.ndarray:
 def _flat(value: object) -> np.ndarray:
     rows = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
     return rows.reshape(-1, rows.shape[-1])
+
+
+def _looks(shape: tuple[int, ...]) -> bool:
+    """Whether an observation of this shape is a picture in colours of which a mosaic can be made."""
+    return len(shape) == 3 and shape[2] == 3 and min(shape[:2]) >= CELLS
+
+
+def _mosaics(value: object) -> np.ndarray:
+    rows = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    return rows if rows.ndim == 2 else mosaic(rows)

@@ -16,7 +16,7 @@ from robot_rl.data.arrays import HostArrays
 from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
-from robot_rl.data.seen import space_rows
+from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.types import Batches, IOSpec, Obs, Transitions
 from robot_rl.types.frames import FrameRun
 
@@ -154,11 +154,13 @@ class HilMemory:
         return self._ring.gather(rows % self.capacity, self._keys)
 
     def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
-        """Vector observations and actions of evenly spaced rows, and how many came in; see `data.seen`."""
+        """Observations and actions of evenly spaced rows, and how many came in; see `data.seen.Looked`."""
         slot = (self.oldest + space_rows(len(self), most)) % self.capacity
         vectors = [key for key, (shape, _) in self.io.obs.items() if len(shape) == 1]
         batch = self._ring.gather(slot, vectors)
-        return batch.obs, batch.action, self.count
+        pictures = [key for key in self.io.obs if key.startswith("image.")]
+        few = self._ring.gather(slot[space_rows(len(slot), MOST_PICTURES)], pictures).obs if pictures else {}
+        return {**batch.obs, **{key: few[key] for key in pictures}}, batch.action, self.count
 
     def state_dict(self) -> dict[str, Any]:
         """Generators of the views, and what an encoder saw; the rows are in the episode log, which is the buffer."""

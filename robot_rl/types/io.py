@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # the safety supervisor reads interfaces and cards, and loads
 ArrayT = TypeVar("ArrayT", np.ndarray, "Tensor")
 QUANTILES = (0.001, 0.01, 0.5, 0.99, 0.999)
 """Which ones `Seen` keeps."""
+CELLS = 4
+"""Of a picture's height and width: `Seen` keeps its colours as a mosaic of so many squared."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,25 @@ class Seen:
         action: (A, 5) of every component of the actions, in [-1, 1].
         count: steps that they were taken over.
         rate: decisions per second.
+        pictures: camera key ("image.front") -> (48, 5) of every component of its `mosaic`, where training looked.
     """
 
     obs: Mapping[str, tuple[tuple[float, ...], ...]]
     action: tuple[tuple[float, ...], ...]
     count: int
     rate: float
+    pictures: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, obs: Mapping[str, np.ndarray], action: np.ndarray, *, count: int, rate: float) -> Seen:
+    def of(
+        cls,
+        obs: Mapping[str, np.ndarray],
+        action: np.ndarray,
+        *,
+        count: int,
+        rate: float,
+        pictures: Mapping[str, np.ndarray] | None = None,
+    ) -> Seen:
         """Of rows.
 
         Args:
@@ -43,13 +56,16 @@ class Seen:
             action: (N, A).
             count: steps of which the rows are a sample.
             rate: decisions per second.
+            pictures: key -> (N, 48) mosaics.
         """
 
         def quantiles(rows: np.ndarray) -> tuple[tuple[float, ...], ...]:
             found = np.quantile(np.asarray(rows, np.float64), QUANTILES, axis=0).T
             return tuple(tuple(float(x) for x in row) for row in found)
 
-        return cls({key: quantiles(rows) for key, rows in obs.items()}, quantiles(action), int(count), float(rate))
+        views = {key: quantiles(rows) for key, rows in (pictures or {}).items()}
+        vectors = {key: quantiles(rows) for key, rows in obs.items()}
+        return cls(vectors, quantiles(action), int(count), float(rate), views)
 
     def strange(self, obs: Mapping[str, np.ndarray], names: tuple[str, ...] = ()) -> list[str]:
         """Components of vector observations that are far from all that training saw, one line each.
@@ -79,6 +95,7 @@ class Seen:
             "action": [list(row) for row in self.action],
             "count": self.count,
             "rate": self.rate,
+            **({"pictures": {k: [list(row) for row in v] for k, v in self.pictures.items()}} if self.pictures else {}),
         }
 
     @classmethod
@@ -89,7 +106,28 @@ class Seen:
             return tuple(tuple(float(x) for x in row) for row in value)
 
         obs = {str(key): rows(value) for key, value in raw["obs"].items()}
-        return cls(obs, rows(raw["action"]), int(raw["count"]), float(raw["rate"]))
+        views = {str(key): rows(value) for key, value in raw.get("pictures", {}).items()}
+        return cls(obs, rows(raw["action"]), int(raw["count"]), float(raw["rate"]), views)
+
+
+def mosaic(pictures: np.ndarray) -> np.ndarray:
+    """Mean colours of the 4 x 4 parts of pictures, row by row: enough to tell one camera from another.
+
+    Args:
+        pictures: (..., H, W, 3) of 4 pixels or more each way.
+
+    Returns:
+        (..., 48) float32, 0 to 255 for uint8.
+    """
+    pictures = np.asarray(pictures)
+    height, width = pictures.shape[-3:-1]
+    rows, columns = (np.linspace(0, size, CELLS + 1).astype(int) for size in (height, width))
+    parts = [
+        pictures[..., top:bottom, left:right, :].mean((-3, -2), dtype=np.float32)
+        for top, bottom in pairwise(rows)
+        for left, right in pairwise(columns)
+    ]
+    return np.stack(parts, axis=-2).reshape(*pictures.shape[:-3], CELLS * CELLS * 3)
 
 
 @dataclass(frozen=True)

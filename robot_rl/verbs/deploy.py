@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import Field, create_model
 
 from robot_rl import build
 from robot_rl.types.options import Whole
+from robot_rl.verbs import answer
 from robot_rl.verbs.options import VerbOptions
 from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused, near
@@ -27,6 +29,30 @@ def deploy_options() -> type[VerbOptions]:
     left_out = "run or checkpoint folder; left out = no policy"  # an empty one is a mistake
     fields["policy_path"] = (str | None, Field(None, description=left_out))
     return create_model("DeployOptions", __base__=VerbOptions, **fields)
+
+
+def tell_shadow(folder: Path, begin: float) -> None:
+    """What the comparison has found, for people and as the document; ends with 1 where it is not clean.
+
+    Args:
+        folder: of the reports.
+        begin: when the deployment began [s since the epoch]; older reports are of others.
+    """
+    found = [(path, table) for path, table in build.tool("shadow_reports")(folder) if path.stat().st_mtime >= begin]
+    if not found:
+        answer.error(f"no comparison was written into {folder}: the policy had ended before the first second was over")
+        sys.exit(1)
+    path, table = found[0]
+    answer.note(report=str(path), **table)
+    print(f"shadow of {table['policy']} on {table['robot']}: {path}")
+    for state, head in (("wrong", "WRONG"), ("open", "not yet checked"), ("unknown", "cannot be checked")):
+        for note in table[state]:
+            print(f"  {head}: {note['check']}: {note['text']}")
+    print(f"  fits: {', '.join(table['fits']) or 'nothing'}")
+    if not table["clean"]:
+        print("not clean: with sim=false this policy does not drive this robot, unless checked=false is said")
+        sys.exit(1)
+    print("clean: this policy may drive this robot")
 
 
 def deploy(cfg: DictConfig) -> None:
@@ -44,9 +70,13 @@ def deploy(cfg: DictConfig) -> None:
     options = {"name": "processes", **plain(OmegaConf.masked_copy(cfg, list(fields)))}
     options["policy_path"] = options["policy_path"] or ""
     arguments = build.make("graph", options, seed=int(cfg.seed))
+    begin = time.time()
     status = build.tool("deploy")(arguments)
     if status:
         raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
+    if cfg.propose:
+        tell_shadow(Path(str(cfg.flight)).expanduser(), begin)
+        return
     # all have ended; the interpreter's own end, with all that the command line has loaded, takes a second and more
     sys.stdout.flush()
     sys.stderr.flush()

@@ -41,6 +41,7 @@ OURS = {
     "plain_pickle": set(),
     "advantage": set(),
     "chunks": {"types"},
+    "gaps": {"types"},
     "data": {"types", "stats", "extras", "plain_pickle", "tables", "figure"},
     "ope": {"types"},
     "checkpoint": {"types", "tables"},
@@ -64,7 +65,7 @@ OURS = {
     "real": {
         *("types", "data.recorder", "data.session", "data.bag", "data.units"),
         *("data.exact", "data.flight", "data.flight_read"),
-        *("extras", "child", "chunks", "card", "legs", "tables"),
+        *("extras", "child", "chunks", "card", "gaps", "legs", "tables"),
     },
     "loops": {"types", "stats", "data", "advantage", "extras", "parallel", "chunks"},
     "verbs": {

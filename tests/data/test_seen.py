@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.log_dataset import LogDataset
 from robot_rl.data.seen import RowSample, measure_seen
 from robot_rl.data.store import write_store
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, Seen
+from robot_rl.types.io import mosaic
 
 IO = IOSpec({"state": ((3,), "float32")}, ("a", "b"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 20.0)
 AT = (0.001, 0.01, 0.5, 0.99, 0.999)
@@ -99,3 +102,36 @@ def test_rows_of_rollouts_are_of_every_environment_and_go_on_from_a_saved_state(
     for _ in range(20):
         wide.add({"state": np.zeros((32, 8, 2000), np.float32)}, np.zeros((32, 8, 2), np.float32), np.ones((32, 8)))
     assert len(wide.look(0)[1]) <= 1024  # 8 MB
+
+
+def test_mosaic_is_the_mean_colour_of_each_part() -> None:
+    picture = np.zeros((2, 8, 12, 3), np.uint8)
+    picture[1, :2, :3] = (40, 80, 120)  # the first of 4 x 4 parts
+    picture[1, 6:, 9:, 0] = np.array([[10, 20, 30], [10, 20, 30]])  # the last; its red is 20 in the middle
+    found = mosaic(picture)
+    assert found.shape == (2, 48)
+    assert not found[0].any()
+    np.testing.assert_allclose(found[1, :3], [40, 80, 120])
+    np.testing.assert_allclose(found[1, -3:], [20, 0, 0])
+    assert not found[1, 3:-3].any()
+
+
+def test_pictures_of_training_are_kept_as_mosaics_whatever_they_come_from(tmp_path: Path) -> None:
+    io = replace(IO, obs={**IO.obs, "image.front": ((8, 8, 3), "uint8")})
+    rows, buffer = RowSample(), ReplayBuffer(io, 200, seed=0)
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 255, (32, 8, 8, 8, 3), np.uint8)
+    pictures[..., :4, :, 2] = 200  # blue above
+    obs = {"state": rng.normal(size=(32, 8, 3)).astype(np.float32), "image.front": pictures}
+    rows.add(obs, np.zeros((32, 8, 2), np.float32), np.ones((32, 8), bool))
+    one = episode(0, 30)
+    shots = {"image.front": pictures[:31, 0], "state": one.obs["state"]}
+    buffer.add_episode(replace(one, obs=shots))
+    log = LogDataset(write_store(tmp_path / "x.store", [replace(one, obs=shots)], io=io))
+    for source, of in ((rows, pictures.reshape(-1, 8, 8, 3)), (buffer, pictures[:30, 0]), (log, pictures[:30, 0])):
+        found = measure_seen(source, io)
+        assert found is not None
+        np.testing.assert_allclose(found.pictures["image.front"], np.quantile(mosaic(of), AT, axis=0).T, atol=1e-4)
+        assert found.pictures["image.front"][2][0] == found.pictures["image.front"][2][-1] == 200.0
+        assert Seen.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+        assert found.strange({"image.front": pictures[:1, 0], "state": np.zeros((1, 3))}) == []

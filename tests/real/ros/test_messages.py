@@ -11,7 +11,7 @@ from robot_rl.legs import Trunk
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros import io
 from robot_rl.real.ros.controller_check import judge
-from robot_rl.real.ros.trunk_topics import imu_message, trunk_odometry
+from robot_rl.real.ros.trunk_topics import imu_message, imu_of, trunk_odometry
 
 pytestmark = pytest.mark.ros
 NAMES = ("a", "b", "c")
@@ -97,7 +97,7 @@ def test_controller_of_targets_with_gains_has_to_take_the_same_five_in_the_same_
 
 def test_trunk_as_messages_and_back():
     trunk = Trunk(*(np.array(x, float) for x in ([1, 2, 3], [0.1, 0.2, 0.3, 0.9], [4, 5, 6], [7, 8, 9], [0, 1, 9.8])))
-    imu = imu_message(trunk, 2.5, "pelvis")
+    imu = imu_message(imu_of(trunk), 2.5, "pelvis")
     assert (imu.header.frame_id, imu.header.stamp.sec) == ("pelvis", 2)
     assert io.sensor_array(imu).tolist() == [0.1, 0.2, 0.3, 0.9, 7, 8, 9, 0, 1, 9.8]
     odom = trunk_odometry(trunk, 2.5, "pelvis")
