@@ -83,6 +83,7 @@ ENTRY_POINTS = {"policy": "robot_rl.policies", "world": "robot_rl.worlds"}
 
 TOOLS = {
     "audit": "robot_rl.policies.reward.critic_reward:Audit",
+    "calibrate": "robot_rl.real.calibration.camera",
     "caveats": "robot_rl.policies.reward.critic_reward:CAVEATS",
     "check": "robot_rl.sim.check:check",
     "context_lines": "robot_rl.policies.vla.context_report:lines",
@@ -116,6 +117,7 @@ TOOLS = {
     "world_parts": "robot_rl.sim.world:parts_of",
     "session_tools": "robot_rl.real.session_tools",
     "tool_position": "robot_rl.sim.tool:tool_position",
+    "tool_pose": "robot_rl.sim.tool:tool_pose",
     "world_port": "robot_rl.sim.port:WorldPort",
 }
 """What verbs use of rooms that are loaded only where they are needed."""
@@ -218,9 +220,9 @@ def make_world(node: str | Mapping[str, Any]) -> Any:
         raise ValueError(str(error)) from error
 
 
-def world_port(node: Mapping[str, object], joints: Sequence[str]) -> Any:
-    """A `robot_rl.sim.port.WorldPort` for a robot, of the node of a world."""
-    return tool("world_port")(make_world(node), joints)
+def world_port(node: Mapping[str, object], joints: Sequence[str], *, proprio: Sequence[str] | None = None) -> Any:
+    """A `robot_rl.sim.port.WorldPort` for a robot, of the node of a world; `proprio` is what its policy sees of it."""
+    return tool("world_port")(make_world(node), joints, proprio=proprio)
 
 
 def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:

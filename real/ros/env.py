@@ -425,9 +425,15 @@ class Ros2Env(gymnasium.Env):
             self._busy.release()
 
     def _passport(self, size: Sequence[int]) -> IOSpec:
-        own = self.port.io.to_dict()
+        own, (height, width) = self.port.io.to_dict(), size
         own["obs"] |= {
             f"image.{name}": {"shape": [*map(int, size), 3], "dtype": "uint8"} for name in self.robot.cameras
+        }
+        known = {f"image.{name}": camera.calibration for name, camera in self.robot.cameras.items()}
+        own["calibration"] = {  # the hand's frame on a card is that of its tool, and "tool" tells a turn about z alone
+            key: found.of_size(height, width).to_dict()
+            for key, found in known.items()
+            if found is not None and found.mount == "world"
         }
         return IOSpec.from_dict(own)
 

@@ -1,4 +1,4 @@
-"""Cards: robot-rl robot new | show | safety | policy, and robot=<card> of every verb that steps an environment."""
+"""Cards: robot-rl robot new | show | …, and robot=<card> of every verb that steps an environment."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from robot_rl.types.card import DEFAULTS, OPEN, Card, SensorCard
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.robot_calibrate import calibrate
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
@@ -89,11 +90,11 @@ OF_LEGS = ("imu", "stop")
 
 def robot(arguments: list[str]) -> int:
     """What is asked of a card; the exit status."""
-    verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
+    verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy, "calibrate": calibrate}
     verb = arguments[0] if arguments else ""
     try:
         if verb not in verbs:
-            raise Refused(f"robot-rl robot new|show|safety|policy; there is no '{verb}'{near(verb, verbs)}")
+            raise Refused(f"robot-rl robot {'|'.join(verbs)}; there is no '{verb}'{near(verb, verbs)}")
         verbs[verb](arguments[1:])
     except (Refused, ValueError, OSError, ImportError) as error:
         answer.error(str(error))
