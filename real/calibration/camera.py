@@ -10,12 +10,12 @@ import numpy as np
 
 from robot_rl.extras import require
 from robot_rl.real.calibration.board import Board
-from robot_rl.real.calibration.fit import Lens, Sight, Solution, hand_eye, pose, refine
-from robot_rl.real.calibration.folder import View, read_views
+from robot_rl.real.calibration.fit import Lens, Observed, Solution, hand_eye, pose, refine
+from robot_rl.real.calibration.folder import Shot, read_views
 from robot_rl.real.calibration.marker import COLOURS, find_markers
 from robot_rl.types.card import CalibrationCard
 
-__all__ = ["COLOURS", "Board", "CalibrationError", "Found", "View", "by_board", "by_motion", "read_views"]
+__all__ = ["COLOURS", "Board", "CalibrationError", "Found", "Shot", "by_board", "by_motion", "read_views"]
 
 _BOARD_VIEWS, _MOTION_VIEWS = 8, 12
 """Fewest pictures."""
@@ -46,7 +46,7 @@ class Found:
     notes: tuple[str, ...]
 
 
-def by_board(views: Sequence[View], board: Board, mount: Literal["world", "tool"]) -> Found:
+def by_board(views: Sequence[Shot], board: Board, mount: Literal["world", "tool"]) -> Found:
     """Lens and place of a camera that has seen a board.
 
     The board lies still where the hand carries the camera; the hand carries it where the camera stands still. Where it
@@ -89,7 +89,7 @@ def by_board(views: Sequence[View], board: Board, mount: Literal["world", "tool"
             "with the hand tilted to both sides, forth and back, and turned"
         )
     number = np.repeat(np.arange(len(looks)), [len(look[0]) for look in looks])
-    sight = Sight(size, move, number, np.concatenate([x[0] for x in looks]), np.concatenate([x[1] for x in looks]))
+    sight = Observed(size, move, number, np.concatenate([x[0] for x in looks]), np.concatenate([x[1] for x in looks]))
     begin = Solution(lens, camera, body, np.zeros(0), (0.0, 0.0))
     found, left = _without_stray(sight, refine(sight, begin, free=("ratio", "bend", "body")), ("ratio", "bend", "body"))
     _check(found, sight, "board", f"{seen_in}. ")
@@ -97,7 +97,7 @@ def by_board(views: Sequence[View], board: Board, mount: Literal["world", "tool"
 
 
 def by_motion(
-    views: Sequence[View], *, colour: str = "magenta", marker: tuple[float, float, float] | None = None
+    views: Sequence[Shot], *, colour: str = "magenta", marker: tuple[float, float, float] | None = None
 ) -> Found:
     """Lens and place of a camera that stands still, from where it sees a point of the tool.
 
@@ -133,7 +133,7 @@ def by_motion(
         )
     held = np.array(marker or (0.0, 0.0, 0.0))
     begin = _first(size, move[:, :3, :3] @ held + move[:, :3, 3], pixels, held)
-    sight = Sight(size, move, np.arange(len(shown)), np.zeros((len(shown), 3)), pixels)
+    sight = Observed(size, move, np.arange(len(shown)), np.zeros((len(shown), 3)), pixels)
     free = ("k1", "point") if marker is None else ("k1",)
     found, left = _without_stray(sight, refine(sight, begin, free=free), free)
     _check(found, sight, "motion", f"{seen_in}. ")
@@ -142,7 +142,7 @@ def by_motion(
     return _report(found, sight, "world", len(shown), [seen_in, *left])
 
 
-def _moves(views: Sequence[View], mount: str) -> np.ndarray:
+def _moves(views: Sequence[Shot], mount: str) -> np.ndarray:
     """(V, 4, 4) from the frame that carries what is seen into that of the camera's mount."""
     tools = np.array([view.tool for view in views])
     return tools if mount == "world" else np.linalg.inv(tools)
@@ -186,23 +186,23 @@ def _first(size: tuple[int, int], points: np.ndarray, pixels: np.ndarray, held: 
     return best
 
 
-def _without_stray(sight: Sight, found: Solution, free: tuple[str, ...]) -> tuple[Solution, list[str]]:
+def _without_stray(sight: Observed, found: Solution, free: tuple[str, ...]) -> tuple[Solution, list[str]]:
     """Once more without the points that lie far from where they should be, and what to say about it."""
     good = found.error <= max(_ASTRAY * float(np.median(found.error)), 2.0)
     if good.all() or good.mean() < 1.0 - _SHARE:
         return found, []
-    rest = Sight(sight.size, sight.move, sight.view[good], sight.points[good], sight.pixels[good])
+    rest = Observed(sight.size, sight.move, sight.view[good], sight.points[good], sight.pixels[good])
     return refine(rest, found, free=free), [f"{int((~good).sum())} of {len(good)} points lie astray and are left out"]
 
 
-def _check(found: Solution, sight: Sight, kind: str, told: str) -> None:
+def _check(found: Solution, sight: Observed, kind: str, told: str) -> None:
     """Refuse what is not sure enough."""
     scale = sight.size[1] / 640.0
     residual, most = _rms(found), _RESIDUAL[kind] * scale
     if residual > most:
         raise CalibrationError(
-            f"{told}Where it should be and where it is differ by {residual:.1f} pixels (root mean square), expected at "
-            f"most {most:.1f}. Was the robot at rest in each picture, are the poses its tool's in metres, did the "
+            f"{told}Where it was found and where the best camera sees it differ by {residual:.1f} pixels (root mean "
+            f"square), expected at most {most:.1f}. Was the robot at rest in each picture, are the poses its tool's in metres, did the "
             "board or the marker keep its place, and is mount= right?"
         )
     for value, bound, what, unit, per in zip(
@@ -220,7 +220,9 @@ def _rms(found: Solution) -> float:
     return float(np.sqrt((found.error**2).mean()))
 
 
-def _report(found: Solution, sight: Sight, mount: Literal["world", "tool"], views: int, notes: Sequence[str]) -> Found:
+def _report(
+    found: Solution, sight: Observed, mount: Literal["world", "tool"], views: int, notes: Sequence[str]
+) -> Found:
     lens, (height, width) = found.lens, sight.size
     place = tuple(round(float(x), 6) for x in found.camera[:3, 3])
     card = CalibrationCard(

@@ -54,7 +54,7 @@ class Lens:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Observed:
     """What pictures show: points of a body that moves with the tool against the camera, found in them.
 
     Attributes:
@@ -143,7 +143,7 @@ def hand_eye(move: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return camera, body, float(np.sqrt(spread[1] / len(pairs)))
 
 
-def refine(sight: Sight, begin: Solution, *, free: tuple[str, ...]) -> Solution:
+def refine(sight: Observed, begin: Solution, *, free: tuple[str, ...]) -> Solution:
     """The lens and the poses with the least squares of distances in the pictures.
 
     Args:

@@ -20,7 +20,7 @@ _MOST = 500
 
 
 @dataclass(frozen=True)
-class View:
+class Shot:
     """One picture.
 
     Attributes:
@@ -36,7 +36,7 @@ class View:
     click: tuple[float, float] | None = None
 
 
-def read_views(folder: Path, joints: Sequence[str], tool_pose: Callable[[np.ndarray], np.ndarray]) -> list[View]:
+def read_views(folder: Path, joints: Sequence[str], tool_pose: Callable[[np.ndarray], np.ndarray]) -> list[Shot]:
     """The pictures of a folder and where the tool was in each.
 
     Args:
@@ -67,7 +67,7 @@ def read_views(folder: Path, joints: Sequence[str], tool_pose: Callable[[np.ndar
         )
     if len(rows) > _MOST:
         raise ValueError(f"{file} has {len(rows)} pictures, expected at most {_MOST}: 20 to 40 are enough")
-    views: list[View] = []
+    views: list[Shot] = []
     for number, row in enumerate(rows, 2):
         where = f"{file}, line {number}"
         if by_joints:
@@ -77,7 +77,7 @@ def read_views(folder: Path, joints: Sequence[str], tool_pose: Callable[[np.ndar
             tool = np.eye(4)
             tool[:3, :3], tool[:3, 3] = _turn(np.array(quaternion), where), (x, y, z)
         click = tuple(_numbers(row, PIXEL, where)) if row.get("u") else None
-        views.append(View(row["picture"], _picture(folder / row["picture"], where), tool, click))
+        views.append(Shot(row["picture"], _picture(folder / row["picture"], where), tool, click))
         if views[-1].pixels.shape != views[0].pixels.shape:
             sizes = [f"{v.pixels.shape[1]} x {v.pixels.shape[0]}" for v in (views[0], views[-1])]
             raise ValueError(f"{where}: the picture is {sizes[1]}, and the first is {sizes[0]}; one camera, one size")

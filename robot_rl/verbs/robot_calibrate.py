@@ -46,7 +46,8 @@ class CalibrateOptions(Options):
     ] = None
     """Middle of the ball in the tool's frame [m]; left out = found, where the tool turns."""
     topic: str = ""
-    """Of the camera, for a card that does not have it yet; left out = `?`."""
+    """Of its pictures, onto the card; one that ends in compressed has CompressedImage. Left out = as it is there, or
+    `?`."""
 
 
 def _list(value: object) -> object:
@@ -92,8 +93,13 @@ def calibrate(arguments: list[str]) -> None:
 
 def _write(robot: Card, path: Path, options: CalibrateOptions, seen: Any) -> None:
     made, name = seen.card, options.camera
-    old = robot.cameras.get(name) or CameraCard(topic=options.topic or OPEN, type="sensor_msgs/Image")
-    card.put_camera(path, name, old.model_copy(update={"calibration": made}))
+    old = robot.cameras.get(name) or CameraCard(type="sensor_msgs/Image")
+    told: dict[str, object] = {"calibration": made}
+    if options.topic:
+        kind = "CompressedImage" if options.topic.endswith("compressed") else "Image"
+        told |= {"topic": options.topic, "type": f"sensor_msgs/{kind}"}
+    camera = old.model_copy(update=told)
+    card.put_camera(path, name, camera)
     for note in seen.notes:
         print(f"  {note}")
     print(f"  residual {made.residual:.2f} pixels over {made.views} pictures")
@@ -104,4 +110,6 @@ def _write(robot: Card, path: Path, options: CalibrateOptions, seen: Any) -> Non
         f"{57.29578 * made.sigma[1]:.2f} degrees"
     )
     print(f"{path}: cameras.{name}.calibration")
+    if camera.topic == OPEN:
+        print(f"  the topic of {name} is ? on the card, and nothing is deployed before it is known: topic=…")
     answer.note(card=str(path), camera=name, calibration=made.model_dump(mode="json"))

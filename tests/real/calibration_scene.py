@@ -93,7 +93,7 @@ def scene(kind: str, mount: str, seed: int, *, views: int = 25, level: bool = Fa
         camera = np.eye(4)  # beside the tool, looking along it
         tilt = rng.normal(0, 0.15, 3)
         camera[:3, :3] = mujoco_turn(tilt)
-        camera[:3, 3] = rng.normal(0, 0.03, 3) + np.array([0.07, 0.0, -0.08])
+        camera[:3, 3] = rng.normal(0, 0.03, 3) * [0.3, 1.0, 1.0] + np.array([0.1, 0.0, -0.08])  # clear of the hand
         parent, onto = hand, np.eye(4)
         onto[:3, 3] = spec.site(TOOL).pos
         onto[:3, :3] = quaternion_turn(spec.site(TOOL).quat)
