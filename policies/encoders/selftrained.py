@@ -316,7 +316,8 @@ def check_interface(io: IOSpec, keys: list[str]) -> None:
     if blind:
         raise ValueError(
             f"encoder=selftrained needs to know where a point falls in a picture, and nothing says that of the cameras "
-            f"{blind}: their calibration is unknown. Worlds of ours with action 'ee' tell it (env=pick, insert, reach)"
+            f"{blind}: their calibration is unknown. Worlds of ours with action 'ee' tell it (env=pick, insert, reach),"
+            " and the card of a robot once robot-rl robot calibrate has found its cameras"
         )
     if "tool" not in io.obs or "state" not in io.obs:
         raise ValueError(

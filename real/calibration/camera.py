@@ -202,8 +202,8 @@ def _check(found: Solution, sight: Observed, kind: str, told: str) -> None:
     if residual > most:
         raise CalibrationError(
             f"{told}Where it was found and where the best camera sees it differ by {residual:.1f} pixels (root mean "
-            f"square), expected at most {most:.1f}. Was the robot at rest in each picture, are the poses its tool's in metres, did the "
-            "board or the marker keep its place, and is mount= right?"
+            f"square), expected at most {most:.1f}. Was the robot at rest in each picture, are the poses those of its "
+            "tool in metres, did the board or the marker keep its place, and is mount= right?"
         )
     for value, bound, what, unit, per in zip(
         found.sigma, _SIGMA[kind], ("place", "turn"), ("mm", "degrees"), (1e3, np.rad2deg(1.0))

@@ -1,13 +1,20 @@
 """robot-rl robot calibrate: from a folder of pictures onto the card, and from there to whoever drives the robot."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from robot_rl import card, cli
+from robot_rl import build, card, cli
+from robot_rl.policies.encoders.selftrained import SelfTrained, SelfTrainedOptions
 from robot_rl.real.core.spec import RobotSpec, SpecError
-from tests.real.calibration_scene import ARM, Scene, scene
+from robot_rl.sim.robot_task import world_task
+from robot_rl.sim.tool import Tool
+from robot_rl.types.card import CalibrationCard
+from tests.real.calibration_scene import ARM, JOINTS, Scene, scene
 
 TOLD = ["tool=tip", "acceleration=6", "velocity=2", "command_mode=forward_position", "controller_topic=arm/commands"]
 TOLD += ["controller_timeout=0.2", "states=joint_states", "estop=halt"]
@@ -78,6 +85,29 @@ def test_cameras_of_a_card_are_replaced_where_they_stand_and_the_rest_stays(fold
     found = card.read("desk").cameras
     assert found["hand"].calibration is None
     assert found["front"] == camera
+
+
+def test_encoder_of_pictures_takes_the_interface_of_a_robot_whose_card_has_its_cameras() -> None:
+    port = world_task(build.make_world, "reach", proprio="own")(JOINTS)
+    assert port.external == ()  # nobody has to tell a goal
+    assert not any("goal" in name for name in port.io.obs_names)
+    rest, still = np.full(6, 0.1), np.zeros(6)
+    port.reset(rest, still, {})
+    seen = port.observe(rest, still, {})
+    assert seen["tool"][0, :3] == pytest.approx(Tool(str(ARM), "tip", JOINTS).position(rest), abs=1e-5)
+    keys = ("image.front", "image.side")
+    side = CalibrationCard(
+        height=480, width=640, focal=(600.0, 600.0), centre=(320.0, 240.0), mount="world", position=(0.4, -1.0, 0.2),
+        rotation=(1, 0, 0, 0, 0, 1, 0, -1, 0), residual=0.2, views=20,
+    )  # fmt: skip
+    obs = {**port.io.obs, **{key: ((64, 64, 3), "uint8") for key in keys}}
+    io = replace(port.io, obs=obs)
+    with pytest.raises(ValueError, match=r"robot-rl robot calibrate"):
+        SelfTrained(SelfTrainedOptions(), io)
+    encoder = SelfTrained(SelfTrainedOptions(), replace(io, calibration={key: side.of_size(64, 64) for key in keys}))
+    places, sure = encoder.see({key: np.zeros((1, 64, 64, 3), np.uint8) for key in keys}, torch.zeros(1, 4))
+    assert places.shape == (1, 1, 3)
+    assert sure.isfinite().all()
 
 
 @pytest.mark.parametrize(
