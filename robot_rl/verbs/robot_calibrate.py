@@ -29,6 +29,8 @@ class CalibrateOptions(Options):
     """Its name; the card need not have it yet."""
     pictures: str = ""
     """Folder of pictures with poses.csv: picture and every joint, or picture, x, y, z, qw, qx, qy, qz of the tool."""
+    record: Annotated[int, Field(ge=0, le=500)] = 0
+    """Take so many pictures first, from the running robot, whenever it rests in a new pose; Ctrl-C ends it earlier."""
     by: Literal["board", "motion"] = "board"
     """A printed board, or a ball on the tool (motion; the camera stands still)."""
     mount: Literal["world", "tool"] = "world"
@@ -80,6 +82,8 @@ def calibrate(arguments: list[str]) -> None:
             "use by=board mount=tool, with the board on the table"
         )
     found = card.read(names[0])
+    if options.record:
+        _record(found, card.find(names[0]), options)
     joints = [joint.name for joint in found.joints]
     views = tools.read_views(
         Path(options.pictures), joints, build.tool("tool_pose")(found.model.path, found.tool, joints)
@@ -91,14 +95,28 @@ def calibrate(arguments: list[str]) -> None:
     _write(found, card.find(names[0]), options, seen)
 
 
+def _record(robot: Card, path: Path, options: CalibrateOptions) -> None:
+    """Pictures of the running robot into the folder; the card gets the camera's topic first."""
+    camera = _camera(robot, options)
+    if camera.topic == OPEN:
+        raise Refused(f"record={options.record} needs the topic of {options.camera}: topic=camera/image_raw")
+    card.put_camera(path, options.camera, camera)
+    spec = build.tool("spec_file").load(path)
+    build.tool("record_views")(spec, spec.cameras[options.camera], Path(options.pictures), count=options.record)
+
+
+def _camera(robot: Card, options: CalibrateOptions) -> CameraCard:
+    """The camera as it is on the card, with the topic that was given."""
+    old = robot.cameras.get(options.camera) or CameraCard(type="sensor_msgs/Image")
+    if not options.topic:
+        return old
+    kind = "CompressedImage" if options.topic.endswith("compressed") else "Image"
+    return old.model_copy(update={"topic": options.topic, "type": f"sensor_msgs/{kind}"})
+
+
 def _write(robot: Card, path: Path, options: CalibrateOptions, seen: Any) -> None:
     made, name = seen.card, options.camera
-    old = robot.cameras.get(name) or CameraCard(type="sensor_msgs/Image")
-    told: dict[str, object] = {"calibration": made}
-    if options.topic:
-        kind = "CompressedImage" if options.topic.endswith("compressed") else "Image"
-        told |= {"topic": options.topic, "type": f"sensor_msgs/{kind}"}
-    camera = old.model_copy(update=told)
+    camera = _camera(robot, options).model_copy(update={"calibration": made})
     card.put_camera(path, name, camera)
     for note in seen.notes:
         print(f"  {note}")

@@ -100,7 +100,7 @@ def test_encoder_of_pictures_takes_the_interface_of_a_robot_whose_card_has_its_c
         height=480, width=640, focal=(600.0, 600.0), centre=(320.0, 240.0), mount="world", position=(0.4, -1.0, 0.2),
         rotation=(1, 0, 0, 0, 0, 1, 0, -1, 0), residual=0.2, views=20,
     )  # fmt: skip
-    obs = {**port.io.obs, **{key: ((64, 64, 3), "uint8") for key in keys}}
+    obs = {**port.io.obs, **dict.fromkeys(keys, ((64, 64, 3), "uint8"))}
     io = replace(port.io, obs=obs)
     with pytest.raises(ValueError, match=r"robot-rl robot calibrate"):
         SelfTrained(SelfTrainedOptions(), io)
