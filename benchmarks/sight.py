@@ -30,7 +30,7 @@ def run(path: str = "", episodes: int = 20, seed: int = 5000, quick: bool = Fals
     """Drive, look, compare.
 
     Args:
-        path: run folder of `robot-rl hil encoder=selftrained`, env=pick, insert or reach.
+        path: run folder of `robot-rl hil encoder=…`, env=pick, insert or reach.
         episodes: driven.
         seed: of the first; the next ones count up.
         quick: 3 episodes.
@@ -56,7 +56,8 @@ def run(path: str = "", episodes: int = 20, seed: int = 5000, quick: bool = Fals
             begun = time.process_time()
             action = policy.act(obs, deterministic=True)
             spent.append(time.process_time() - begun)
-            for name, far in distances(env, obs, action.extras["sight"][0]).items():
+            points = cfg.policy.encoder.name == "selftrained"  # others see no named points
+            for name, far in (distances(env, obs, action.extras["sight"][0]) if points else {}).items():
                 found.setdefault(name, []).append(far)
             obs, _, _, truncated, info = env.step(action.value)
             won += bool(info["success"][0])

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import AfterValidator
 
 from robot_rl.extras import require
+from robot_rl.types.card import CalibrationCard
 from robot_rl.types.options import Number
 
 LARGEST = 32 * 1024 * 1024
@@ -116,6 +117,35 @@ def png(pixels: np.ndarray) -> bytes:
     if not done:
         raise PictureError(f"pixels of shape {pixels.shape} cannot be written as PNG")
     return coded.tobytes()
+
+
+def straightened(decode: Callable[[Any], np.ndarray], calibration: CalibrationCard) -> Callable[[Any], np.ndarray]:
+    """`decode` with what the lens bends made straight, so that a pinhole of the same matrix describes the pictures.
+
+    Args:
+        decode: message -> pixels; raises `PictureError` from then on for pictures of another size than the
+            calibration's, in which nobody knows where points fall.
+        calibration: of the camera.
+
+    Source: OpenCV's initUndistortRectifyMap and remap.
+    """
+    cv2, (height, width) = require("cv2"), (calibration.height, calibration.width)
+    matrix = np.array([[calibration.focal[0], 0, calibration.centre[0] - 0.5],
+                       [0, calibration.focal[1], calibration.centre[1] - 0.5], [0, 0, 1.0]])  # fmt: skip
+    bend = np.array(calibration.distortion, float)
+    maps = cv2.initUndistortRectifyMap(matrix, bend, None, matrix, (width, height), cv2.CV_16SC2) if bend.any() else ()
+
+    def look(message: Any) -> np.ndarray:
+        pixels = decode(message)
+        if pixels.shape[:2] != (height, width):
+            raise PictureError(
+                f"picture is {pixels.shape[1]} x {pixels.shape[0]}, and the camera was calibrated with pictures of "
+                f"{width} x {height}; set the driver to that size, or calibrate again (robot-rl robot calibrate)"
+            )
+        how = cv2.INTER_LINEAR if pixels.ndim == 3 else cv2.INTER_NEAREST  # depths of two things have no mean
+        return cv2.remap(pixels, *maps, how) if maps else pixels
+
+    return look
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:

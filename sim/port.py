@@ -12,6 +12,7 @@ from typing import Any
 import array_api_compat.numpy as xp
 import numpy as np
 
+from robot_rl.sim.eyes import Feeling, tool_pose
 from robot_rl.sim.tool import addresses, load
 from robot_rl.sim.world import View, World, parts_of
 from robot_rl.types import IOSpec
@@ -78,6 +79,8 @@ class WorldPort:
         world: what it was trained in, or one like it.
         joints: names of the robot's joints, in the order of measurements and commands.
         io: of the checkpoint; must fit the world.
+        proprio: what of the state its policy sees, as in `robot_rl.sim.eyes.Feeling`: goals and objects, which nobody
+            tells then, are hidden, and "tool" is told where the world moves it in metres. None: the whole state.
 
     Raises:
         ValueError: the checkpoint was made for another interface, or the world commands joints that the robot has not.
@@ -90,22 +93,25 @@ class WorldPort:
 
     cameras: tuple[str, ...] = ()
 
-    def __init__(self, world: World, joints: Sequence[str], io: IOSpec | None = None) -> None:
+    def __init__(self, world: World, joints: Sequence[str], io: IOSpec | None = None,
+                 *, proprio: Sequence[str] | str | None = None) -> None:  # fmt: skip
         self.world = world
         mujoco, model = load(self.world.mjcf())
         self._mujoco, self._model = mujoco, model
         self._data = mujoco.MjData(model)
         self._qpos, self._dof = addresses(mujoco, model, joints)
         self._window = Window(mujoco, model, self.world)
-        self.external = self._window.external(joints)
+        self._feeling = Feeling(world, proprio)
+        self.external = self._window.external(joints) if proprio is None else ()
+        self._tool = {"tool": ((4,), "float32")} if self._feeling.tool else {}
         self.io = IOSpec(
-            obs={"state": ((len(self.world.obs_names),), "float32")},
+            obs={"state": ((len(self._feeling.names),), "float32")} | self._tool,
             action_names=tuple(self.world.action_names),
             action_low=tuple(self.world.action_low),
             action_high=tuple(self.world.action_high),
             action_units=tuple(self.world.action_units),
             control_hz=float(self.world.control_hz),
-            obs_names=tuple(self.world.obs_names),
+            obs_names=self._feeling.names,
         )
         if io is not None:
             io.check(self.io)
@@ -138,10 +144,12 @@ class WorldPort:
         self._adopt(view)
 
     def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Observation of a policy, once per decision: {"state": (1, S) float32}."""
+        """Observation of a policy, once per decision: {"state": (1, S) float32}, and "tool" (1, 4) beside it."""
+        view = self._window.view
         self._fill(position, velocity, task)
-        self.world.update(self._window.view)
-        return {"state": np.asarray(self.world.observe(self._window.view), np.float32)}
+        self.world.update(view)
+        obs = {"state": self._feeling.of(np.asarray(self.world.observe(view), np.float32))}
+        return obs | ({"tool": tool_pose(self.world, view)} if self._feeling.tool else {})
 
     def act(self, action: np.ndarray) -> np.ndarray:
         """(1, A) action in [-1, 1] -> (J,) position targets [rad], in the order of the robot's joints."""

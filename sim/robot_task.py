@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,12 +30,21 @@ def world_task(
     make_world: Callable[[Mapping[str, object]], World],
     world: str = "reach",
     options: Mapping[str, object] | None = None,
-) -> Callable[[Sequence[str]], WorldTask]:
+    proprio: tuple[str, ...] | Literal["own"] | None = None,
+) -> Callable[[Sequence[str]], WorldPort]:
     """Maker of the task of a world for the joints of a robot.
 
     Args:
         make_world: makes the world of a node with `name` and options.
         world: name of a file in sim/worlds.
         options: arguments of the world.
+        proprio: what the robot feels of itself, or "own" for all of it: goal and objects are hidden then, as where
+            a policy learns from pictures. Nobody knows what a state is worth without them: a person or a classifier
+            says success.
     """
-    return lambda joints: WorldTask(make_world({"name": world, **dict(options or {})}), joints)
+
+    def make(joints: Sequence[str]) -> WorldPort:
+        made = make_world({"name": world, **dict(options or {})})
+        return WorldTask(made, joints) if proprio is None else WorldPort(made, joints, proprio=proprio)
+
+    return make

@@ -41,6 +41,14 @@ class Tool:
         self._place(joints)
         return np.array(self._data.site_xpos[self._site] if self._site >= 0 else self._data.xpos[self._body])
 
+    def pose(self, joints: np.ndarray) -> np.ndarray:
+        """(J,) joint positions -> (4, 4) of the tool [m] in the world frame of the model."""
+        made = np.eye(4)
+        made[:3, 3] = self.position(joints)
+        data = self._data
+        made[:3, :3] = (data.site_xmat[self._site] if self._site >= 0 else data.xmat[self._body]).reshape(3, 3)
+        return made
+
     def jacobian(self, joints: np.ndarray) -> np.ndarray:
         """(J,) joint positions -> (6, J): velocity [m/s], then turning rate [rad/s], per unit of joint speed."""
         self._place(joints)
@@ -61,6 +69,11 @@ class Tool:
 def tool_position(model: str, site: str, joints: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:
     """Function (J,) joint positions -> (3,) tool position [m], as `SafetySupervisor` takes it; see `Tool`."""
     return Tool(model, site, joints).position
+
+
+def tool_pose(model: str, site: str, joints: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:
+    """Function (J,) joint positions -> (4, 4) pose of the tool, as calibration takes it; see `Tool`."""
+    return Tool(model, site, joints).pose
 
 
 def tool_jacobian(model: str, site: str, joints: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:

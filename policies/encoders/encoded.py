@@ -60,7 +60,7 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
     @property
     def need(self) -> Needs:
         """The method's, of what the encoder reads."""
-        return replace(self.learner.need, keys=("state", "tool", "sight"), sight=self.encoder.width)
+        return replace(self.learner.need, keys=self.encoder.keys, sight=self.encoder.width)
 
     def take_frames(self, frames: Frames) -> None:
         """Take the frames that are kept."""
@@ -73,11 +73,11 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own."""
-        o, frames = self.encoder.o, self.frames
+        frames = self.frames
         if frames.encoded != self.encoder.fits or frames.unseen:
             self.encoder.encode(frames)
         self.updates += 1
-        if o.refit_every and self.updates % o.refit_every == 0 and self.updates <= o.freeze_after:
+        if self.encoder.due(self.updates):
             self.works_between = True
         return self.learner.update(map(self.seen, batches))
 
@@ -86,7 +86,7 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         self.works_between = False
         found = self._fit()
         read = map(self.seen, batches)
-        for _ in range(self.encoder.o.settle if found else 0):
+        for _ in range(self.encoder.settle if found else 0):
             self.learner.update(read)
         return found
 
@@ -112,7 +112,7 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
 
     def _features(self, obs: Obs) -> Obs:
         with torch.no_grad():
-            return {"state": self.encoder.read(obs["sight"], obs["state"], obs["tool"])}
+            return {"state": self.encoder.read(obs["sight"], obs["state"], obs.get("tool"))}
 
     def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
         """(E, B) values of actions in what the policy has just looked at; for advice."""
@@ -148,24 +148,24 @@ class EncodedPolicy:
 
     @property
     def parts(self) -> PolicyParts:
-        """It looks, and remembers what stands still."""
+        """It looks, and perhaps remembers what stands still."""
         inner = self._policy.parts
-        return PolicyParts(executed=inner.executed, reseed=inner.reseed, look=self.look, remembers=True)
+        return PolicyParts(
+            executed=inner.executed, reseed=inner.reseed, look=self.look, remembers=self._encoder.remembers
+        )
 
     def reset(self, rows: Any = None) -> None:
         """Forget what these rows have seen; None means all."""
         if rows is None or self._trail is None:
             self._trail = None
-            self._policy.reset(None)
-            return
-        mask = torch.as_tensor(rows)
-        self._trail = self._trail[0], torch.where(mask[:, None].to(self._trail[1].device), 0.0, self._trail[1])
+        else:
+            self._trail = self._encoder.forget(self._trail, torch.as_tensor(rows))
         self._policy.reset(rows)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Actions (N, A); extras["sight"] (N, W) is what was seen, to be recorded."""
         sight = self._look(obs)
-        state, tool = (torch.as_tensor(obs[key]).to(sight) for key in ("state", "tool"))
+        state, tool = (torch.as_tensor(obs[key]).to(sight) if key in obs else None for key in ("state", "tool"))
         features = self._encoder.read(sight, state, tool)
         self.features = features.cpu().numpy()
         arrays = isinstance(obs["state"], np.ndarray)
@@ -177,13 +177,8 @@ class EncodedPolicy:
         return self._look(obs).cpu().numpy()
 
     def _look(self, obs: Obs) -> torch.Tensor:
-        tool = torch.as_tensor(obs["tool"]).float()
-        places, sure = self._encoder.see(obs, tool)
-        trail = self._trail
-        if trail is not None and len(trail[1]) != len(tool):
-            trail = None
-        self._trail = self._encoder.follow(places, sure, trail)
-        return self._encoder.row(places, sure, self._trail)
+        sight, self._trail = self._encoder.look(obs, self._trail)
+        return sight
 
     def state_dict(self) -> dict[str, Any]:
         """Of the encoder and of the method's policy: tensors only."""

@@ -72,6 +72,8 @@ class SelfTrained:
         device: of the nets.
 
     Attributes:
+        keys: what of a batch `read` needs.
+        remembers: it does.
         io: what a method sees: "state" alone, the features.
         width: numbers that `see` and `follow` give of a frame, as one row.
 
@@ -82,6 +84,9 @@ class SelfTrained:
     kPAM; labels from the robot's own hand as in Levine et al., End-to-End Training of Deep Visuomotor Policies (pose
     pretraining), but from successes instead of a held object.
     """
+
+    keys = ("state", "tool", "sight")
+    remembers = True
 
     def __init__(self, options: SelfTrainedOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         self.o, self._device = options, torch.device(device)
@@ -140,6 +145,27 @@ class SelfTrained:
         kept = _TRAIL * trail[1]
         total = kept + weight
         return (kept[..., None] * trail[0] + weight[..., None] * now) / total[..., None], total
+
+    def look(self, obs: Mapping[str, Any], trail: Trail | None) -> tuple[Tensor, Trail]:
+        """(B, W) rows of what is seen now, and the running estimate after it; one of another batch is begun anew."""
+        tool = torch.as_tensor(obs["tool"]).float()
+        places, sure = self.see(obs, tool)
+        trail = self.follow(places, sure, trail if trail is not None and len(trail[1]) == len(tool) else None)
+        return self.row(places, sure, trail), trail
+
+    def forget(self, trail: Trail, rows: Tensor) -> Trail:
+        """The running estimate without that of these rows (B,) bool: their next look begins it."""
+        return trail[0], torch.where(rows[:, None].to(trail[1].device), 0.0, trail[1])
+
+    def due(self, updates: int) -> bool:
+        """Whether a fit is due after so many updates."""
+        every = self.o.refit_every
+        return bool(every) and updates % every == 0 and updates <= self.o.freeze_after
+
+    @property
+    def settle(self) -> int:
+        """Updates of the method after a fit."""
+        return self.o.settle
 
     def row(self, places: Tensor, sure: Tensor, trail: Trail) -> Tensor:
         """(B, W) one row of what was seen."""
@@ -316,7 +342,8 @@ def check_interface(io: IOSpec, keys: list[str]) -> None:
     if blind:
         raise ValueError(
             f"encoder=selftrained needs to know where a point falls in a picture, and nothing says that of the cameras "
-            f"{blind}: their calibration is unknown. Worlds of ours with action 'ee' tell it (env=pick, insert, reach)"
+            f"{blind}: their calibration is unknown. Worlds of ours with action 'ee' tell it (env=pick, insert, reach),"
+            " and the card of a robot once robot-rl robot calibrate has found its cameras"
         )
     if "tool" not in io.obs or "state" not in io.obs:
         raise ValueError(

@@ -14,7 +14,7 @@ import numpy as np
 from robot_rl import card
 from robot_rl.real.core.legs_spec import LegsSpec
 from robot_rl.tables import TableError, read_table
-from robot_rl.types.card import Card
+from robot_rl.types.card import CalibrationCard, Card
 
 Mode = Literal["position", "velocity", "effort", "twist", "pd"]
 """What a command says of each joint."""
@@ -116,6 +116,13 @@ class SensorSpec:
 
 
 @dataclass(frozen=True)
+class CameraSpec(SensorSpec):
+    """A topic of pictures, and where points fall in them where that is known: `robot-rl robot calibrate`."""
+
+    calibration: CalibrationCard | None = None
+
+
+@dataclass(frozen=True)
 class Workspace:
     """Box that the tool stays in: `lower` and `upper` (x, y, z) [m] in the base frame, for the site `ee_site`."""
 
@@ -170,7 +177,7 @@ class RobotSpec:
     controller_timeout: float = 0.0
     dead_time: float | None = None
     sensors: dict[str, SensorSpec] = field(default_factory=dict)
-    cameras: dict[str, SensorSpec] = field(default_factory=dict)
+    cameras: dict[str, CameraSpec] = field(default_factory=dict)
     workspace: Workspace | None = None
     home: tuple[float, ...] = ()
     rest: tuple[float, ...] = ()
@@ -252,9 +259,9 @@ class RobotSpec:
         if "joints" in raw:
             items = _sequence(raw["joints"], "joints")
             raw["joints"] = tuple(_build(JointSpec, item, f"joints[{i}]") for i, item in enumerate(items))
-        for key in ("sensors", "cameras"):
+        for key, sort in (("sensors", SensorSpec), ("cameras", CameraSpec)):
             table = _mapping(raw.get(key) or {}, key)
-            raw[key] = {name: _build(SensorSpec, item, f"{key}.{name}") for name, item in table.items()}
+            raw[key] = {name: _build(sort, item, f"{key}.{name}") for name, item in table.items()}
         for key, kind in (("workspace", Workspace), ("action", ActionSpec), ("legs", LegsSpec)):
             if raw.get(key) is None:
                 raw.pop(key, None)
@@ -351,6 +358,8 @@ def _build(kind: type, raw: Any, where: str) -> Any:
 def _convert(kind: str, value: Any, where: str) -> Any:
     if value is None and kind.endswith("| None"):
         return None
+    if kind.startswith("CalibrationCard"):
+        return CalibrationCard.model_validate(dict(_mapping(value, where)))
     if kind.startswith("float"):
         return _number(value, where)
     if kind == "bool":

