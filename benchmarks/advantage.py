@@ -265,6 +265,7 @@ def flat_batch(rows: int) -> Any:
 
 def _estimators(rows: int, repeat: int) -> list[dict[str, Any]]:
     batch, heads = flat_batch(rows)
+    batch, heads = batch.to("cpu"), [torch.from_numpy(x) for x in heads]
     out = []
     for backend in [x for x in available() if x in ("numpy", "numba")]:
         with use_backend(backend):

@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from robot_rl.advantage.kinds import Array, as_array, double, floating, integer, library, match_dtype, require_option
+import torch
+
+from robot_rl.advantage.arrays import Columns, in_torch
+from robot_rl.advantage.kinds import Array, floating, match_dtype, require_option
 from robot_rl.advantage.layout import NO_IDS, RowIds, episode_cells, flat, row_mask, turn_ids
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_count, seg_first, spread
@@ -27,7 +30,7 @@ MODES = (
 
 
 @dataclass(frozen=True)
-class BatchTotals:
+class BatchTotals(Columns):
     """Counts that workers add up before they weigh their rows.
 
     Attributes:
@@ -42,6 +45,7 @@ class BatchTotals:
     turn: Array
     group_row: Array
 
+    @in_torch
     def __add__(self, other: BatchTotals) -> BatchTotals:
         """Totals of two workers."""
         return BatchTotals(
@@ -52,9 +56,10 @@ class BatchTotals:
 def _counts(ids: Array, n: int, use: Array) -> tuple[Array, Array]:
     """(masked rows per cell, 0-d number of cells with any)."""
     rows = seg_count(ids, n, mask=use)
-    return rows, double(rows > 0).sum()
+    return rows, (rows > 0).double().sum()
 
 
+@in_torch
 def batch_totals(
     mask: Array,
     ids: RowIds = NO_IDS,
@@ -72,23 +77,23 @@ def batch_totals(
     Raises:
         ValueError: wrong shapes.
     """
-    mask = as_array(mask)
     use = row_mask(mask, mask)
-    zero = double(use).sum() * 0.0
+    zero = use.double().sum() * 0.0
     episodes = turns = groups = zero
     counted = use
     if ids.turn is not None:
         cell, n = turn_ids(ids.turn, ids.episode, mask)
         counted = use & (cell >= 0)
-        turns = _counts(library(cell).where(cell >= 0, cell, 0), n, counted)[1]
+        turns = _counts(torch.where(cell >= 0, cell, 0), n, counted)[1]
     if ids.episode is not None or len(mask.shape) == 2:
         cell, n = episode_cells(ids.episode, mask)
         episodes = _counts(cell, n, counted)[1]
     if ids.group is not None and n_groups is not None:
         groups = seg_count(flat(ids.group, mask, "group"), n_groups, mask=use)
-    return BatchTotals(double(use).sum(), episodes, turns, groups)
+    return BatchTotals(use.double().sum(), episodes, turns, groups)
 
 
+@in_torch
 def row_weight(
     mask: Array,
     mode: str = "token_mean",
@@ -125,21 +130,19 @@ def row_weight(
     Source: DAPO (token_mean), GRPO (seq_mean_token_mean), Dr. GRPO (const), WebAgent-R1 (traj_turn_token).
     """
     require_option("mode", mode, MODES)
-    mask = as_array(mask)
-    xp = library(mask)
     use = row_mask(mask, mask)
     base = use if denominator_mask is None else row_mask(denominator_mask, mask)
-    zero = double(use) * 0.0
+    zero = use.double() * 0.0
     if totals is None:
         counted = RowIds(ids.turn if "turn" in mode else None, ids.episode)
         totals = batch_totals(base.reshape(mask.shape), counted)
     if mode == "token_mean":
-        weight = zero + 1.0 / _at_least_one(xp, totals.row)
+        weight = zero + 1.0 / _at_least_one(totals.row)
     elif mode in ("seq_mean_token_mean", "seq_mean_token_sum", "const"):
         cell, n = episode_cells(ids.episode, mask)
-        episodes = _at_least_one(xp, totals.episode if n_episodes is None else zero.sum() + n_episodes)
+        episodes = _at_least_one(totals.episode if n_episodes is None else zero.sum() + n_episodes)
         if mode == "seq_mean_token_mean":
-            weight = _inverse(xp, _counts(cell, n, base)[0])[cell] / _at_least_one(xp, totals.episode)
+            weight = _inverse(_counts(cell, n, base)[0])[cell] / _at_least_one(totals.episode)
         elif mode == "seq_mean_token_sum":
             weight = zero + 1.0 / episodes
         else:
@@ -153,36 +156,35 @@ def row_weight(
         rows = seg_count(cells.ids, cells.n, mask=base & cells.inside)
         if n_groups is not None and tuple(totals.group_row.shape) == (n_groups,):
             rows = totals.group_row
-        weight = xp.where(
-            cells.inside, (_inverse(xp, rows) / _at_least_one(xp, double(rows > 0).sum()))[cells.ids], 0.0
-        )
+        weight = torch.where(cells.inside, (_inverse(rows) / _at_least_one((rows > 0).double().sum()))[cells.ids], 0.0)
     else:
         cell, n = turn_ids(ids.turn, ids.episode, mask)
         inside = cell >= 0
-        safe = xp.where(inside, cell, 0)
+        safe = torch.where(inside, cell, 0)
         rows, _ = _counts(safe, n, base & inside)
-        weight = spread(_inverse(xp, rows), cell)
+        weight = spread(_inverse(rows), cell)
         if mode == "turn_mean":
-            weight = weight / _at_least_one(xp, totals.turn)
+            weight = weight / _at_least_one(totals.turn)
         else:
             owner, m = episode_cells(ids.episode, mask)
             of_turn = seg_first(owner, safe, n, mask=base & inside)
-            present = ~xp.isnan(of_turn)
-            where_turn = xp.where(present, of_turn, 0.0)
-            turns = seg_count(integer(where_turn), m, mask=present)
+            present = ~torch.isnan(of_turn)
+            where_turn = torch.where(present, of_turn, 0.0)
+            turns = seg_count(where_turn.long(), m, mask=present)
             # An episode counts only if a turn of it has a row: rows outside turns do not make an episode.
-            weight = weight * _inverse(xp, turns)[owner] / _at_least_one(xp, totals.episode)
-    return xp.where(use, weight, 0.0).reshape(mask.shape)
+            weight = weight * _inverse(turns)[owner] / _at_least_one(totals.episode)
+    return torch.where(use, weight, 0.0).reshape(mask.shape)
 
 
-def _inverse(xp: Any, count: Array) -> Array:
-    return xp.where(count > 0, 1.0 / xp.where(count > 0, count, 1.0), 0.0)
+def _inverse(count: Array) -> Array:
+    return torch.where(count > 0, 1.0 / torch.where(count > 0, count, 1.0), 0.0)
 
 
-def _at_least_one(xp: Any, count: Array) -> Array:
-    return xp.where(count > 0, count, xp.ones_like(count))
+def _at_least_one(count: Array) -> Array:
+    return torch.where(count > 0, count, torch.ones_like(count))
 
 
+@in_torch
 def weighted_sum(loss: Array, weight: Array) -> Array:
     """Sum of weight · loss over the rows with a weight; NaN elsewhere does not matter.
 
@@ -196,15 +198,14 @@ def weighted_sum(loss: Array, weight: Array) -> Array:
     Raises:
         ValueError: shapes differ.
     """
-    loss = floating(as_array(loss))
-    weight = as_array(weight, loss)
+    loss = floating(loss)
     if tuple(loss.shape) != tuple(weight.shape):
         raise ValueError(f"loss has shape {tuple(loss.shape)}, expected that of weight, {tuple(weight.shape)}")
-    xp = library(loss)
-    total = (double(xp.where(weight != 0, loss, 0.0)) * double(weight)).sum()
-    return match_dtype(as_array(total, loss), loss)
+    total = (torch.where(weight != 0, loss, 0.0).double() * weight.double()).sum()
+    return match_dtype(total, loss)
 
 
+@in_torch
 def mean_rows(loss: Array, use: Array | None = None) -> Array:
     """ "token_mean" of one whole batch without a weight per row: what an update costs at small batches.
 
@@ -215,12 +216,12 @@ def mean_rows(loss: Array, use: Array | None = None) -> Array:
     Returns:
         0-d in the dtype of `loss` (both libraries add pairwise, which float32 bears); 0 where no row is used.
     """
-    xp = library(loss)
     if use is None:
         return loss.mean() if 0 not in loss.shape else loss.sum()
-    return loss.sum() / xp.clip(xp.sum(use, dtype=loss.dtype), 1.0, None)
+    return loss.sum() / torch.clip(torch.sum(use, dtype=loss.dtype), 1.0, None)
 
 
+@in_torch
 def aggregate(
     loss: Array, mask: Array | None = None, mode: str = "token_mean", ids: RowIds = NO_IDS, **options: Any
 ) -> Array:
@@ -239,6 +240,6 @@ def aggregate(
     Raises:
         ValueError: as `row_weight`.
     """
-    loss = floating(as_array(loss))
+    loss = floating(loss)
     use = row_mask(mask, loss).reshape(loss.shape)
     return weighted_sum(loss, row_weight(use, mode, ids, **options))

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from robot_rl.advantage.kinds import Array, as_array
+from robot_rl.advantage.arrays import host
+from robot_rl.advantage.kinds import Array
 
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
@@ -19,10 +20,6 @@ _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 def _back(keys: np.ndarray, like: Array) -> Array:
     keys = np.where(keys == 0, 1, keys)
     return torch.from_numpy(keys).to(like.device) if isinstance(like, torch.Tensor) else keys
-
-
-def _plain(x: Array) -> np.ndarray:
-    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
 def state_anchor(state: Array, *, tolerance: float = 1e-3) -> Array:
@@ -40,12 +37,11 @@ def state_anchor(state: Array, *, tolerance: float = 1e-3) -> Array:
 
     Source: Feng et al., Group-in-Group Policy Optimization (anchor states); the grid is ours.
     """
-    state = as_array(state)
     if len(state.shape) != 2:
         raise ValueError(f"state has shape {tuple(state.shape)}, expected (turns, state dimensions)")
     if tolerance <= 0:
         raise ValueError(f"tolerance is {tolerance}, expected a positive width of the grid")
-    plain = _plain(state).astype(np.float64)
+    plain = host(state).astype(np.float64)
     if not np.isfinite(plain).all():
         row = int((~np.isfinite(plain)).any(axis=1).argmax())
         raise ValueError(f"state at row {row} is not finite; a turn without a state has no anchor, give it key 0")
@@ -91,14 +87,13 @@ def cluster_anchor(embedding: Array, group: Array, *, threshold: float = 0.95, d
     Raises:
         ValueError: wrong shapes or threshold.
     """
-    embedding = as_array(embedding)
     if len(embedding.shape) != 2 or tuple(group.shape) != (embedding.shape[0],):
         raise ValueError(
             f"embedding has shape {tuple(embedding.shape)} and group {tuple(group.shape)}, expected (U, D) and (U,)"
         )
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold is {threshold}, expected a cosine similarity in (0, 1]")
-    plain, groups = _plain(embedding).astype(np.float64), _plain(group)
+    plain, groups = host(embedding).astype(np.float64), host(group)
     length = np.linalg.norm(plain, axis=1, keepdims=True)
     unit = np.round(plain / np.where(length > 0, length, 1.0), decimals)
     unit = unit / np.where(length > 0, np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12), 1.0)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound="Columns")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Columns:
@@ -49,7 +51,7 @@ def _widen(value: object) -> Any:
 
 def host(x: object) -> Any:
     """Any array, tensor (of any device) or sequence as a NumPy array; None stays None."""
-    return None if x is None else np.asarray(to_numpy(x.cpu()) if isinstance(x, torch.Tensor) else x)
+    return None if x is None else np.asarray(to_numpy(x.detach().cpu()) if isinstance(x, torch.Tensor) else x)
 
 
 def to_torch(value: object, device: torch.device | None = None) -> Any:
@@ -96,7 +98,75 @@ def same_kind(function: F) -> F:
     return cast(F, wrapper)
 
 
-def check_shapes(shape: tuple[int, ...], **others: Any) -> None:
+def in_torch(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: NumPy arrays and lists reach the function as tensors, and its tensors leave as arrays again.
+
+    The memory is shared. Calls with tensors alone pass through; lists beside tensors become tensors. Unsigned 64-bit
+    ids keep their bits, as int64.
+
+    Raises:
+        TypeError: NumPy arrays and torch tensors are mixed.
+        ValueError: an array of something else than numbers.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = (*args, *kwargs.values())
+        if not any(map(_is_foreign, given)):
+            return function(*args, **kwargs)
+        tensors = any(isinstance(x, torch.Tensor) for x in given)
+        if tensors and any(isinstance(x, np.ndarray) for x in given):
+            raise TypeError(
+                "got NumPy arrays and torch tensors in one call, expected one kind; convert with torch.as_tensor"
+            )
+        inside: Callable[..., R] = function
+        result = inside(*map(to_tensors, args), **to_tensors(kwargs))
+        return result if tensors else to_arrays(result)
+
+    return wrapper
+
+
+def _is_foreign(value: object) -> bool:
+    if isinstance(value, Columns):
+        return any(isinstance(x, np.ndarray) for x in vars(value).values())
+    return isinstance(value, (np.ndarray, list)) or (isinstance(value, tuple) and any(map(_is_foreign, value)))
+
+
+def to_tensors(value: Any) -> Any:
+    """Every array, and every list of numbers, in a record, tuple, list or dictionary as a tensor over its memory."""
+    return _each(value, np.ndarray, _to_tensor)
+
+
+def to_arrays(value: Any) -> Any:
+    """Every tensor in a record, tuple, list or dictionary as an array over its memory."""
+    return _each(value, torch.Tensor, torch.Tensor.numpy)
+
+
+def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` applied to every array of a kind in it: records, tuples, lists and dictionaries in turn."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, Columns):
+        return value.mapped(lambda x: _each(x, kind, change))
+    if isinstance(value, dict):
+        return {name: _each(x, kind, change) for name, x in value.items()}
+    if kind is np.ndarray and isinstance(value, list) and value and isinstance(value[0], (bool, int, float)):
+        return torch.as_tensor(np.asarray(value))
+    if isinstance(value, (tuple, list)):
+        items = [_each(x, kind, change) for x in value]
+        return items if isinstance(value, list) else tuple(items) if type(value) is tuple else type(value)(*items)
+    return value
+
+
+def _to_tensor(x: np.ndarray) -> torch.Tensor:
+    if x.dtype.kind not in "biuf":
+        raise ValueError(f"got an array of {x.dtype}, expected numbers; factorise names once when data are collected")
+    if x.dtype.kind == "u" and x.dtype.itemsize > 1:
+        x = x.view(np.int64) if x.dtype == np.uint64 else x.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def check_shapes(shape: tuple[int, ...], **others: np.ndarray | torch.Tensor | None) -> None:
     """Check that arrays have one shape.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from robot_rl.advantage.derive import episode_table, segment_table, turn_table
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.tables import EpisodeTable, SegmentTable, StepTable, TurnTable, map_table
 from robot_rl.advantage.validate import BatchRepairs, check_steps
-from robot_rl.advantage.views import RowLayout
 
 FLOATS = ("value", "next_value", "discount", "logp_behaviour", "logp_prox", "logp_ref", "logp_teacher", "entropy")
 
@@ -36,12 +34,6 @@ class TurnBatch:
     episodes: EpisodeTable
     segments: SegmentTable | None = None
     report: BatchRepairs = field(default_factory=BatchRepairs)
-
-    @cached_property
-    def layout(self) -> RowLayout:
-        """Padded, time-major and packed views of per-step columns; gather indices are built once."""
-        start = host(self.episodes.start)
-        return RowLayout(start, host(self.episodes.end) - start + 1, len(self.steps.reward))
 
     def __len__(self) -> int:
         return len(self.steps.reward)

@@ -79,7 +79,7 @@ def from_vector_rollout(
     new[1:] = (environment[1:] != environment[:-1]) | over[:-1]
     flat = {name: x.reshape(-1)[source] for name, x in ended.items()}
     flat |= {name: x.reshape(-1)[source] for name, x in (("value", value), ("next_value", next_value)) if x is not None}
-    extras: dict[str, Any] = {"source": source}
+    extras: dict[str, Array] = {"source": source}
     for name, column in (columns or {}).items():
         column = host(column)
         check_shapes(shape, **{name: column[:, :, 0] if column.ndim > 2 else column})

@@ -6,20 +6,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-
 from robot_rl.advantage import groups, turn_groups
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.normalise import EdgeRules, whiten
+from robot_rl.advantage.normalise import EdgeRules
 from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.segments import spread
 from robot_rl.advantage.turns import to_turns
-
-
-def ids(x: Array) -> Array:
-    """Ids as int64, the type that indexes in both libraries."""
-    return x.astype(np.int64, copy=False) if isinstance(x, np.ndarray) else x.long()
 
 
 def turn_reward(batch: TurnBatch) -> Array:
@@ -29,17 +22,17 @@ def turn_reward(batch: TurnBatch) -> Array:
     if turns.turn_reward is not None:
         total = total + turns.turn_reward
     # Adding 0 * NaN marks exactly the turns of unscorable episodes.
-    return total + 0 * batch.episodes.outcome[ids(turns.episode_id)]
+    return total + 0 * batch.episodes.outcome[turns.episode_id.long()]
 
 
 def by_episode(batch: TurnBatch, advantage: Array) -> RowEstimate:
     """One advantage per episode, on all its rows."""
-    return RowEstimate(spread(advantage, ids(batch.steps.episode_id)))
+    return RowEstimate(spread(advantage, batch.steps.episode_id.long()))
 
 
 def by_turn(batch: TurnBatch, advantage: Array) -> RowEstimate:
     """One advantage per turn, on all its rows."""
-    return RowEstimate(spread(advantage, ids(batch.steps.turn_id)))
+    return RowEstimate(spread(advantage, batch.steps.turn_id.long()))
 
 
 EDGE_NAMES = tuple(field.name for field in fields(EdgeRules))
@@ -54,7 +47,7 @@ def episode_estimator(name: str, function: Callable[..., Any], paper: str, modes
         given = {name: options.pop(name) for name in EDGE_NAMES if name in options}
         if given:
             options["rules"] = EdgeRules(**given)
-        return by_episode(batch, function(batch.episodes.outcome, ids(batch.episodes.group_id), **options))
+        return by_episode(batch, function(batch.episodes.outcome, batch.episodes.group_id.long(), **options))
 
 
 episode_estimator("grpo", groups.grpo, "Shao et al. 2024, DeepSeekMath")
@@ -78,7 +71,7 @@ def turn_estimator(
     def _run(batch: TurnBatch, **options: object) -> RowEstimate:
         turns = batch.turns
         given = {"turn_index": turns.turn_index, **options} if index else options
-        advantage = function(turn_reward(batch), ids(turns.episode_id), ids(batch.episodes.group_id), **given)
+        advantage = function(turn_reward(batch), turns.episode_id.long(), batch.episodes.group_id.long(), **given)
         return by_turn(batch, advantage)
 
 
@@ -91,10 +84,5 @@ turn_estimator("mapo", turn_groups.mapo, "MAPO")
 @register("group", "gigpo", needs=("group", "turns", "anchor"), paper="Feng et al. 2025", modes=("default", "release"))
 def _gigpo(batch: TurnBatch, **options: Any) -> RowEstimate:
     e, turns = batch.episodes, batch.turns
-    columns = (turn_reward(batch), ids(turns.episode_id), ids(e.group_id), turns.anchor_key)
+    columns = (turn_reward(batch), turns.episode_id.long(), e.group_id.long(), turns.anchor_key)
     return by_turn(batch, turn_groups.gigpo(*columns, score=e.outcome, **options))
-
-
-def whiten_rows(advantage: Array, mask: Array) -> Array:
-    """Advantage with mean 0 and deviation 1 over the loss rows of the whole batch."""
-    return whiten(advantage, mask)

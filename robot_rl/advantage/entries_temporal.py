@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.clock import foreign_cut
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.hierarchy import OptionRows, hae
+from robot_rl.advantage.kinds import readable
 from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
@@ -21,7 +20,7 @@ FOREIGN = ("cut", "keep")
 def rollout(batch: TurnBatch) -> RolloutRows:
     """What the estimators read; no duration where every row lasts one tick, so that the fused kernels apply."""
     s = batch.steps
-    single = s.discount is not None or (isinstance(s.k, np.ndarray) and (s.k == 1).all())
+    single = s.discount is not None or (readable(s.k) and bool((s.k == 1).all()))
     duration = None if single else s.k
     return RolloutRows(s.reward, s.value, s.next_value, s.terminated, s.boundary, duration, s.discount)
 

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from robot_rl.advantage.arrays import to_arrays, to_tensors
 from robot_rl.advantage.backends import backend
-from robot_rl.advantage.kinds import Array, boolean, detach, floating, library, match_dtype
+from robot_rl.advantage.kinds import Array, floating, readable
 from robot_rl.advantage.losses import Clip, clip_bounds
 from robot_rl.advantage.ratios import LOG_CLAMP
+from robot_rl.advantage.rows import to_dtype
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -67,6 +69,8 @@ class FusedLoss(NamedTuple):
 
 
 PLAIN = FusedOptions()
+LossRows = tuple[Array, tuple[Array, ...], Array]
+"""Loss, gradients in the order of what was given, and the log-ratio of each row."""
 
 
 def fused_policy_loss(
@@ -108,10 +112,11 @@ def fused_policy_loss(
         raise ValueError(f"mean has shape {wide}, expected (B, A): one row per decision")
     shape = wide if tokens else wide[:1]
     tensors = isinstance(lead, torch.Tensor)
-    host = not tensors or (
-        lead.device.type == "cpu" and not torch.compiler.is_compiling() and backend("cpu") != "torch"
-    )
-    like = floating(detach(lead))
+    host = (not tensors or readable(lead)) and backend("cpu") == "numba"
+    if not tensors and not host:
+        found = fused_policy_loss(to_tensors(outputs), to_tensors(batch), options)
+        return to_arrays(found._replace(loss=float(found.loss)))
+    like = floating(lead.detach()) if tensors else lead.astype(np.result_type(lead, np.float32), copy=False)
     read = _view if host else _flat
     nothing = _nothing(like.dtype) if host else like.new_empty(0)
 
@@ -141,25 +146,26 @@ def fused_policy_loss(
     log_ratio = _reshape(log_ratio, shape)
     if tensors and host:
         gradients, log_ratio = {k: torch.from_numpy(x) for k, x in gradients.items()}, torch.from_numpy(log_ratio)
-    gradients = {k: x if x.dtype == outputs[k].dtype else match_dtype(x, outputs[k]) for k, x in gradients.items()}
+    gradients = {k: to_dtype(x, outputs[k].dtype) for k, x in gradients.items()}
     return FusedLoss(loss, gradients, log_ratio)
 
 
-def _run(given: Any, rows: Any, options: FusedOptions, tokens: bool, host: bool) -> tuple[Any, Any, Any]:
-    if host and backend("cpu") == "numba":
-        from robot_rl.advantage.backends import numba_loss
+def _run(
+    given: tuple[Array, ...], rows: tuple[Array, ...], options: FusedOptions, tokens: bool, host: bool
+) -> LossRows:
+    if not host:
+        return (token_rows if tokens else gaussian_rows)(given, rows, options)
+    from robot_rl.advantage.backends import numba_loss
 
-        found = tuple(np.empty_like(x) for x in given)
-        log_ratio = np.empty_like(rows[-5])
-        kernel: Any = numba_loss.token_rows if tokens else numba_loss.gaussian_rows
-        return kernel(given, rows, _numbers(options, given[0].dtype.char), found, log_ratio), found, log_ratio
-    loss, found, log_ratio = (token_rows if tokens else gaussian_rows)(given, rows, options)
-    return float(loss) if host else loss, found, log_ratio
+    found = tuple(np.empty_like(x) for x in given)
+    log_ratio = np.empty_like(rows[-5])
+    kernel: Any = numba_loss.token_rows if tokens else numba_loss.gaussian_rows
+    return kernel(given, rows, _numbers(options, given[0].dtype.char), found, log_ratio), found, log_ratio
 
 
 @lru_cache(maxsize=8)
-def _nothing(dtype: Any) -> np.ndarray:
-    return np.empty(0, _NUMPY.get(dtype, dtype))
+def _nothing(dtype: torch.dtype | np.dtype) -> np.ndarray:
+    return np.empty(0, _NUMPY[dtype] if isinstance(dtype, torch.dtype) else dtype)
 
 
 def _reshape(x: Array, shape: tuple[int, ...]) -> Array:
@@ -176,8 +182,8 @@ def _numbers(options: FusedOptions, dtype: str) -> np.ndarray:
     return np.array([1 - low, 1 + high, either[0], LOG_CLAMP, 0.0, either[1], *coefficients, *constants], dtype)
 
 
-def gaussian_rows(given: tuple[Array, Array, Array], rows: tuple[Array, ...], options: FusedOptions) -> Any:
-    """The pass over a Gaussian's outputs, in NumPy or torch.
+def gaussian_rows(given: tuple[Array, ...], rows: tuple[Array, ...], options: FusedOptions) -> LossRows:
+    """The pass over a Gaussian's outputs, in torch.
 
     Args:
         given: mean (B, A), log_std (B, A) or (1, A), value (B,) or (0,).
@@ -188,30 +194,30 @@ def gaussian_rows(given: tuple[Array, Array, Array], rows: tuple[Array, ...], op
         (loss, gradients in the order of `given`, log-ratio).
     """
     (mean, raw, value), (action, old, advantage, mask, target, old_value) = given, rows
-    xp, dims = library(mean), mean.shape[1]
+    dims = mean.shape[1]
     use, share = _share(mask, old)
     each = raw.shape[0] == mean.shape[0]  # a log_std of its own for every row; with one row both are the same
-    raw = xp.where(use[:, None], raw, 0.0) if each else raw
+    raw = torch.where(use[:, None], raw, 0.0) if each else raw
     low, high = options.log_std_range
-    log_std = xp.clip(raw, low, high)
-    inverse = xp.exp(-log_std)
+    log_std = torch.clip(raw, low, high)
+    inverse = torch.exp(-log_std)
     z = (action - mean) * inverse
     spread = log_std.sum(1) + dims * _HALF_LOG_2PI  # (B,) or (1,): minus the log density at the mean
     gap = -0.5 * (z * z).sum(1) - spread - old
     log_ratio, loss, slope = _policy(gap, advantage, use, options)
-    entropy = xp.broadcast_to(spread + 0.5 * dims, tuple(old.shape))
-    total = (loss - options.entropy_coef * xp.where(use, entropy, 0.0)).sum()
+    entropy = torch.broadcast_to(spread + 0.5 * dims, tuple(old.shape))
+    total = (loss - options.entropy_coef * torch.where(use, entropy, 0.0)).sum()
     slope = slope * share
-    z = xp.where(use[:, None], z, 0.0)
+    z = torch.where(use[:, None], z, 0.0)
     d_mean = slope[:, None] * z * inverse
     bend = slope[:, None] * (z * z - 1.0) - options.entropy_coef * share * use[:, None]
     inside = (raw >= low) & (raw <= high)
-    d_log_std = xp.where(inside, bend if each else bend.sum(0)[None], 0.0)
+    d_log_std = torch.where(inside, bend if each else bend.sum(0)[None], 0.0)
     square, d_value = _value(value, target, old_value, use, share, options)
     return (total + square) * share, (d_mean, d_log_std, d_value), log_ratio
 
 
-def token_rows(given: tuple[Array, Array], rows: tuple[Array, ...], options: FusedOptions) -> Any:
+def token_rows(given: tuple[Array, ...], rows: tuple[Array, ...], options: FusedOptions) -> LossRows:
     """The pass over log-probabilities: `given` logp (N,) and value (N,) or (0,); else as `gaussian_rows`."""
     (logp, value), (old, advantage, mask, target, old_value) = given, rows
     use, share = _share(mask, old)
@@ -220,42 +226,41 @@ def token_rows(given: tuple[Array, Array], rows: tuple[Array, ...], options: Fus
     return (loss.sum() + square) * share, (slope * share, d_value), log_ratio
 
 
-def _share(mask: Array, like: Array) -> tuple[Array, Any]:
+def _share(mask: Array, like: Array) -> tuple[Array, Array]:
     """((N,) bool rows that count, weight of each in a mean)."""
-    xp = library(like)
-    use = mask if len(mask) else xp.ones_like(like, dtype=xp.bool_ if xp is np else xp.bool)
-    return use, 1.0 / xp.clip(xp.sum(use, dtype=like.dtype), 1.0, None)
+    use = mask if len(mask) else torch.ones_like(like, dtype=torch.bool)
+    return use, 1.0 / torch.clip(torch.sum(use, dtype=like.dtype), 1.0, None)
 
 
 def _policy(gap: Array, advantage: Array, use: Array, options: FusedOptions) -> tuple[Array, Array, Array]:
-    xp = library(gap)
     low, high = clip_bounds(options.clip)
-    gap, advantage = xp.where(use, gap, 0.0), xp.where(use, advantage, 0.0)
-    log_ratio = xp.clip(gap, -LOG_CLAMP, LOG_CLAMP)
-    ratio = xp.exp(log_ratio)
+    gap, advantage = torch.where(use, gap, 0.0), torch.where(use, advantage, 0.0)
+    log_ratio = torch.clip(gap, -LOG_CLAMP, LOG_CLAMP)
+    ratio = torch.exp(log_ratio)
     gain = ratio * advantage
-    bounded = xp.clip(ratio, 1 - low, 1 + high) * advantage
-    loss, flat = -xp.minimum(gain, bounded), (bounded < gain) | (log_ratio != gap)
+    bounded = torch.clip(ratio, 1 - low, 1 + high) * advantage
+    loss, flat = -torch.minimum(gain, bounded), (bounded < gain) | (log_ratio != gap)
     if options.dual_clip is not None:
         worst = -options.dual_clip * advantage
         over = (advantage < 0) & (loss > worst)
-        loss, flat = xp.where(over, worst, loss), flat | over
-    return log_ratio, loss, xp.where(flat, 0.0, -gain)
+        loss, flat = torch.where(over, worst, loss), flat | over
+    return log_ratio, loss, torch.where(flat, 0.0, -gain)
 
 
-def _value(value: Array, target: Array, old: Array, use: Array, share: Any, options: FusedOptions) -> tuple[Any, Array]:
+def _value(
+    value: Array, target: Array, old: Array, use: Array, share: Array, options: FusedOptions
+) -> tuple[Array, Array]:
     """(value_coef times the sum of squared errors, gradient of its mean)."""
     if not len(value):
         return 0.0, value
-    xp = library(value)
-    error = xp.where(use, value - target, 0.0)
+    error = torch.where(use, value - target, 0.0)
     square, bend = error * error, error
     if options.value_clip is not None:
-        moved = xp.where(use, value - old, 0.0)
-        near = xp.where(use, old + xp.clip(moved, -options.value_clip, options.value_clip) - target, 0.0)
+        moved = torch.where(use, value - old, 0.0)
+        near = torch.where(use, old + torch.clip(moved, -options.value_clip, options.value_clip) - target, 0.0)
         beyond = near * near > square
-        square = xp.where(beyond, near * near, square)
-        bend = xp.where(beyond & (xp.abs(moved) > options.value_clip), 0.0, bend)
+        square = torch.where(beyond, near * near, square)
+        bend = torch.where(beyond & (torch.abs(moved) > options.value_clip), 0.0, bend)
     return options.value_coef * square.sum(), 2.0 * options.value_coef * share * bend
 
 
@@ -281,7 +286,10 @@ def _view(x: Array, name: str, shape: tuple[int, ...], like: Array) -> np.ndarra
     return x if x.ndim == 1 and x.flags.c_contiguous else x.ravel()
 
 
-_NUMPY = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+_NUMPY = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
 
 
 def _flat(x: torch.Tensor, name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
@@ -289,9 +297,8 @@ def _flat(x: torch.Tensor, name: str, shape: tuple[int, ...], like: torch.Tensor
     return x.detach().to(like).reshape(-1)
 
 
-def _mask(mask: object, shape: tuple[int, ...], like: Array, host: bool) -> Array:
+def _mask(mask: Array, shape: tuple[int, ...], like: Array, host: bool) -> Array:
     if mask is None:
         return np.empty(0, np.bool_) if host else torch.empty(0, dtype=torch.bool, device=like.device)
     _check(mask, "mask", shape)
-    mask = boolean(mask).reshape(-1)
-    return np.ascontiguousarray(mask.numpy() if isinstance(mask, torch.Tensor) else mask) if host else mask
+    return np.ascontiguousarray(mask, np.bool_).reshape(-1) if host else mask.bool().reshape(-1)

@@ -94,13 +94,12 @@ def rollout_gae(
     if 0 in shape:
         return reward * 1, reward * 1
     plain = duration is None and rows.discount is None and cut is None and rows.valid is None and len(shape) <= 2
-    name = backend("cpu") if plain and isinstance(reward, np.ndarray) else "torch"
-    if name != "torch":
+    if plain and isinstance(reward, np.ndarray) and backend("cpu") == "numba":
         kind = reward.dtype
         floats = (np.ascontiguousarray(x, kind) for x in (reward, rows.value, rows.next_value))
         ends = (np.ascontiguousarray(x, np.bool_) for x in (rows.terminated, rows.boundary))
         fits = out is not None and all(x.flags.c_contiguous and x.dtype == kind and x.shape == shape for x in out)
-        results = kernels(name).gae(*floats, *ends, float(gamma), float(gae_lambda), out if fits else None)
+        results = kernels("numba").gae(*floats, *ends, float(gamma), float(gae_lambda), out if fits else None)
         return results if out is None or fits else _copy(results, out)
     ready = prepare(rows, gamma=gamma, trace=gae_lambda)
     decay = gae_lambda if lambda_unit == "decision" or duration is None else power(gae_lambda, duration, ready.g.dtype)

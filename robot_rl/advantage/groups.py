@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    double,
-    integer,
-    library,
     require_option,
 )
 from robot_rl.advantage.normalise import EDGES, EdgeRules, as_cells, normalise
@@ -28,6 +27,7 @@ from robot_rl.advantage.segments import (
 _BASELINES = ("mean", "leave_one_out", "weighted", "none")
 
 
+@in_torch
 def group_advantage(
     score: Array,
     group: Array,
@@ -71,6 +71,7 @@ def group_advantage(
     )[0]
 
 
+@in_torch
 def scorable(score: Array, episode: Array | None = None) -> Array:
     """Rows whose episode has a score.
 
@@ -81,11 +82,11 @@ def scorable(score: Array, episode: Array | None = None) -> Array:
     Returns:
         (N,) bool, to be combined with the loss mask.
     """
-    score = as_array(score)
-    ok = ~library(score).isnan(score)
-    return ok if episode is None else ok[integer(as_array(episode, score))]
+    ok = ~torch.isnan(score)
+    return ok if episode is None else ok[episode.long()]
 
 
+@in_torch
 def group_metrics(score: Array, group: Array) -> dict[str, Array]:
     """What to log about the groups of a batch.
 
@@ -100,25 +101,24 @@ def group_metrics(score: Array, group: Array) -> dict[str, Array]:
     Raises:
         ValueError: wrong shape or ids.
     """
-    score = as_array(score)
-    xp = library(score)
     cells = as_cells(group, score)
-    ok = ~xp.isnan(score) & cells.inside
+    ok = ~torch.isnan(score) & cells.inside
     members = seg_count(cells.ids, cells.n, mask=cells.inside)
     count = seg_count(cells.ids, cells.n, mask=ok)
     var = seg_var(score, cells.ids, cells.n, mask=ok)
-    groups = double(members > 0).sum()
-    several = double(count > 1).sum()
-    one = xp.ones_like(groups)
-    flat = double(xp.where(count > 1, var, 1.0) <= 1e-12).sum()
+    groups = (members > 0).double().sum()
+    several = (count > 1).double().sum()
+    one = torch.ones_like(groups)
+    flat = (torch.where(count > 1, var, 1.0) <= 1e-12).double().sum()
     return {
         "groups": groups,
-        "singleton_fraction": double((members > 0) & (count < 2)).sum() / xp.maximum(groups, one),
-        "zero_variance_fraction": flat / xp.maximum(several, one),
-        "unscorable_fraction": 1.0 - double(ok).sum() / max(int(score.shape[0]), 1),
+        "singleton_fraction": ((members > 0) & (count < 2)).double().sum() / torch.maximum(groups, one),
+        "zero_variance_fraction": flat / torch.maximum(several, one),
+        "unscorable_fraction": 1.0 - ok.double().sum() / max(int(score.shape[0]), 1),
     }
 
 
+@in_torch
 def actor_means(advantage: Array, actor: Array, n_actors: int, *, mask: Array | None = None) -> Array:
     """Mean advantage per actor, for the log.
 
@@ -131,9 +131,10 @@ def actor_means(advantage: Array, actor: Array, n_actors: int, *, mask: Array | 
     Returns:
         (n_actors,) float64; NaN for an absent actor.
     """
-    return seg_mean(as_array(advantage), as_array(actor, advantage), n_actors, mask=mask)
+    return seg_mean(advantage, actor, n_actors, mask=mask)
 
 
+@in_torch
 def grpo(score: Array, group: Array, **options: Any) -> Array:
     """(score - group mean) / group std; arguments as in `group_advantage`.
 
@@ -142,6 +143,7 @@ def grpo(score: Array, group: Array, **options: Any) -> Array:
     return group_advantage(score, group, **options)
 
 
+@in_torch
 def dr_grpo(score: Array, group: Array, **options: Any) -> Array:
     """Score minus group mean, without a scale; use it with `const` aggregation. Options of `group_advantage`.
 
@@ -150,6 +152,7 @@ def dr_grpo(score: Array, group: Array, **options: Any) -> Array:
     return group_advantage(score, group, scale="none", **options)
 
 
+@in_torch
 def rloo(score: Array, group: Array, **options: Any) -> Array:
     """Score minus the mean of the other members; unbiased. Options of `group_advantage`.
 
@@ -158,6 +161,7 @@ def rloo(score: Array, group: Array, **options: Any) -> Array:
     return group_advantage(score, group, baseline="leave_one_out", scale="none", **options)
 
 
+@in_torch
 def lite_ppo(score: Array, group: Array, *, scale_of: str = "raw", **options: Any) -> Array:
     """Score minus group mean, divided by the deviation of the batch.
 
@@ -178,7 +182,6 @@ def lite_ppo(score: Array, group: Array, *, scale_of: str = "raw", **options: An
     centered = dr_grpo(score, group, **options)
     # The batch is one cell: the rules for small groups have been applied by the centring.
     rules = replace(options.get("rules", EDGES), min_count=2, singleton="zero", zero_var="keep")
-    score = as_array(score)
-    nan = library(score).isnan(score)
-    known = library(score).where(nan, float("nan"), centered)
+    nan = torch.isnan(score)
+    known = torch.where(nan, float("nan"), centered)
     return normalise(known, "batch", center="none", mask=options.get("mask"), rules=rules)[0]

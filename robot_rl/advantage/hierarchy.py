@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -193,6 +194,6 @@ def hae_auxiliary(
     return out
 
 
-def _standardise(xp: Any, x: Array) -> Array:
+def _standardise(xp: ModuleType, x: Array) -> Array:
     centred = x - x.mean()
     return centred / (xp.sqrt((centred * centred).mean()) + 1e-8)

@@ -7,19 +7,18 @@ stay in the denominator of the loss.
 
 from __future__ import annotations
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    boolean,
-    detach,
-    double,
-    library,
     require_option,
 )
 
 W_MODES = ("none", "clamp", "mask")
 
 
+@in_torch
 def bounded_weight(weight: Array, mode: str = "none", *, cap: float = 2.0, floor: float = 0.0) -> Array:
     """An importance weight kept in bounds.
 
@@ -37,15 +36,14 @@ def bounded_weight(weight: Array, mode: str = "none", *, cap: float = 2.0, floor
     require_option("mode", mode, W_MODES)
     if cap < floor:
         raise ValueError(f"cap is {cap} and floor is {floor}, expected cap >= floor")
-    weight = as_array(weight)
-    xp = library(weight)
     if mode == "clamp":
-        return xp.clip(weight, None, cap)
+        return torch.clip(weight, None, cap)
     if mode == "mask":
-        return xp.where((weight >= floor) & (weight <= cap), weight, 0.0)
+        return torch.where((weight >= floor) & (weight <= cap), weight, 0.0)
     return weight
 
 
+@in_torch
 def effective_sample_size(weight: Array, mask: Array | None = None) -> Array:
     """(sum of w)^2 / sum of w^2 over the masked rows; 0 without weight.
 
@@ -56,9 +54,8 @@ def effective_sample_size(weight: Array, mask: Array | None = None) -> Array:
     Returns:
         0-d float64.
     """
-    weight = double(detach(as_array(weight)))
-    xp = library(weight)
+    weight = weight.detach().double()
     if mask is not None:
-        weight = xp.where(boolean(as_array(mask, weight)), weight, 0.0)
+        weight = torch.where(mask.bool(), weight, 0.0)
     square = (weight * weight).sum()
-    return weight.sum() ** 2 / xp.where(square > 0, square, xp.ones_like(square))
+    return weight.sum() ** 2 / torch.where(square > 0, square, torch.ones_like(square))

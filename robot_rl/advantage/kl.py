@@ -7,7 +7,10 @@ of 0 and k3 a biased one; "k3+" reports k3 and follows the gradient of k2.
 
 from __future__ import annotations
 
-from robot_rl.advantage.kinds import Array, as_array, boolean, detach, double, library, require_option
+import torch
+
+from robot_rl.advantage.arrays import in_torch
+from robot_rl.advantage.kinds import Array, require_option
 from robot_rl.advantage.ratios import LOG_CLAMP, log_ratio
 
 ESTIMATORS = ("k1", "k2", "k3", "k3+")
@@ -16,6 +19,7 @@ ESTIMATORS = ("k1", "k2", "k3", "k3+")
 K3_MAX = 10.0
 
 
+@in_torch
 def kl_rows(
     logp: Array,
     ref_logp: Array,
@@ -45,18 +49,18 @@ def kl_rows(
     """
     require_option("kind", kind, ESTIMATORS)
     d = log_ratio(logp, ref_logp, mask=mask, clamp=clamp)
-    xp = library(d)
     if kind == "k1":
         return d
     k2 = 0.5 * d * d
     if kind == "k2":
         return k2
-    k3 = xp.exp(-d) - 1.0 + d
+    k3 = torch.exp(-d) - 1.0 + d
     if k3_max is not None:
-        k3 = xp.clip(k3, None, k3_max)
-    return k3 if kind == "k3" else k2 + detach(k3 - k2)
+        k3 = torch.clip(k3, None, k3_max)
+    return k3 if kind == "k3" else k2 + (k3 - k2).detach()
 
 
+@in_torch
 def kl_metrics(
     logp: Array, ref_logp: Array, *, mask: Array | None = None, clamp: float = LOG_CLAMP
 ) -> dict[str, Array]:
@@ -74,17 +78,16 @@ def kl_metrics(
     Raises:
         ValueError: shapes differ.
     """
-    logp, ref_logp = detach(as_array(logp)), detach(as_array(ref_logp))
-    xp = library(logp)
-    use = xp.ones_like(logp, dtype=bool) if mask is None else boolean(as_array(mask, logp))
-    count = double(use).sum()
-    count = xp.where(count > 0, count, xp.ones_like(count))
-    d = double(log_ratio(logp, ref_logp, mask=use, clamp=clamp))
-    k3 = xp.exp(-d) - 1.0 + d
-    hit = use & ((xp.abs(d) >= clamp) | (k3 >= K3_MAX))
+    logp, ref_logp = logp.detach(), ref_logp.detach()
+    use = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask.bool()
+    count = use.double().sum()
+    count = torch.where(count > 0, count, torch.ones_like(count))
+    d = log_ratio(logp, ref_logp, mask=use, clamp=clamp).double()
+    k3 = torch.exp(-d) - 1.0 + d
+    hit = use & ((torch.abs(d) >= clamp) | (k3 >= K3_MAX))
     return {
         "k1": d.sum() / count,
         "k2": (0.5 * d * d).sum() / count,
-        "k3": xp.clip(k3, None, K3_MAX).sum() / count,
-        "clamped_fraction": double(hit).sum() / count,
+        "k3": torch.clip(k3, None, K3_MAX).sum() / count,
+        "clamped_fraction": hit.double().sum() / count,
     }

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from robot_rl.advantage.kinds import Array, arange, as_array, boolean, integer, library, require_ids, require_option
+import torch
+
+from robot_rl.advantage.arrays import Columns, in_torch
+from robot_rl.advantage.kinds import Array, require_ids, require_option
 from robot_rl.advantage.segments import combine_ids, factorise
 
 
 @dataclass(frozen=True)
-class RowIds:
+class RowIds(Columns):
     """Which turn, episode and group each row of a loss belongs to; a loss reads those that its options need.
 
     Attributes:
@@ -31,6 +34,7 @@ NO_IDS = RowIds()
 UNITS = ("step", "turn", "turn_geo", "sequence", "sequence_geo")
 
 
+@in_torch
 def flat(x: Array, like: Array, name: str) -> Array:
     """(N,) view of an array that has one entry per row of `like`, or one per line of a padded batch.
 
@@ -42,7 +46,6 @@ def flat(x: Array, like: Array, name: str) -> Array:
     Raises:
         ValueError: another shape.
     """
-    x = as_array(x, like)
     shape, wanted = tuple(x.shape), tuple(like.shape)
     if shape == wanted:
         return x.reshape(-1)
@@ -52,26 +55,29 @@ def flat(x: Array, like: Array, name: str) -> Array:
 
 
 def _lines(x: Array, width: int) -> Array:
-    return library(x).broadcast_to(x[:, None], (int(x.shape[0]), width)).reshape(-1)
+    return torch.broadcast_to(x[:, None], (int(x.shape[0]), width)).reshape(-1)
 
 
+@in_torch
 def row_mask(mask: Array, like: Array) -> Array:
     """(N,) bool mask of the rows of `like`; None means all rows."""
     if mask is None:
-        return library(like).ones_like(like.reshape(-1), dtype=bool)
-    return boolean(flat(mask, like, "mask"))
+        return torch.ones_like(like.reshape(-1), dtype=torch.bool)
+    return flat(mask, like, "mask").bool()
 
 
+@in_torch
 def loss_mask(mask: Array | None, like: Array) -> Array | None:
     """Bool mask of the shape of `like`, or None where all rows count."""
     if mask is None:
         return None
-    whole = as_array(mask, like)
+    whole = mask
     if whole.shape == like.shape:
-        return boolean(whole)
+        return whole.bool()
     return row_mask(mask, like).reshape(like.shape)
 
 
+@in_torch
 def episode_ids(episode: Array, like: Array) -> Array:
     """(N,) episode of each row; None means that each line of a padded batch is one.
 
@@ -81,18 +87,20 @@ def episode_ids(episode: Array, like: Array) -> Array:
     if episode is not None:
         ids = flat(episode, like, "episode")
         require_ids("episode", ids)
-        return integer(ids)
+        return ids.long()
     if len(like.shape) != 2:
         raise ValueError("episode is missing: flat rows need the episode id of each row")
-    return _lines(arange(int(like.shape[0]), like), int(like.shape[1]))
+    return _lines(torch.arange(int(like.shape[0]), device=like.device), int(like.shape[1]))
 
 
+@in_torch
 def episode_cells(episode: Array, like: Array) -> tuple[Array, int]:
     """((N,) dense episode of each row, number of episodes); lines of a padded batch need no search for equal ids."""
     ids = episode_ids(episode, like)
     return (ids, int(like.shape[0])) if episode is None else factorise(ids)
 
 
+@in_torch
 def turn_ids(turn: Array, episode: Array, like: Array) -> tuple[Array, int]:
     """((N,) dense turn of each row, -1 outside any turn, and the number of turns).
 
@@ -112,9 +120,10 @@ def turn_ids(turn: Array, episode: Array, like: Array) -> tuple[Array, int]:
         dense, count = factorise(ids)
     else:
         dense, count = combine_ids(episode_ids(episode, like), ids)
-    return library(ids).where(ids >= 0, dense, -1), count
+    return torch.where(ids >= 0, dense, -1), count
 
 
+@in_torch
 def unit_ids(unit: str, turn: Array, episode: Array, like: Array) -> tuple[Array, int]:
     """Rows that share one ratio: ((N,) dense ids, -1 = in no unit, and the number of units).
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from robot_rl.advantage.aggregate import mean_rows, row_weight, weighted_sum
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.importance import bounded_weight
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    detach,
-    double,
     floating,
-    library,
     match_dtype,
     require_option,
 )
@@ -61,6 +60,7 @@ def clip_bounds(clip: Clip) -> tuple[float, float]:
     return float(low), float(high)
 
 
+@in_torch
 def ppo_rows(ratio: Array, advantage: Array, *, clip: Clip | ClipRange = 0.2) -> Array:
     """-min(r·A, clip(r, 1 - low, 1 + high)·A), optionally bounded for negative advantages.
 
@@ -79,14 +79,14 @@ def ppo_rows(ratio: Array, advantage: Array, *, clip: Clip | ClipRange = 0.2) ->
     """
     clip = clip if isinstance(clip, ClipRange) else ClipRange(clip)
     low, high = clip_bounds(clip.width)
-    xp = library(ratio, advantage)
-    free = ratio if clip.delta is None else xp.clip(ratio, None, clip.delta)
-    worst = -xp.minimum(free * advantage, xp.clip(ratio, 1 - low, 1 + high) * advantage)
+    free = ratio if clip.delta is None else torch.clip(ratio, None, clip.delta)
+    worst = -torch.minimum(free * advantage, torch.clip(ratio, 1 - low, 1 + high) * advantage)
     if clip.dual is None:
         return worst
-    return xp.where(advantage < 0, xp.minimum(worst, -clip.dual * advantage), worst)
+    return torch.where(advantage < 0, torch.minimum(worst, -clip.dual * advantage), worst)
 
 
+@in_torch
 def aepo_rows(ratio: Array, advantage: Array, *, clip: Clip = 0.2) -> Array:
     """PPO whose upper bound keeps its gradient: above 1 + high the value is that bound, the gradient that of logp.
 
@@ -104,11 +104,11 @@ def aepo_rows(ratio: Array, advantage: Array, *, clip: Clip = 0.2) -> Array:
     Source: AEPO (a port of the ARPO family).
     """
     low, high = clip_bounds(clip)
-    xp = library(ratio, advantage)
-    kept = xp.where(ratio > 1 + high, (1 + high) * ratio / detach(ratio), xp.clip(ratio, 1 - low, None))
-    return xp.maximum(-ratio * advantage, -kept * advantage)
+    kept = torch.where(ratio > 1 + high, (1 + high) * ratio / ratio.detach(), torch.clip(ratio, 1 - low, None))
+    return torch.maximum(-ratio * advantage, -kept * advantage)
 
 
+@in_torch
 def cispo_rows(logp: Array, ratio: Array, advantage: Array, *, clip: Clip = (1.0, 4.0)) -> Array:
     """-sg(clip(r))·A·logp: clipped weights, every row keeps its gradient.
 
@@ -121,9 +121,10 @@ def cispo_rows(logp: Array, ratio: Array, advantage: Array, *, clip: Clip = (1.0
     Source: MiniMax-M1, CISPO (bounds recalled).
     """
     low, high = clip_bounds(clip)
-    return -library(ratio).clip(detach(ratio), 1 - low, 1 + high) * advantage * logp
+    return -torch.clip(ratio.detach(), 1 - low, 1 + high) * advantage * logp
 
 
+@in_torch
 def sapo_rows(ratio: Array, advantage: Array, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Array:
     """-f(r)·A with the soft gate f(r) = (4/tau)·sigmoid(tau·(r - 1)); slope 1 and value 2/tau at r = 1.
 
@@ -140,13 +141,13 @@ def sapo_rows(ratio: Array, advantage: Array, *, tau_positive: float = 1.0, tau_
     """
     if tau_positive <= 0 or tau_negative <= 0:
         raise ValueError(f"temperatures are {tau_positive} and {tau_negative}, expected positive numbers")
-    xp = library(ratio, advantage)
-    tau = xp.where(advantage > 0, xp.ones_like(ratio) * tau_positive, xp.ones_like(ratio) * tau_negative)
-    tau = detach(tau)
-    gate = 4.0 / tau / (1.0 + xp.exp(-xp.clip(tau * (ratio - 1.0), -60.0, 60.0)))
+    tau = torch.where(advantage > 0, torch.ones_like(ratio) * tau_positive, torch.ones_like(ratio) * tau_negative)
+    tau = tau.detach()
+    gate = 4.0 / tau / (1.0 + torch.exp(-torch.clip(tau * (ratio - 1.0), -60.0, 60.0)))
     return -gate * advantage
 
 
+@in_torch
 def reinforce_rows(logp: Array, advantage: Array) -> Array:
     """-A·logp.
 
@@ -159,6 +160,7 @@ def reinforce_rows(logp: Array, advantage: Array) -> Array:
     return -advantage * logp
 
 
+@in_torch
 def gmpo_rows(
     log_ratios: Array,
     advantage: Array,
@@ -185,12 +187,9 @@ def gmpo_rows(
     Source: Zhao et al., Geometric-Mean Policy Optimization; verl (constants recalled).
     """
     low, high = clip_bounds(clip)
-    log_ratios = as_array(log_ratios)
-    advantage = as_array(advantage, log_ratios)
-    xp = library(log_ratios)
-    clipped = xp.clip(log_ratios, -low, high)
-    toward = xp.where(advantage >= 0, xp.minimum(log_ratios, clipped), xp.maximum(log_ratios, clipped))
-    geometric = xp.exp(unit_log_ratio(toward, "sequence_geo", episode=episode, mask=mask))
+    clipped = torch.clip(log_ratios, -low, high)
+    toward = torch.where(advantage >= 0, torch.minimum(log_ratios, clipped), torch.maximum(log_ratios, clipped))
+    geometric = torch.exp(unit_log_ratio(toward, "sequence_geo", episode=episode, mask=mask))
     return -advantage * geometric
 
 
@@ -200,6 +199,7 @@ _SEQUENCE_LOSSES = ("gspo", "gmpo")
 _DEFAULT_CLIP: dict[str, Clip] = {"gspo": (3e-4, 4e-4), "gmpo": 0.4, "cispo": (1.0, 4.0)}
 
 
+@in_torch
 def policy_loss(
     logp: Array,
     old_logp: Array,
@@ -239,12 +239,12 @@ def policy_loss(
 
     Source: PPO, dual clip, GSPO, GMPO, CISPO, SAPO, AEPO: see the row functions.
     """
-    logp = floating(as_array(logp))
+    logp = floating(logp)
     rows = policy_loss_rows(logp, old_logp, advantage, mask=mask, clip=clip, kind=kind, ratio_unit=ratio_unit, ids=ids)
     use = loss_mask(mask, logp)
     if weight is not None:
-        factor = detach(as_array(weight, logp))
-        rows = rows * match_dtype(factor if use is None else library(logp).where(use, factor, 0.0), logp)
+        factor = weight.detach()
+        rows = rows * match_dtype(factor if use is None else torch.where(use, factor, 0.0), logp)
     if aggregation is None:
         aggregation = "seq_mean_token_mean" if kind in _SEQUENCE_LOSSES else "token_mean"
     if not isinstance(aggregation, str):
@@ -255,6 +255,7 @@ def policy_loss(
     return weighted_sum(rows, row_weight(used, aggregation, ids))
 
 
+@in_torch
 def policy_loss_rows(
     logp: Array,
     old_logp: Array,
@@ -275,9 +276,8 @@ def policy_loss_rows(
         ValueError: as `policy_loss`, or an option that the kind does not have.
     """
     require_option("kind", kind, _ROW_LOSSES)
-    logp = floating(as_array(logp))
-    xp = library(logp)
-    advantage, old_logp = detach(as_array(advantage, logp)), detach(as_array(old_logp, logp))
+    logp = floating(logp)
+    advantage, old_logp = advantage.detach(), old_logp.detach()
     if tuple(advantage.shape) != tuple(logp.shape):
         raise ValueError(f"advantage has shape {tuple(advantage.shape)}, expected that of logp, {tuple(logp.shape)}")
     if kind in _SEQUENCE_LOSSES and ratio_unit not in (None, "sequence_geo"):
@@ -293,16 +293,16 @@ def policy_loss_rows(
     step = log_ratio(logp, old_logp, mask=use)
     if use is not None:
         # An advantage of 0 makes a row loss of 0 with a gradient of 0, once the other factors are finite.
-        advantage = xp.where(use, advantage, 0.0)
+        advantage = torch.where(use, advantage, 0.0)
     advantage = match_dtype(advantage, logp)
     if kind == "gmpo":
         rows = gmpo_rows(step, advantage, clip=width, episode=ids.episode, mask=use)
-        return rows if use is None else xp.where(use, rows, 0.0)
+        return rows if use is None else torch.where(use, rows, 0.0)
     unit = ("sequence_geo" if kind == "gspo" else "step") if ratio_unit is None else ratio_unit
     if unit != "step":
         step = unit_log_ratio(step, unit, turn=ids.turn, episode=ids.episode, mask=use)
         advantage = unit_advantage(advantage, unit, turn=ids.turn, episode=ids.episode, mask=use)[0]
-    ratio = xp.exp(step)
+    ratio = torch.exp(step)
     if kind in ("ppo", "gspo"):
         rows = ppo_rows(ratio, advantage, clip=whole)
     elif kind == "sapo":
@@ -310,14 +310,15 @@ def policy_loss_rows(
     elif kind == "aepo":
         rows = aepo_rows(ratio, advantage, clip=width)
     else:
-        clean = logp if use is None else xp.where(use, logp, 0.0)
+        clean = logp if use is None else torch.where(use, logp, 0.0)
         rows = (
             reinforce_rows(clean, advantage) if kind == "reinforce" else cispo_rows(clean, ratio, advantage, clip=width)
         )
     # A unit hands its advantage to the masked rows inside it too.
-    return rows if use is None or unit == "step" else xp.where(use, rows, 0.0)
+    return rows if use is None or unit == "step" else torch.where(use, rows, 0.0)
 
 
+@in_torch
 def decoupled_policy_loss(
     logp: Array,
     proximal_logp: Array,
@@ -351,13 +352,14 @@ def decoupled_policy_loss(
 
     Source: Hilton et al., Batch size-invariance for policy optimization; AReaL (which needs a rejection block).
     """
-    logp = floating(as_array(logp))
-    proximal = detach(as_array(proximal_logp, logp))
-    step = log_ratio(proximal, detach(as_array(behaviour_logp, logp)), mask=mask)
-    weight = bounded_weight(library(step).exp(step), w_mode, cap=cap, floor=floor)
+    logp = floating(logp)
+    proximal = proximal_logp.detach()
+    step = log_ratio(proximal, behaviour_logp.detach(), mask=mask)
+    weight = bounded_weight(torch.exp(step), w_mode, cap=cap, floor=floor)
     return policy_loss(logp, proximal, advantage, mask=mask, weight=weight, **options)
 
 
+@in_torch
 def policy_metrics(
     logp: Array,
     old_logp: Array,
@@ -389,25 +391,24 @@ def policy_metrics(
     """
     clip = clip if isinstance(clip, ClipRange) else ClipRange(clip)
     low, high = clip_bounds(clip.width)
-    logp, advantage = detach(floating(as_array(logp))), detach(as_array(advantage))
-    xp = library(logp)
+    logp, advantage = floating(logp).detach(), advantage.detach()
     use = row_mask(mask, logp).reshape(logp.shape)
-    step = log_ratio(logp, detach(as_array(old_logp, logp)), mask=use)
-    ratio = double(xp.exp(unit_log_ratio(step, ratio_unit, turn=ids.turn, episode=ids.episode, mask=use)))
-    a = xp.where(use, double(advantage), 0.0)
-    count = double(use).sum()
-    safe = xp.maximum(count, xp.ones_like(count))
+    step = log_ratio(logp, old_logp.detach(), mask=use)
+    ratio = torch.exp(unit_log_ratio(step, ratio_unit, turn=ids.turn, episode=ids.episode, mask=use)).double()
+    a = torch.where(use, advantage.double(), 0.0)
+    count = use.double().sum()
+    safe = torch.maximum(count, torch.ones_like(count))
     mean = a.sum() / safe
-    square = (xp.where(use, a - mean, 0.0) ** 2).sum()
+    square = (torch.where(use, a - mean, 0.0) ** 2).sum()
     bound = float("inf") if clip.dual is None else clip.dual
     return {
-        "ratio_max": xp.where(use, ratio, 0.0).max(),
-        "clip_low_fraction": double(use & (a < 0) & (ratio < 1 - low)).sum() / safe,
-        "clip_high_fraction": double(use & (a > 0) & (ratio > 1 + high)).sum() / safe,
-        "clip_dual_fraction": double(use & (a < 0) & (ratio > bound)).sum() / safe,
+        "ratio_max": torch.where(use, ratio, 0.0).max(),
+        "clip_low_fraction": (use & (a < 0) & (ratio < 1 - low)).double().sum() / safe,
+        "clip_high_fraction": (use & (a > 0) & (ratio > 1 + high)).double().sum() / safe,
+        "clip_dual_fraction": (use & (a < 0) & (ratio > bound)).double().sum() / safe,
         "advantage_mean": mean,
-        "advantage_std": xp.sqrt(square / xp.maximum(count - 1, xp.ones_like(count))),
-        "advantage_max": xp.abs(a).max(),
+        "advantage_std": torch.sqrt(square / torch.maximum(count - 1, torch.ones_like(count))),
+        "advantage_max": torch.abs(a).max(),
         "mask_share": count / max(int(use.reshape(-1).shape[0]), 1),
         "unequal_units": unit_advantage(advantage, ratio_unit, turn=ids.turn, episode=ids.episode, mask=use)[1],
     }

@@ -10,22 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    boolean,
-    double,
-    integer,
-    library,
     match_dtype,
     readable,
     require_flat,
     require_ids,
     require_option,
     require_rows,
-    zeros,
 )
 from robot_rl.advantage.segments import add, check_ids, factorise, seg_first, seg_max, seg_mean, spread
 
@@ -73,6 +68,7 @@ class Partition(NamedTuple):
     inside: Array
 
 
+@in_torch
 def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Partition:
     """Partition of the rows of `like`.
 
@@ -84,19 +80,17 @@ def as_cells(cells: Any, like: Array, n_cells: int | None = None) -> Partition:
     Raises:
         ValueError: wrong shape, ids below -1, or no integers.
     """
-    xp = library(like)
     if isinstance(cells, Partition):
         return cells
     if isinstance(cells, str):
         require_option("cells", cells, ["batch"])
-        ids = zeros(like.shape[0], like, "int64")
+        ids = like.new_zeros(like.shape[0], dtype=torch.int64)
         return Partition(ids, 1, ids == 0)
-    cells = as_array(cells, like)
     require_rows(like.shape[0], cells=cells)
     require_ids("cells", cells)
     inside = cells >= 0
     if n_cells is not None:
-        cells = xp.where(inside, integer(cells), 0)
+        cells = torch.where(inside, cells.long(), 0)
         check_ids(cells, max(n_cells, 1))
         return Partition(cells, n_cells, inside)
     _refuse_negative(cells)
@@ -123,27 +117,19 @@ class _Moments(NamedTuple):
 
 def _moments(x: Array, ids: Array, n: int, ddof: int, centred: bool) -> _Moments:
     """Two-pass moments per cell; not `centred` gives the root mean square instead of the deviation."""
-    xp = library(x)
     count = add(None, ids, n)
-    mean = add(x, ids, n) / xp.where(count > 0, count, 1.0)
+    mean = add(x, ids, n) / torch.where(count > 0, count, 1.0)
     if centred:
-        square = mean[ids]
-        square -= x
-        square *= square  # in place: a fresh array of this size costs as much as the arithmetic
+        square = (mean[ids] - x).square()
     else:
         square = x * x
     divisor = count - ddof if centred else count
-    spread = xp.sqrt(add(square, ids, n) / xp.where(divisor > 0, divisor, 1.0))
-    if isinstance(x, np.ndarray):
-        # The largest value of each cell is rarely needed: first try the largest of all, an upper bound. A cell with
-        # one member is no matter: its distance from its mean is 0 anyhow.
-        bound = max(1.0, float(x.max()), -float(x.min())) if len(x) else 1.0
-        if not ((spread <= RESIDUE * bound) & (count > 1)).any():
-            return _Moments(count, mean, spread, np.zeros(n, dtype=bool))
-    largest = seg_max(xp.abs(x), ids, n)
-    return _Moments(count, mean, spread, spread <= RESIDUE * xp.where(largest > 1.0, largest, 1.0))
+    spread = torch.sqrt(add(square, ids, n) / torch.where(divisor > 0, divisor, 1.0))
+    largest = seg_max(torch.abs(x), ids, n)
+    return _Moments(count, mean, spread, spread <= RESIDUE * torch.where(largest > 1.0, largest, 1.0))
 
 
+@in_torch
 def normalise(
     x: Array,
     cells: object,
@@ -178,9 +164,7 @@ def normalise(
     """
     require_option("center", center, ["mean", "leave_one_out", "weighted", "none"])
     require_option("scale", scale, ["std", "rms", "none"])
-    n = require_flat("x", as_array(x))
-    x = as_array(x)
-    xp = library(x)
+    n = require_flat("x", x)
     if (center == "weighted") != (weight is not None):
         raise ValueError(f"center is {center!r} and weight is {'missing' if weight is None else 'given'}; give both")
     if center == "leave_one_out" and scale == "std" and scale_cells is None and not rules.scaled_leave_one_out:
@@ -188,91 +172,60 @@ def normalise(
             "leave_one_out with std in the same cells divides by a spread that contains the row left out; use "
             'scale="none", other scale_cells, or EdgeRules(scaled_leave_one_out=True)'
         )
-    weight = None if weight is None else as_array(weight, x)
-    mask = None if mask is None else boolean(as_array(mask, x))
+    mask = None if mask is None else mask.bool()
     require_rows(n, weight=weight, mask=mask)
     base = as_cells(cells, x)
     scale_at = base if scale_cells is None else as_cells(scale_cells, x)
 
-    raw = double(x)
-    valid = ~xp.isnan(raw) & base.inside
-    if scale_at is not base:
-        valid = valid & scale_at.inside
+    raw = x.double()
+    shared = scale_at is base
+    valid = ~torch.isnan(raw) & base.inside & scale_at.inside
     if mask is not None:
         valid = valid & mask
-    shared = scale_at is base
-    value, (center_ids, n_center), (scale_ids, n_scale) = raw, base[:2], scale_at[:2]
-    if not (isinstance(raw, np.ndarray) and valid.all()):
-        # Rows that do not count go, with value 0, to one more cell, so that no statistic needs a mask.
-        value = xp.where(valid, raw, 0.0)
-        center_ids, n_center = xp.where(valid, center_ids, n_center), n_center + 1
-        scale_ids = center_ids if shared else xp.where(valid, scale_ids, n_scale)
-        n_scale = n_scale + 1
+    # Rows that do not count go, with value 0, to one more cell, so that no statistic needs a mask.
+    value = torch.where(valid, raw, 0.0)
+    center_ids, n_center = torch.where(valid, base.ids, base.n), base.n + 1
+    scale_ids, n_scale = torch.where(valid, scale_at.ids, scale_at.n), scale_at.n + 1
 
-    # Everything that a cell decides is one number to subtract and one to multiply with.
-    mean, factor, other = None, None, None
-    small_center, small_scale = None, None
-    moments = None
+    few = torch.zeros_like(valid)
+    out, moments = value, None
     if center != "none":
         moments = _moments(value, center_ids, n_center, rules.ddof, centred=True)
-        small_center = moments.count < rules.min_count
         mean = moments.mean
         if center == "weighted":
-            wide = xp.where(valid, double(weight), 0.0)
+            assert weight is not None
+            wide = torch.where(valid, weight.double(), 0.0)
             total = add(wide, center_ids, n_center)
-            mean = add(value * wide, center_ids, n_center) / xp.where(total > 0, total, 1.0)
-        factor = xp.ones_like(mean)
+            mean = add(value * wide, center_ids, n_center) / torch.where(total > 0, total, 1.0)
+        out = value - mean[center_ids]
         if center == "leave_one_out":
-            factor = moments.count / xp.where(moments.count > 1, moments.count - 1.0, 1.0)
-        if rules.zero_var == "zero":
-            factor = xp.where(moments.flat, 0.0, factor)
+            out = out * (moments.count / torch.where(moments.count > 1, moments.count - 1.0, 1.0))[center_ids]
+        few, out = _edges(moments, center_ids, few, out, rules)
     if scale != "none":
         reuse = shared and scale == "std" and moments is not None
         of = moments if reuse else _moments(value, scale_ids, n_scale, rules.ddof, centred=scale == "std")
         assert of is not None
-        small_scale = of.count < rules.min_count
-        other = 1.0 / (xp.where(of.spread > rules.std_floor, of.spread, rules.std_floor) + rules.eps)
-        if rules.zero_var == "zero":
-            other = xp.where(of.flat, 0.0, other)
-        if shared and factor is not None:
-            factor, other = factor * other, None
-    if mean is None:
-        out = value
-    else:
-        out = mean[center_ids]
-        out -= value
-        assert factor is not None
-        factor = 0.0 - factor  # the sign of "mean - value" goes into the factor
-    if shared and factor is not None:
-        small = small_center if small_scale is None or small_center is None else small_center | small_scale
-        factor = xp.where(small, 0.0, factor)
-    for part, at in ((factor, center_ids), (other, scale_ids)):
-        if part is not None:
-            scaled = part[at]
-            scaled *= out
-            out = scaled
-    if out is not value:
-        out += 0.0  # no negative zeros
-    if small_center is None and small_scale is None:
-        return match_dtype(xp.where(valid, out, 0.0), x), valid
-    few = None
-    if rules.singleton != "zero" or not shared:
-        for part, at in ((small_center, center_ids), (small_scale, scale_ids)):
-            if part is not None:
-                few = part[at] if few is None else few | part[at]
-        few = few & valid
-        if rules.singleton == "error" and bool(few.any()):
-            row = int(integer(few).argmax())
-            raise ValueError(
-                f"row {row} is in a cell with fewer than {rules.min_count} scorable members; collect more rollouts per "
-                'group or choose singleton="zero"'
-            )
-        out = xp.where(few, {"nan": float("nan"), "raw": value}.get(rules.singleton, 0.0), out)
-    if value is raw:
-        return match_dtype(out, x), valid
-    return match_dtype(xp.where(valid, out, 0.0), x), valid
+        floor = torch.where(of.spread > rules.std_floor, of.spread, rules.std_floor)
+        out = out / (floor + rules.eps)[scale_ids]
+        few, out = _edges(of, scale_ids, few, out, rules)
+    few = few & valid
+    if rules.singleton == "error" and bool(few.any()):
+        row = int(few.long().argmax())
+        raise ValueError(
+            f"row {row} is in a cell with fewer than {rules.min_count} scorable members; collect more rollouts per "
+            'group or choose singleton="zero"'
+        )
+    out = torch.where(few, {"nan": float("nan"), "raw": value}.get(rules.singleton, 0.0), out)
+    return match_dtype(torch.where(valid, out, 0.0), x), valid
 
 
+def _edges(moments: _Moments, ids: Array, few: Array, out: Array, rules: EdgeRules) -> tuple[Array, Array]:
+    """(rows in cells with too few members so far, result with 0 in cells without spread)."""
+    flat = moments.flat[ids] if rules.zero_var == "zero" else torch.zeros_like(few)
+    return few | (moments.count < rules.min_count)[ids], torch.where(flat, 0.0, out)
+
+
+@in_torch
 def normalise_units(
     x: Array, cells: object, unit: Array, *, mask: Array | None = None, **options: Any
 ) -> tuple[Array, Array]:
@@ -291,33 +244,30 @@ def normalise_units(
     Raises:
         ValueError: as `normalise`.
     """
-    require_flat("x", as_array(x))
-    x = as_array(x)
-    xp = library(x)
+    require_flat("x", x)
     units, base = as_cells(unit, x), as_cells(cells, x)
-    use = units.inside & ~xp.isnan(x)
-    use = use if mask is None else use & boolean(as_array(mask, x))
+    use = units.inside & ~torch.isnan(x)
+    use = use if mask is None else use & mask.bool()
     rules: EdgeRules = options.pop("rules", EDGES)
     weight, scale_cells = options.pop("weight", None), options.pop("scale_cells", None)
     out, valid = normalise(
         seg_mean(x, units.ids, units.n, mask=use),
-        _first_cell(xp.where(base.inside, base.ids, -1), units, x),
-        weight=None if weight is None else seg_mean(as_array(weight, x), units.ids, units.n, mask=use),
+        _first_cell(torch.where(base.inside, base.ids, -1), units, x),
+        weight=None if weight is None else seg_mean(weight, units.ids, units.n, mask=use),
         scale_cells=_first_cell(scale_cells, units, x),
         rules=replace(rules, scaled_leave_one_out=True),
         **options,
     )
-    rows = xp.where(use, units.ids, -1)
-    return match_dtype(spread(out, rows), x), boolean(spread(double(valid), rows))
+    rows = torch.where(use, units.ids, -1)
+    return match_dtype(spread(out, rows), x), spread(valid.double(), rows).bool()
 
 
 def _first_cell(cells: object, units: Partition, x: Array) -> Array:
     """Cell of each unit, that of its first row; None and "batch" pass."""
     if cells is None or isinstance(cells, str):
         return cells
-    first = seg_first(as_array(cells, x), units.ids, units.n, mask=units.inside)
-    xp = library(x)
-    return integer(xp.where(xp.isnan(first), -1.0, first))
+    first = seg_first(cells, units.ids, units.n, mask=units.inside)
+    return torch.where(torch.isnan(first), -1.0, first).long()
 
 
 class BatchMoments(NamedTuple):
@@ -328,6 +278,7 @@ class BatchMoments(NamedTuple):
     square: Array
 
 
+@in_torch
 def batch_moments(x: Array, mask: Array | None = None) -> BatchMoments:
     """Moments of the masked entries of this worker's part of the batch.
 
@@ -338,17 +289,16 @@ def batch_moments(x: Array, mask: Array | None = None) -> BatchMoments:
     Raises:
         ValueError: shapes differ.
     """
-    x = as_array(x)
-    xp = library(x)
-    use = xp.ones_like(x, dtype=bool) if mask is None else boolean(as_array(mask, x))
+    use = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.bool()
     if tuple(use.shape) != tuple(x.shape):
         raise ValueError(f"mask has shape {tuple(use.shape)}, expected that of x, {tuple(x.shape)}")
-    value = xp.where(use, double(x), 0.0)
-    count = double(use).sum()
-    mean = value.sum() / xp.where(count > 0, count, 1.0)
-    return BatchMoments(count, mean, (xp.where(use, value - mean, 0.0) ** 2).sum())
+    value = torch.where(use, x.double(), 0.0)
+    count = use.double().sum()
+    mean = value.sum() / torch.where(count > 0, count, 1.0)
+    return BatchMoments(count, mean, (torch.where(use, value - mean, 0.0) ** 2).sum())
 
 
+@in_torch
 def merge_moments(parts: list[BatchMoments]) -> BatchMoments:
     """Moments of the union of the parts, in the order of the list, so that every worker gets the same bits.
 
@@ -364,9 +314,8 @@ def merge_moments(parts: list[BatchMoments]) -> BatchMoments:
         raise ValueError("parts is empty, expected the moments of at least one worker")
     total = parts[0]
     for part in parts[1:]:
-        xp = library(total.count)
         count = total.count + part.count
-        safe = xp.where(count > 0, count, 1.0)
+        safe = torch.where(count > 0, count, 1.0)
         gap = part.mean - total.mean
         mean = total.mean + gap * part.count / safe
         square = total.square + part.square + gap * gap * total.count * part.count / safe
@@ -374,6 +323,7 @@ def merge_moments(parts: list[BatchMoments]) -> BatchMoments:
     return total
 
 
+@in_torch
 def whiten(
     x: Array,
     mask: Array | None = None,
@@ -400,15 +350,13 @@ def whiten(
         ValueError: shapes differ or ddof is not 0 or 1.
     """
     require_option("ddof", ddof, [0, 1])
-    x = as_array(x)
-    xp = library(x)
     own = batch_moments(x, mask)
     count, mean, square = own if moments is None else moments
     divisor = count - ddof
-    std = xp.sqrt(square / xp.where(divisor > 0, divisor, 1.0))
-    magnitude = xp.sqrt(square / xp.where(count > 0, count, 1.0) + mean * mean)
-    flat = (count < 2) | (std <= RESIDUE * xp.where(magnitude > 1.0, magnitude, 1.0))
-    use = xp.ones_like(x, dtype=bool) if mask is None else boolean(as_array(mask, x))
-    value = xp.where(use, double(x), 0.0)
+    std = torch.sqrt(square / torch.where(divisor > 0, divisor, 1.0))
+    magnitude = torch.sqrt(square / torch.where(count > 0, count, 1.0) + mean * mean)
+    flat = (count < 2) | (std <= RESIDUE * torch.where(magnitude > 1.0, magnitude, 1.0))
+    use = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.bool()
+    value = torch.where(use, x.double(), 0.0)
     out = (value - mean if center else value) / (std + eps)
-    return match_dtype(xp.where(use & ~flat, out, 0.0), x)
+    return match_dtype(torch.where(use & ~flat, out, 0.0), x)

@@ -6,14 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
+
 from robot_rl.advantage import entries_group, entries_temporal, zoo
 from robot_rl.advantage.aggregate import row_weight
+from robot_rl.advantage.arrays import Columns, to_arrays, to_tensors
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.clock import compact
 from robot_rl.advantage.combinations import check_combination
 from robot_rl.advantage.groups import actor_means, group_metrics
 from robot_rl.advantage.importance import bounded_weight, effective_sample_size
-from robot_rl.advantage.kinds import Array, double, library
+from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.kl import kl_metrics
 from robot_rl.advantage.layout import RowIds
 from robot_rl.advantage.losses import ClipRange, decoupled_policy_loss, policy_loss, policy_metrics
@@ -42,7 +46,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Credit:
+class Credit(Columns):
     """What a pipeline says about every row of the batch.
 
     Attributes:
@@ -57,7 +61,7 @@ class Credit:
     returns: Array
     mask: Array
     value_weight: Array
-    metrics: dict[str, Any]
+    metrics: dict[str, Array]
 
 
 class Pipeline:
@@ -104,24 +108,24 @@ class Pipeline:
         Raises:
             ValueError: the batch lacks what a stage reads.
         """
+        if isinstance(batch.steps.reward, np.ndarray):
+            return to_arrays(self(batch.to("cpu")))
         small = compact(batch, self.clock_gap)
         work = small.batch
         for stage, found in self.redistribute:
             check_needs(found, work)
             work = found.function(work, **stage.options)
-        total, target, weight = None, None, None
+        total, target, weight = torch.zeros_like(work.steps.reward), None, None
         for stage, found in self.estimators:
             check_needs(found, work)
             state = (self.states[stage.name],) if stage.name in self.states else ()
             estimate = found.function(work, *state, **stage.options)
-            part = estimate.advantage if stage.weight == 1.0 else stage.weight * estimate.advantage
-            total = part if total is None else total + part
+            total = total + stage.weight * estimate.advantage
             if target is None and work.steps.value is not None:
                 target, weight = estimate.target, estimate.weight
         steps = work.steps
-        xp = library(steps.reward)
-        known = ~xp.isnan(work.episodes.outcome)[entries_group.ids(steps.episode_id)]
-        advantage = xp.where(known, total, xp.zeros_like(total))
+        known = ~torch.isnan(work.episodes.outcome)[steps.episode_id.long()]
+        advantage = torch.where(known, total, 0.0)
         mask = steps.loss_mask & known
         before = _moments(advantage, mask, "raw_advantage")
         if self.whiten:
@@ -130,7 +134,7 @@ class Pipeline:
         metrics.update({f"advantage_actor_{i}": x for i, x in enumerate(_per_actor(work, advantage, mask))})
         if target is not None:
             metrics["explained_variance"] = explained_variance(steps.value, target, mask=steps.clock)
-        value_weight = xp.ones_like(steps.reward) if weight is None else weight
+        value_weight = torch.ones_like(steps.reward) if weight is None else weight
         return Credit(
             small.expand(advantage),
             None if target is None else small.expand(target, fill=batch.steps.value),
@@ -165,8 +169,10 @@ class Pipeline:
             return decoupled_policy_loss(logp, proximal, s.logp_behaviour, credit.advantage, **shared)
         return policy_loss(logp, proximal, credit.advantage, **shared)
 
-    def update_metrics(self, logp: Array, batch: TurnBatch, credit: Credit) -> dict[str, Any]:
+    def update_metrics(self, logp: Array, batch: TurnBatch, credit: Credit) -> dict[str, Array]:
         """What to log about an update: ratios, clip fractions, divergences, importance weights; no gradient."""
+        if isinstance(batch.steps.reward, np.ndarray):
+            return to_arrays(self.update_metrics(torch.as_tensor(logp), batch.to("cpu"), to_tensors(credit)))
         s = batch.steps
         proximal = s.logp_behaviour if s.logp_prox is None else s.logp_prox
         ids = RowIds(s.turn_id, s.episode_id)
@@ -176,10 +182,9 @@ class Pipeline:
         if s.logp_ref is not None:
             out.update(kl_metrics(logp, s.logp_ref, mask=credit.mask))
         if s.logp_prox is not None:
-            xp = library(proximal)
             step = log_ratio(proximal, s.logp_behaviour, mask=credit.mask)
-            weight = bounded_weight(xp.exp(step), "none")
-            out["is_weight_max"] = xp.where(credit.mask, weight, xp.zeros_like(weight)).max()
+            weight = bounded_weight(torch.exp(step), "none")
+            out["is_weight_max"] = torch.where(credit.mask, weight, torch.zeros_like(weight)).max()
             out["effective_sample_size"] = effective_sample_size(weight, credit.mask)
         return out
 
@@ -221,34 +226,33 @@ def _scaled_name(stage: Stage) -> str:
     return stage.name
 
 
-def _moments(x: Array, mask: Array, name: str) -> dict[str, Any]:
-    xp = library(x)
-    wide = xp.where(mask, double(x), 0.0)
-    count = double(mask).sum()
-    count = xp.where(count > 0, count, xp.ones_like(count))
+def _moments(x: Array, mask: Array, name: str) -> dict[str, Array]:
+    wide = torch.where(mask, x.double(), 0.0)
+    count = mask.double().sum()
+    count = torch.where(count > 0, count, torch.ones_like(count))
     mean = wide.sum() / count
-    std = xp.sqrt((xp.where(mask, wide - mean, 0.0) ** 2).sum() / count)
-    return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_max": xp.abs(wide).max()}
+    std = torch.sqrt((torch.where(mask, wide - mean, 0.0) ** 2).sum() / count)
+    return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_max": torch.abs(wide).max()}
 
 
-def _batch_metrics(batch: TurnBatch, mask: Array) -> dict[str, Any]:
+def _batch_metrics(batch: TurnBatch, mask: Array) -> dict[str, Array]:
     s, e = batch.steps, batch.episodes
     rows, fragments = len(batch), len(e.start)
     return {
-        **group_metrics(e.outcome, entries_group.ids(e.group_id)),
-        "mask_share": double(mask).sum() / rows,
-        "mean_k": double(s.k).mean(),
-        "truncated_share": double(s.truncated).sum() / fragments,
+        **group_metrics(e.outcome, e.group_id.long()),
+        "mask_share": mask.double().sum() / rows,
+        "mean_k": s.k.double().mean(),
+        "truncated_share": s.truncated.double().sum() / fragments,
         "missing_bootstrap": float(batch.report.missing_bootstrap),
         "both_flags": float(batch.report.both_flags),
     }
 
 
-def _per_actor(batch: TurnBatch, advantage: Array, mask: Array) -> list[Any]:
+def _per_actor(batch: TurnBatch, advantage: Array, mask: Array) -> list[Array]:
     """Mean advantage of each actor; nothing to tell with one actor."""
     turns = batch.turns
     count = int(turns.actor_id.max()) + 1
     if count == 1:
         return []
-    actor = entries_group.ids(turns.actor_id)[entries_group.ids(batch.steps.turn_id)]
+    actor = turns.actor_id.long()[batch.steps.turn_id.long()]
     return list(actor_means(advantage, actor, count, mask=mask))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    boolean,
-    detach,
-    double,
     floating,
-    integer,
-    library,
     match_dtype,
     require_option,
 )
@@ -21,6 +18,7 @@ LOG_CLAMP = 20.0
 """Log-ratios are clamped to this magnitude before the exponential."""
 
 
+@in_torch
 def log_ratio(logp: Array, old_logp: Array, *, mask: Array | None = None, clamp: float = LOG_CLAMP) -> Array:
     """logp - old_logp, clamped; exactly 0 with zero gradient where masked, even if the inputs are NaN there.
 
@@ -36,19 +34,19 @@ def log_ratio(logp: Array, old_logp: Array, *, mask: Array | None = None, clamp:
     Raises:
         ValueError: shapes differ.
     """
-    logp = floating(as_array(logp))
-    old = as_array(old_logp, logp)
-    xp = library(logp)
+    logp = floating(logp)
+    old = old_logp
     if tuple(old.shape) != tuple(logp.shape):
         raise ValueError(f"old_logp has shape {tuple(old.shape)}, expected that of logp, {tuple(logp.shape)}")
     gap = logp - old
     if mask is not None:
         # Here and not behind the exponential: the slope of a difference is a constant, so that the zero gradient of a
         # masked row stays zero; times the slope of what made a NaN it would become NaN.
-        gap = xp.where(boolean(as_array(mask, logp)), gap, 0.0)
-    return xp.clip(gap, -clamp, clamp)
+        gap = torch.where(mask.bool(), gap, 0.0)
+    return torch.clip(gap, -clamp, clamp)
 
 
+@in_torch
 def unit_log_ratio(
     log_ratios: Array,
     unit: str = "step",
@@ -78,47 +76,20 @@ def unit_log_ratio(
     Source: Zheng et al., Group Sequence Policy Optimization, for sequence_geo.
     """
     require_option("ratio_unit", unit, UNITS)
-    log_ratios = as_array(log_ratios)
     if unit == "step":
         return log_ratios
-    xp = library(log_ratios)
     ids, count = unit_ids(unit, turn, episode, log_ratios)
     use = row_mask(mask, log_ratios) & (ids >= 0)
-    safe = xp.where(ids >= 0, ids, 0)
+    safe = torch.where(ids >= 0, ids, 0)
     total = seg_sum(log_ratios.reshape(-1), safe, count, mask=use)
     if unit.endswith("_geo"):
         rows = seg_count(safe, count, mask=use)
-        total = total / xp.where(rows > 0, rows, 1.0)
-    value = xp.clip(total, -clamp, clamp)
+        total = total / torch.where(rows > 0, rows, 1.0)
+    value = torch.clip(total, -clamp, clamp)
     return match_dtype(spread(value, ids).reshape(log_ratios.shape), log_ratios)
 
 
-def policy_ratio(
-    logp: Array,
-    old_logp: Array,
-    *,
-    unit: str = "step",
-    turn: Array | None = None,
-    episode: Array | None = None,
-    mask: Array | None = None,
-) -> Array:
-    """exp of `unit_log_ratio(log_ratio(...))`; 1 where masked (for "step") or outside any unit.
-
-    Args:
-        logp: (N,) or (B, T).
-        old_logp: like `logp`.
-        unit: see `unit_log_ratio`.
-        turn: per-row turn ids.
-        episode: per-row episode ids.
-        mask: rows of the loss.
-
-    Raises:
-        ValueError: as `unit_log_ratio`.
-    """
-    step = log_ratio(logp, old_logp, mask=mask)
-    return library(step).exp(unit_log_ratio(step, unit, turn=turn, episode=episode, mask=mask))
-
-
+@in_torch
 def unit_advantage(
     advantage: Array,
     unit: str = "step",
@@ -143,16 +114,14 @@ def unit_advantage(
         ValueError: as `unit_log_ratio`.
     """
     require_option("ratio_unit", unit, UNITS)
-    advantage = as_array(advantage)
-    xp = library(advantage)
     if unit == "step":
-        return advantage, integer((advantage != advantage).reshape(-1)[:0]).sum()
+        return advantage, (advantage != advantage).reshape(-1)[:0].long().sum()
     ids, count = unit_ids(unit, turn, episode, advantage)
     use = row_mask(mask, advantage) & (ids >= 0)
-    safe = xp.where(ids >= 0, ids, 0)
-    x = xp.where(use, double(detach(advantage.reshape(-1))), 0.0)
+    safe = torch.where(ids >= 0, ids, 0)
+    x = torch.where(use, advantage.reshape(-1).detach().double(), 0.0)
     rows = seg_count(safe, count, mask=use)
-    mean = seg_sum(x, safe, count, mask=use) / xp.where(rows > 0, rows, 1.0)
-    off = seg_max(xp.abs(x - mean[safe]), safe, count, mask=use)
+    mean = seg_sum(x, safe, count, mask=use) / torch.where(rows > 0, rows, 1.0)
+    off = seg_max(torch.abs(x - mean[safe]), safe, count, mask=use)
     unequal = (off > 1e-6) & (rows > 0)
-    return match_dtype(spread(mean, ids).reshape(advantage.shape), advantage), integer(unequal).sum()
+    return match_dtype(spread(mean, ids).reshape(advantage.shape), advantage), unequal.long().sum()

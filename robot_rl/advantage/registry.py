@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from torch import Tensor
+
 from robot_rl.advantage.batch import TurnBatch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,9 +24,9 @@ class RowEstimate(NamedTuple):
         weight: (rows,) weight of the value loss, or None for 1.
     """
 
-    advantage: Any
-    target: Any = None
-    weight: Any = None
+    advantage: Tensor
+    target: Tensor | None = None
+    weight: Tensor | None = None
 
 
 @dataclass(frozen=True)

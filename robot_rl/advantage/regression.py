@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    detach,
-    double,
     floating,
-    library,
     match_dtype,
 )
 from robot_rl.advantage.layout import row_mask
 
 
+@in_torch
 def awr_weight(
     advantage: Array, *, beta: float = 1.0, max_weight: float = 20.0, softmax: bool = False, mask: Array | None = None
 ) -> Array:
@@ -38,22 +38,22 @@ def awr_weight(
     """
     if beta <= 0:
         raise ValueError(f"beta is {beta}, expected a positive temperature")
-    advantage = detach(as_array(advantage))
-    xp = library(advantage)
+    advantage = advantage.detach()
     use = row_mask(mask, advantage).reshape(advantage.shape)
-    scaled = xp.where(use, double(advantage), 0.0) / beta
+    scaled = torch.where(use, advantage.double(), 0.0) / beta
     if softmax:
-        masked = xp.where(use, scaled, -float("inf"))
+        masked = torch.where(use, scaled, -float("inf"))
         top = masked.max()
-        weight = xp.where(use, xp.exp(scaled - xp.where(xp.isfinite(top), top, xp.zeros_like(top))), 0.0)
+        weight = torch.where(use, torch.exp(scaled - torch.where(torch.isfinite(top), top, torch.zeros_like(top))), 0.0)
         total = weight.sum()
-        weight = weight / xp.where(total > 0, total, xp.ones_like(total)) * double(use).sum()
+        weight = weight / torch.where(total > 0, total, torch.ones_like(total)) * use.double().sum()
     else:
         # Clip before exp: a large advantage must not overflow on its way to the cap.
-        weight = xp.clip(xp.exp(xp.clip(scaled, None, 700.0)), None, max_weight)
-    return match_dtype(xp.where(use, weight, 0.0), advantage)
+        weight = torch.clip(torch.exp(torch.clip(scaled, None, 700.0)), None, max_weight)
+    return match_dtype(torch.where(use, weight, 0.0), advantage)
 
 
+@in_torch
 def awr_rows(logp: Array, advantage: Array, *, mask: Array | None = None, **options: Any) -> Array:
     """-`awr_weight` · logp.
 
@@ -65,6 +65,6 @@ def awr_rows(logp: Array, advantage: Array, *, mask: Array | None = None, **opti
 
     Source: as `awr_weight`.
     """
-    logp = floating(as_array(logp))
+    logp = floating(logp)
     use = row_mask(mask, logp).reshape(logp.shape)
-    return -match_dtype(awr_weight(advantage, mask=use, **options), logp) * library(logp).where(use, logp, 0.0)
+    return -match_dtype(awr_weight(advantage, mask=use, **options), logp) * torch.where(use, logp, 0.0)

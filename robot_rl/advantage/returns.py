@@ -8,29 +8,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
+from robot_rl.advantage.arrays import check_unit, in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    arange,
-    as_array,
-    boolean,
-    double,
-    library,
     match_dtype,
     readable,
     require_flat,
     require_ids,
     require_rows,
     require_sorted,
-    require_unit_interval,
-    zeros,
 )
-from robot_rl.advantage.scan import reverse_linear_scan, solve
+from robot_rl.advantage.scan import reverse_linear_scan
 from robot_rl.advantage.segments import factorise, seg_count, stable_order
 
 
+@in_torch
 def linear_recurrence(x: Array, decay: Array) -> Array:
     """y_t = x_t + decay_t · y_{t-1} from the first row on, in float64.
 
@@ -41,10 +35,10 @@ def linear_recurrence(x: Array, decay: Array) -> Array:
     Returns:
         (N,) float64.
     """
-    xp = library(x)
-    return xp.flip(reverse_linear_scan(xp.flip(double(x), (0,)), xp.flip(double(decay), (0,))), (0,))
+    return torch.flip(reverse_linear_scan(torch.flip(x.double(), (0,)), torch.flip(decay.double(), (0,))), (0,))
 
 
+@in_torch
 def continues(episode: Array) -> Array:
     """Whether the next row belongs to the same episode.
 
@@ -59,6 +53,7 @@ def continues(episode: Array) -> Array:
     return same
 
 
+@in_torch
 def unscorable_rows(reward: Array, episode: Array) -> Array:
     """Rows of episodes in which some reward is NaN.
 
@@ -69,13 +64,14 @@ def unscorable_rows(reward: Array, episode: Array) -> Array:
     Returns:
         (N,) bool.
     """
-    bad = library(reward).isnan(reward)
+    bad = torch.isnan(reward)
     if readable(bad) and not bool(bad.any()):
         return bad
     ids, count = factorise(episode)
     return (seg_count(ids, count, mask=bad) > 0)[ids]
 
 
+@in_torch
 def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Array | None = None) -> Array:
     """G_t = r_t + gamma · G_{t+1} inside each episode.
 
@@ -91,28 +87,20 @@ def discounted_return(reward: Array, episode: Array, gamma: float, *, keep: Arra
     Raises:
         ValueError: wrong shapes, gamma outside [0, 1], or rows not sorted.
     """
-    reward = as_array(reward)
-    xp = library(reward)
     n = require_flat("reward", reward)
-    episode = as_array(episode, reward)
-    keep = None if keep is None else boolean(as_array(keep, reward))
+    keep = None if keep is None else keep.bool()
     require_rows(n, episode=episode, keep=keep)
     require_ids("episode", episode)
     require_sorted("episode", episode)
-    require_unit_interval(gamma=gamma)
+    check_unit(gamma=gamma)
     if n == 0:
         return match_dtype(reward, reward)
     carry = continues(episode) if keep is None else continues(episode) & keep
-    if isinstance(reward, np.ndarray):
-        decay = np.full(n, gamma, np.float64)
-        decay[~carry] = 0.0
-        total = solve(reward.astype(np.float64), decay)  # both are scratch: no copies inside
-    else:
-        total = reverse_linear_scan(double(reward), double(carry) * gamma)
+    total = reverse_linear_scan(reward.double(), carry.double() * gamma)
     # A NaN spreads over the part of its episode before it only; the whole episode is unscorable.
     bad = unscorable_rows(reward, episode)
     if not (readable(bad) and not bool(bad.any())):
-        total = xp.where(bad, float("nan"), total)
+        total = torch.where(bad, float("nan"), total)
     return match_dtype(total, reward)
 
 
@@ -123,6 +111,7 @@ class Threads(NamedTuple):
     ids: Array
 
 
+@in_torch
 def threads(episode: Array, actor: Array) -> Threads:
     """Each actor's own rows of an episode in their order, which interleaved play hides.
 
@@ -135,6 +124,7 @@ def threads(episode: Array, actor: Array) -> Threads:
     return Threads(order, ids[order])
 
 
+@in_torch
 def actor_return(reward: Array, episode: Array, actor: Array, gamma: float) -> Array:
     """`discounted_return` over each actor's own rows; the discount counts that actor's rows only.
 
@@ -150,14 +140,13 @@ def actor_return(reward: Array, episode: Array, actor: Array, gamma: float) -> A
     Raises:
         ValueError: wrong shapes or gamma outside [0, 1].
     """
-    reward = as_array(reward)
-    episode, actor = as_array(episode, reward), as_array(actor, reward)
     order, ids = threads(episode, actor)
-    out = library(reward).zeros_like(match_dtype(reward, reward))
+    out = torch.zeros_like(match_dtype(reward, reward))
     out[order] = discounted_return(reward[order], ids, gamma)
     return out
 
 
+@in_torch
 def position(episode: Array, actor: Array | None = None) -> Array:
     """Number of earlier rows of the same episode, counting the same actor's rows only if `actor` is given.
 
@@ -168,21 +157,16 @@ def position(episode: Array, actor: Array | None = None) -> Array:
     Returns:
         (N,) int64: `turn_index`, or `own_turn_index` with actors.
     """
-    episode = as_array(episode)
     if actor is None:
         require_sorted("episode", episode)
         n = int(episode.shape[0])
         if n == 0:
-            return zeros(0, episode, "int64")
-        row = arange(n, episode)
+            return episode.new_zeros(0, dtype=torch.int64)
+        row = torch.arange(n, device=episode.device)
         last = ~continues(episode)
-        if isinstance(episode, torch.Tensor):
-            start = torch.roll(last, 1) * row  # the row behind a last row starts an episode; row 0 is 0 either way
-            return row - start.cummax(0).values
-        end = np.flatnonzero(last) + 1
-        length = np.diff(end, prepend=0)
-        return row - np.repeat(end - length, length)
-    order, ids = threads(episode, as_array(actor, episode))
-    out = zeros(int(episode.shape[0]), episode, "int64")
+        start = torch.roll(last, 1) * row  # the row behind a last row starts an episode; row 0 is 0 either way
+        return row - start.cummax(0).values
+    order, ids = threads(episode, actor)
+    out = episode.new_zeros(int(episode.shape[0]), dtype=torch.int64)
     out[order] = position(ids)
     return out

@@ -54,7 +54,7 @@ class PreparedRows:
         """x_{t+1} at row t; `last` behind the end. Values across a boundary are not masked."""
         return shift(self.xp, x, last)
 
-    def finish(self, *results: Any) -> tuple[Array, ...]:
+    def finish(self, *results: Array) -> tuple[Array, ...]:
         """Results in the caller's dtype, 0 on padding."""
         out = []
         for x in results:
@@ -171,7 +171,7 @@ def shift(xp: ModuleType, x: Array, last: float = 0.0) -> Array:
     return out
 
 
-def place(x: Array, rows: Any, values: Any) -> Array:
+def place(x: Array, rows: Array, values: Array) -> Array:
     """`x` with other values in some rows: in place for arrays, as a differentiable copy for tensors."""
     if isinstance(x, torch.Tensor):
         return x.index_copy(0, rows, values)

@@ -13,7 +13,6 @@ from robot_rl.advantage.backends.select import backend, kernels
 from robot_rl.advantage.kinds import Array
 
 A = TypeVar("A", np.ndarray, Tensor)
-CARRY = ("auto", "double", "single")
 
 
 def scan(delta: A, trace: A) -> A:
@@ -45,7 +44,7 @@ def scan(delta: A, trace: A) -> A:
     return reverse_linear_scan(delta.reshape(-1), joined.reshape(-1)).reshape(delta.shape)
 
 
-def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None) -> A:
+def reverse_linear_scan(x: A, a: A, *, out: A | None = None) -> A:
     """Solve y_t = x_t + a_t y_{t+1} along axis 0, y beyond the end being 0.
 
     A coefficient of exactly 0 is a cut that not even NaN passes. Runs on NumPy or numba for arrays and CPU tensors
@@ -55,18 +54,14 @@ def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None
     Args:
         x: (N,), (T, B) or (T, B, F) float32 or float64.
         a: coefficients that broadcast to `x`; trailing axes may be missing. The last row is ignored.
-        carry: precision of the running value in float32: "double", "single", or "auto", which is double on flat and
-            compiled paths.
         out: array that receives the result; may be `x` itself.
 
     Returns:
         y, shape, kind and dtype of `x`; `out` if given.
 
     Raises:
-        ValueError: unknown `carry`, shapes that do not fit, or a dtype that is neither float32 nor float64.
+        ValueError: shapes that do not fit, or a dtype that is neither float32 nor float64.
     """
-    if carry not in CARRY:
-        raise ValueError(f"carry is '{carry}', expected one of {', '.join(CARRY)}")
     if str(x.dtype).rpartition(".")[2] not in ("float32", "float64"):
         raise ValueError(f"x is {x.dtype}, expected float32 or float64; convert it first")
     if a.ndim < x.ndim:
@@ -76,11 +71,11 @@ def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None
     if isinstance(x, Tensor) or isinstance(whole, Tensor):
         first, second = to_torch(x), to_torch(whole).to(to_torch(x))
         if needs_torch(first, second):
-            y = _apply(first, second, carry)
+            y = _apply(first, second)
         else:
-            y = to_torch(_on_cpu(to_numpy(first), to_numpy(second), carry))
+            y = to_torch(_on_cpu(to_numpy(first), to_numpy(second)))
     else:
-        y = _on_cpu(x, whole, carry)
+        y = _on_cpu(x, whole)
     if out is None:
         return y
     out[...] = y
@@ -90,8 +85,7 @@ def reverse_linear_scan(x: A, a: A, *, carry: str = "auto", out: A | None = None
 def solve(x: Array, a: Array) -> Array:
     """The recursion as the estimators of this package call it: arguments are their scratch and may be overwritten.
 
-    The running value has the dtype of `x` (double inside compiled kernels): who prepares the rows has chosen the
-    precision already.
+    Who prepares the rows has chosen the precision already.
 
     Args:
         x: (N,) or (T, B) float32 or float64.
@@ -102,7 +96,7 @@ def solve(x: Array, a: Array) -> Array:
     """
     if isinstance(x, np.ndarray) and x.ndim <= 2 and backend("cpu") != "torch":
         return kernels(backend("cpu")).scan(np.ascontiguousarray(x), np.ascontiguousarray(a, x.dtype), overwrite=True)
-    return reverse_linear_scan(x, a, carry="single")
+    return reverse_linear_scan(x, a)
 
 
 def _expand(a: Array, x: Array, *, name: str, of: str) -> Array:
@@ -116,51 +110,46 @@ def _expand(a: Array, x: Array, *, name: str, of: str) -> Array:
         ) from error
 
 
-def _on_cpu(x: np.ndarray, a: np.ndarray, carry: str) -> np.ndarray:
+def _on_cpu(x: np.ndarray, a: np.ndarray) -> np.ndarray:
     name = backend("cpu")
     if name == "torch":
-        return to_numpy(_on_torch(torch.from_numpy(np.array(x)), torch.from_numpy(np.array(a, x.dtype)), carry))
-    flat = x.ndim == 1
-    double = carry == "double" or (carry == "auto" and flat)
-    kind = np.float64 if double and name == "numpy" else x.dtype
-    shape = x.shape if flat else (x.shape[0], -1 if x.size else 0)
-    first = np.ascontiguousarray(x, kind).reshape(shape)
-    second = np.ascontiguousarray(a, kind).reshape(shape)
-    return kernels(name).scan(first, second).astype(x.dtype, copy=False).reshape(x.shape)
+        return to_numpy(_on_torch(torch.from_numpy(np.array(x)), torch.from_numpy(np.array(a, x.dtype))))
+    shape = x.shape if x.ndim == 1 else (x.shape[0], -1 if x.size else 0)
+    first, second = (np.ascontiguousarray(y, x.dtype).reshape(shape) for y in (x, a))
+    return kernels(name).scan(first, second).reshape(x.shape)
 
 
-def _on_torch(x: Tensor, a: Tensor, carry: str) -> Tensor:
-    kind = torch.float64 if carry == "double" or (carry == "auto" and x.ndim == 1) else x.dtype
+def _on_torch(x: Tensor, a: Tensor) -> Tensor:
+    kind = torch.float64 if x.ndim == 1 else x.dtype
     shape = x.shape if x.ndim == 1 else (x.shape[0], -1 if x.numel() else 0)
     name = "torch" if x.device.type == "cpu" else backend(x.device.type)
     first, second = x.to(kind).reshape(shape), a.to(kind).reshape(shape)
     return kernels(name).scan(first, second).to(x.dtype).reshape(x.shape)
 
 
-def _plain(x: Tensor, a: Tensor, carry: str) -> Tensor:
+def _plain(x: Tensor, a: Tensor) -> Tensor:
     if x.device.type == "cpu":
-        return to_torch(_on_cpu(to_numpy(x), to_numpy(a), carry))
-    return _on_torch(x, a, carry)
+        return to_torch(_on_cpu(to_numpy(x), to_numpy(a)))
+    return _on_torch(x, a)
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, a: Tensor, carry: str) -> Tensor:
-        y = _plain(x.detach(), a.detach(), carry)
-        ctx.carry = carry
+    def forward(ctx: Any, x: Tensor, a: Tensor) -> Tensor:
+        y = _plain(x.detach(), a.detach())
         ctx.save_for_backward(a, y)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         a, y = ctx.saved_tensors
         nothing = torch.zeros_like(a[:1])
         # The forward scan is the reverse scan of the arrays read backwards; written with `_apply`, so that it can be
         # differentiated again.
         previous = torch.cat((nothing, a[:-1]))
-        z = _apply(grads[0].flip(0), previous.flip(0), ctx.carry).flip(0)
-        return z, z * torch.cat((y[1:], torch.zeros_like(y[:1]))), None
+        z = _apply(grads[0].flip(0), previous.flip(0)).flip(0)
+        return z, z * torch.cat((y[1:], torch.zeros_like(y[:1])))
 
 
-def _apply(x: Tensor, a: Tensor, carry: str) -> Tensor:
-    return _Scan.apply(x, a, carry)
+def _apply(x: Tensor, a: Tensor) -> Tensor:
+    return _Scan.apply(x, a)

@@ -10,7 +10,7 @@ Columns are NumPy arrays or torch tensors, all of one kind. Ids are dense int32 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class StepTable:
     logp_teacher: Array | None = None
     entropy: Array | None = None
     policy_version: Array | None = None
-    extras: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class EpisodeTable:
     group_id: Array
     task_id: Array
     game_id: Array
-    seed: Any
+    seed: Array
     outcome: Array
     success: Array
     n_turns: Array

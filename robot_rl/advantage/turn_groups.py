@@ -6,14 +6,11 @@ episode. An episode with a NaN reward is unscorable: it leaves every statistic a
 
 from __future__ import annotations
 
-import numpy as np
+import torch
 
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    double,
-    integer,
-    library,
     match_dtype,
     require_flat,
     require_ids,
@@ -25,25 +22,17 @@ from robot_rl.advantage.normalise import EdgeRules, as_cells, normalise
 from robot_rl.advantage.returns import discounted_return, position
 from robot_rl.advantage.segments import check_ids, combine_ids, seg_count, seg_sum
 
-BLOCK = 1 << 14
-
-
-"""Rows of a block where a chain of operations is done block by block."""
-
 
 def _episode_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Array, Array]:
     """Checked (reward, episode int64, dense group per episode or -1)."""
-    reward = as_array(reward)
     n = require_flat("reward", reward)
-    episode = as_array(episode, reward)
-    group = as_array(group, reward)
     require_rows(n, episode=episode)
     require_ids("episode", episode)
     require_sorted("episode", episode)
     dense = as_cells(group, group)
-    group = library(reward).where(dense.inside, dense.ids, -1)
+    group = torch.where(dense.inside, dense.ids, -1)
     check_ids(episode, int(group.shape[0]))
-    return reward, integer(episode), group
+    return reward, episode.long(), group
 
 
 def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Array, Array, Array]:
@@ -57,11 +46,10 @@ def _turn_rows(reward: Array, episode: Array, group: Array) -> tuple[Array, Arra
 def _cell(group: Array, index: Array) -> tuple[Array, int]:
     """Dense cells (group, index), and their number; -1 where the group is -1."""
     ids, count = combine_ids(group, index)
-    if isinstance(group, np.ndarray) and group.size and group.min() >= 0:
-        return ids, count
-    return library(group).where(group >= 0, ids, -1), count
+    return torch.where(group >= 0, ids, -1), count
 
 
+@in_torch
 def trloo(
     reward: Array,
     episode: Array,
@@ -95,7 +83,7 @@ def trloo(
     require_option("absent", absent, ["skip", "zero"])
     reward, episode, row_group, first = _turn_rows(reward, episode, group)
     value = discounted_return(reward, episode, gamma)
-    index = position(episode) if turn_index is None else as_array(turn_index, reward)
+    index = position(episode) if turn_index is None else turn_index
     cells, count = _cell(row_group, index)
     if absent == "skip":
         return normalise(
@@ -105,18 +93,18 @@ def trloo(
             scale="none",
             rules=EdgeRules(singleton=singleton),
         )[0]
-    xp = library(reward)
-    ok = ~xp.isnan(value) & (row_group >= 0)
-    known = xp.where(ok, double(value), 0.0)
-    cells = xp.where(cells >= 0, cells, 0)
+    ok = ~torch.isnan(value) & (row_group >= 0)
+    known = torch.where(ok, value.double(), 0.0)
+    cells = torch.where(cells >= 0, cells, 0)
     groups = as_cells(row_group, reward)
     members = seg_count(groups.ids, groups.n, mask=first & ok)[groups.ids]
-    mean = seg_sum(known, cells, count, mask=ok)[cells] / xp.where(members > 0, members, 1.0)
-    out = (known - mean) * members / xp.where(members > 1, members - 1.0, 1.0)
-    alone = known if singleton == "raw" else xp.zeros_like(known)
-    return match_dtype(xp.where(ok, xp.where(members > 1, out, alone), 0.0), reward)
+    mean = seg_sum(known, cells, count, mask=ok)[cells] / torch.where(members > 0, members, 1.0)
+    out = (known - mean) * members / torch.where(members > 1, members - 1.0, 1.0)
+    alone = known if singleton == "raw" else torch.zeros_like(known)
+    return match_dtype(torch.where(ok, torch.where(members > 1, out, alone), 0.0), reward)
 
 
+@in_torch
 def gigpo(
     reward: Array,
     episode: Array,
@@ -156,30 +144,27 @@ def gigpo(
     require_option("mode", mode, ["mean_norm", "mean_std_norm"])
     require_option("unit", unit, ["episode", "rows"])
     reward, episode, row_group, _ = _turn_rows(reward, episode, group)
-    xp = library(reward)
-    anchor = as_array(anchor, reward)
     require_rows(int(reward.shape[0]), anchor=anchor)
     require_ids("anchor", anchor)
     scale = "std" if mode == "mean_std_norm" else "none"
-    episodes = int(as_array(group, reward).shape[0])
-    if score is None:
-        score = seg_sum(reward, episode, episodes)  # NaN in an episode with a NaN reward
-    score = outcome = double(as_array(score, reward))
+    episodes = int(group.shape[0])
+    # The sum is NaN in an episode with a NaN reward.
+    outcome = seg_sum(reward, episode, episodes) if score is None else score.double()
     if unit == "episode":
-        outer = normalise(score, group, scale=scale)[0][episode]
+        outer = normalise(outcome, group, scale=scale)[0][episode]
     else:
         outer = normalise(outcome[episode], row_group, scale=scale)[0]
     value = discounted_return(reward, episode, gamma)
     cells, count = _cell(row_group, anchor)
-    if not (isinstance(anchor, np.ndarray) and anchor.all()):
-        cells = xp.where(anchor != 0, cells, -1)
+    cells = torch.where(anchor != 0, cells, -1)
     if first_visit:
-        visit, _ = combine_ids(episode, xp.where(cells >= 0, cells, count))
-        cells = xp.where(position(visit, visit) == 0, cells, -1)
-    inner = normalise(double(value), as_cells(cells, double(value), count), scale=scale)[0]
+        visit, _ = combine_ids(episode, torch.where(cells >= 0, cells, count))
+        cells = torch.where(position(visit, visit) == 0, cells, -1)
+    inner = normalise(value.double(), as_cells(cells, value.double(), count), scale=scale)[0]
     return match_dtype(outer + omega * inner, reward)
 
 
+@in_torch
 def mapo(
     reward: Array,
     episode: Array,
@@ -211,12 +196,11 @@ def mapo(
     """
     require_option("batch_on", batch_on, ["reward", "returns"])
     reward, episode, row_group, _ = _turn_rows(reward, episode, group)
-    xp = library(reward)
-    value = double(discounted_return(reward, episode, gamma))
-    index = position(episode) if turn_index is None else as_array(turn_index, reward)
+    value = discounted_return(reward, episode, gamma).double()
+    index = position(episode) if turn_index is None else turn_index
     cells, count = _cell(row_group, index)
     turn = normalise(value, as_cells(cells, value, count))[0]
-    grouped = xp.where(row_group >= 0, 0, -1)
-    entries = value if batch_on == "returns" else xp.where(xp.isnan(value), float("nan"), double(reward))
+    grouped = torch.where(row_group >= 0, 0, -1)
+    entries = value if batch_on == "returns" else torch.where(torch.isnan(value), float("nan"), reward.double())
     batch = normalise(entries, as_cells(grouped, entries, 1))[0]
     return match_dtype(experimental_alpha * turn + (1.0 - experimental_alpha) * batch, reward)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -201,13 +202,13 @@ def bilevel_gae(
 class _Index:
     """Turns of flat rows, and the way back to the caller's layout."""
 
-    xp: Any
+    xp: ModuleType
     shape: tuple[int, ...]
-    inside: Any  # rows of the flat order that lie in a turn, or None for all
+    inside: Array  # rows of the flat order that lie in a turn, or None for all
     start: Array
     end: Array
-    id: Any  # dense turn of each row inside
-    last: Any  # per turn: nothing of its episode follows
+    id: Array  # dense turn of each row inside
+    last: Array  # per turn: nothing of its episode follows
 
     def reward(
         self, reward: Array, gamma: float, duration: Array | None, turn_reward: Array | None
@@ -231,7 +232,7 @@ class _Index:
         return to_dtype(total, check_float(reward)), count
 
     def rows_of_turns(
-        self, reward: Array, value: Array, columns: dict[str, Any], duration: Array | None = None
+        self, reward: Array, value: Array, columns: dict[str, Array], duration: Array | None = None
     ) -> RolloutRows:
         """The rollout one level up: a row per turn, its successor the one behind its last row."""
         following, ended = columns["next_value"][self.end], columns["terminated"][self.end]
@@ -255,7 +256,7 @@ class _Index:
         return x if len(self.shape) == 1 else x.reshape(self.shape[1], self.shape[0]).swapaxes(0, 1)
 
 
-def _flat(rows: RolloutRows, turn: Array, **more: Array | None) -> tuple[_Index, dict[str, Any]]:
+def _flat(rows: RolloutRows, turn: Array, **more: Array | None) -> tuple[_Index, dict[str, Array]]:
     """Where the turns lie, and value, next_value, terminated, duration and `more` of the rows inside them, flat."""
     xp, shape = namespace(rows.reward), tuple(rows.reward.shape)
     if len(shape) not in (1, 2) or 0 in shape:

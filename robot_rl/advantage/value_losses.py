@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from robot_rl.advantage.kinds import Array, as_array, boolean, detach, double, floating, library, match_dtype
+import torch
+
+from robot_rl.advantage.arrays import in_torch
+from robot_rl.advantage.kinds import Array, floating, match_dtype
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.segments import seg_count, seg_sum
 
 
+@in_torch
 def value_loss_rows(
     value: Array,
     target: Array,
@@ -32,24 +36,23 @@ def value_loss_rows(
 
     Source: Schulman et al., PPO implementation (value clipping).
     """
-    value = floating(as_array(value))
-    xp = library(value)
-    target = detach(as_array(target, value))
+    value = floating(value)
+    target = target.detach()
     if weight is not None:
-        weight = as_array(weight, value)
         on = weight != 0
-        value, target = xp.where(on, value, 0.0), xp.where(on, target, 0.0)
+        value, target = torch.where(on, value, 0.0), torch.where(on, target, 0.0)
     rows = (value - target) ** 2
     if clip is not None:
         if old_value is None:
             raise ValueError("old_value is missing: value clipping needs the value at collection; or set clip=None")
-        old = detach(as_array(old_value, value))
+        old = old_value.detach()
         if weight is not None:
-            old = xp.where(weight != 0, old, 0.0)
-        rows = xp.maximum(rows, (old + xp.clip(value - old, -clip, clip) - target) ** 2)
+            old = torch.where(weight != 0, old, 0.0)
+        rows = torch.maximum(rows, (old + torch.clip(value - old, -clip, clip) - target) ** 2)
     return 0.5 * rows if weight is None else 0.5 * rows * match_dtype(weight, value)
 
 
+@in_torch
 def explained_variance(value: Array, target: Array, *, mask: Array | None = None) -> Array:
     """1 - var(target - value) / var(target) over the masked rows; 0 if the target has no spread.
 
@@ -61,16 +64,15 @@ def explained_variance(value: Array, target: Array, *, mask: Array | None = None
     Returns:
         0-d float64 without gradient.
     """
-    value, target = double(detach(as_array(value))).reshape(-1), double(detach(as_array(target))).reshape(-1)
-    xp = library(value)
-    use = row_mask(None if mask is None else boolean(as_array(mask, value)).reshape(-1), value)
-    ids = xp.zeros_like(use, dtype=xp.int64)
+    value, target = value.detach().double().reshape(-1), target.detach().double().reshape(-1)
+    use = row_mask(None if mask is None else mask.bool().reshape(-1), value)
+    ids = torch.zeros_like(use, dtype=torch.int64)
     count = seg_count(ids, 1, mask=use)
-    safe = xp.where(count > 0, count, 1.0)
+    safe = torch.where(count > 0, count, 1.0)
 
     def variance(x: Array) -> Array:
         mean = seg_sum(x, ids, 1, mask=use) / safe
         return seg_sum((x - mean) ** 2, ids, 1, mask=use) / safe
 
     total = variance(target)
-    return xp.where(total > 0, 1.0 - variance(target - value) / xp.where(total > 0, total, 1.0), 0.0)[0]
+    return torch.where(total > 0, 1.0 - variance(target - value) / torch.where(total > 0, total, 1.0), 0.0)[0]

@@ -6,15 +6,17 @@ A filter returns the mask that remains; statistics of a group are formed before 
 
 from __future__ import annotations
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    library,
 )
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_var
 
 
+@in_torch
 def drop_zero_variance(score: Array, group: Array, *, threshold: float = 1e-3) -> Array:
     """Members of groups whose scores differ: groups without information are dropped.
 
@@ -37,9 +39,7 @@ def drop_zero_variance(score: Array, group: Array, *, threshold: float = 1e-3) -
 
 def _group_std(score: Array, group: Array) -> tuple[Array, Array, Array]:
     """((groups,) deviation with 0 for small groups, (E,) dense group, (E,) scorable member of a group)."""
-    score = as_array(score)
-    xp = library(score)
     cells = as_cells(group, score)
-    ok = cells.inside & ~xp.isnan(score)
+    ok = cells.inside & ~torch.isnan(score)
     var = seg_var(score, cells.ids, cells.n, mask=ok)
-    return xp.sqrt(xp.where(xp.isnan(var), 0.0, var)), cells.ids, ok
+    return torch.sqrt(torch.where(torch.isnan(var), 0.0, var)), cells.ids, ok

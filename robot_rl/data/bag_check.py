@@ -10,7 +10,7 @@ from typing import Any
 
 from robot_rl import extras
 from robot_rl.data import foreign
-from robot_rl.data.findings import BadData, error
+from robot_rl.data.findings import refusal
 from robot_rl.data.mcap_salvage import MAGIC
 
 _CHUNK = 6
@@ -30,7 +30,7 @@ def check(path: Path) -> None:
     facts: Any = foreign.read_yaml(foreign.inside(path, "metadata.yaml")).get("rosbag2_bagfile_information")
     names = facts.get("relative_file_paths") if isinstance(facts, dict) else None
     if not isinstance(names, list):
-        raise BadData(error("metadata", f"{path / 'metadata.yaml'} lists no files", "run `ros2 bag reindex`"))
+        raise refusal("metadata", f"{path / 'metadata.yaml'} lists no files", "run `ros2 bag reindex`")
     mode = str(facts.get("compression_mode") or "").lower()
     for name in names:
         file = foreign.inside(path, PurePath(str(name)).name)  # the reader takes the last part of the name only
@@ -47,7 +47,7 @@ def _check_file(file: Path, *, packed: bool) -> None:
         kind = start.read(16)
     if kind.startswith(MAGIC):
         if packed:
-            raise BadData(error("unreadable", f"{file}: messages packed one by one are read from sqlite3 only"))
+            raise refusal("unreadable", f"{file}: messages packed one by one are read from sqlite3 only")
         _check_chunks(file)
     elif kind.startswith(b"SQLite format 3"):
         _check_tables(file, packed)
@@ -83,7 +83,7 @@ def _check_tables(file: Path, packed: bool) -> None:
         made = sorted(str(name) for name, kind in kinds.items() if kind != "table")
         if made:
             message = f"{file} computes {', '.join(made)[:200]} instead of storing rows"
-            raise BadData(error("unreadable", message, "convert the bag on the robot (`ros2 bag convert`)"))
+            raise refusal("unreadable", message, "convert the bag on the robot (`ros2 bag convert`)")
         if packed and "messages" in kinds:
             for (data,) in base.execute("SELECT data FROM messages"):
                 _unpack(file, bytes(data), foreign.SMALL)
@@ -108,7 +108,7 @@ def _unpack(file: Path, data: bytes, most: int) -> None:
                     break
         total += told
         if total > most:
-            raise BadData(error("claim", f"{file}: {length:,} packed bytes stand for {total:,}, told are {most:,}"))
+            raise refusal("claim", f"{file}: {length:,} packed bytes stand for {total:,}, told are {most:,}")
         data = data[length:]
 
 

@@ -28,7 +28,7 @@ from robot_rl.data.atomic import new_hdf5
 from robot_rl.data.bounds import ActionBounds, attributes, facts
 from robot_rl.data.d4rl_table import D4rlTable, load
 from robot_rl.data.episode import Logs, unnamed_io
-from robot_rl.data.findings import BadData, error, note, warning
+from robot_rl.data.findings import BadData, note, refusal, warning
 from robot_rl.types import Episode, IOSpec, Options
 from robot_rl.types.options import Count, Positive
 
@@ -248,21 +248,15 @@ def _ends(table: D4rlTable, name: str, limit: int | None, meaning: str) -> tuple
     if "timeouts" in table.column and not (limit and not (table["timeouts"] | terminal).any()):
         timeout = table["timeouts"].copy()
         if known is not None and rows > known and not (terminal | timeout).any():
-            raise BadData(
-                error(
-                    "no_boundary",
-                    f"{table.path} marks no episode's end in {rows:,} rows, but episodes have at most {known} steps",
-                    ask,
-                )
+            raise refusal(
+                "no_boundary",
+                f"{table.path} marks no episode's end in {rows:,} rows, but episodes have at most {known} steps",
+                ask,
             )
     else:
         if known is None and not terminal.any():
-            raise BadData(
-                error(
-                    "no_boundary",
-                    f"{table.path} marks no episode's end (no 'timeouts', no terminal in {rows:,} rows)",
-                    ask,
-                )
+            raise refusal(
+                "no_boundary", f"{table.path} marks no episode's end (no 'timeouts', no terminal in {rows:,} rows)", ask
             )
         timeout = np.zeros(rows, bool)
         if known is not None:
@@ -305,15 +299,13 @@ def _hidden_ends(table: D4rlTable, ended: np.ndarray, name: str, allow_nan: bool
     if "next_observations" in table.column:
         cut[:-1] = _gaps(table["next_observations"], state) & ~ended[:-1]
         if cut.sum() > max(1, 0.001 * len(table)):
-            raise BadData(
-                error(
-                    "shuffled",
-                    f"{table.path}: {cut.sum():,} of {len(table):,} rows are not followed by their next observation, "
-                    f"first row {int(np.argmax(cut))}; the rows are probably shuffled, and episodes cannot be told",
-                    "shuffled=true reads them as single transitions, for TD learning only",
-                    count=cut.sum(),
-                    where=f"row {int(np.argmax(cut))}",
-                )
+            raise refusal(
+                "shuffled",
+                f"{table.path}: {cut.sum():,} of {len(table):,} rows are not followed by their next observation, "
+                f"first row {int(np.argmax(cut))}; the rows are probably shuffled, and episodes cannot be told",
+                "shuffled=true reads them as single transitions, for TD learning only",
+                count=cut.sum(),
+                where=f"row {int(np.argmax(cut))}",
             )
     elif not name.startswith("antmaze") and len(state) > 2:
         cut[:-1] = _jumps(state, ended)
@@ -325,14 +317,12 @@ def _hidden_ends(table: D4rlTable, ended: np.ndarray, name: str, allow_nan: bool
         jump = np.linalg.norm(np.diff(state[:, :2], axis=0), axis=1) > _JUMP
         jump &= ~(ended | cut)[:-1]
         if jump.any():
-            raise BadData(
-                error(
-                    "antmaze_v0",
-                    f"{table.path}: the ant jumps more than {_JUMP:g} m inside an episode at {jump.sum()} rows, first "
-                    f"after row {int(np.argmax(jump))}; timeouts and resets do not fit (AntMaze v0): use the v2 file",
-                    count=jump.sum(),
-                    where=f"row {int(np.argmax(jump))}",
-                )
+            raise refusal(
+                "antmaze_v0",
+                f"{table.path}: the ant jumps more than {_JUMP:g} m inside an episode at {jump.sum()} rows, first "
+                f"after row {int(np.argmax(jump))}; timeouts and resets do not fit (AntMaze v0): use the v2 file",
+                count=jump.sum(),
+                where=f"row {int(np.argmax(jump))}",
             )
     return cut
 
@@ -372,7 +362,7 @@ def _bounds(table: D4rlTable, size: int) -> ActionBounds | None:
 def _read_shuffled(table: D4rlTable, name: str, control_hz: float) -> Logs:
     """Every row as an episode of one step."""
     if "next_observations" not in table.column:
-        raise BadData(error("missing_key", f"{table.path} has no 'next_observations': shuffled rows need them"))
+        raise refusal("missing_key", f"{table.path} has no 'next_observations': shuffled rows need them")
     everywhere = np.ones(len(table), bool)
     terminal = table["terminals"].copy()
     timeout = table["timeouts"] & ~terminal if "timeouts" in table.column else np.zeros(len(table), bool)
@@ -398,7 +388,7 @@ def _salvage(table: D4rlTable, episodes: list[Episode]) -> list[Episode]:
     kept = [e for e, a, b in zip(episodes, starts, starts[1:]) if lost[b] == lost[a]]
     dropped = len(episodes) - len(kept)
     if not kept:
-        raise BadData(error("damaged_chunk", f"{table.path}: no episode lies whole outside the damaged rows"))
+        raise refusal("damaged_chunk", f"{table.path}: no episode lies whole outside the damaged rows")
     message = f"{dropped} of {len(episodes)} episodes touch damaged rows: left out"
     table.findings.append(warning("salvaged", message, count=dropped))
     return kept

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from robot_rl.data import foreign, sources
-from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.data.findings import Finding, error, note, refusal, stop_on_errors, warning
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _FLAGS = ("terminals", "timeouts")
@@ -92,7 +92,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> D4rlTable:
                     table.lost[begin:end] = True
             return table
     stop_on_errors(findings)
-    raise BadData(error("unreadable", f"{path} cannot be read", sources.AGAIN))
+    raise refusal("unreadable", f"{path} cannot be read", sources.AGAIN)
 
 
 def _present(file: h5py.File) -> dict[str, list[h5py.Dataset]]:

@@ -58,6 +58,11 @@ class BadData(ValueError):
         super().__init__("\n".join(str(item) for item in self.findings if item.severity == "error"))
 
 
+def refusal(case: str, message: str, repair: str = "", *, count: int = 1, where: str = "") -> BadData:
+    """The exception of one `error`."""
+    return BadData(error(case, message, repair, count=count, where=where))
+
+
 def stop_on_errors(findings: Iterable[Finding]) -> None:
     """Raise `BadData` with everything if there is an error among the findings."""
     findings = list(findings)

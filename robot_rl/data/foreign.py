@@ -25,7 +25,7 @@ import numpy as np
 
 from robot_rl import extras, plain_pickle
 from robot_rl.data import sources
-from robot_rl.data.findings import BadData, error
+from robot_rl.data.findings import BadData, refusal
 from robot_rl.tables import TableError, read_table
 
 SMALL = 1 << 26
@@ -57,11 +57,11 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except (FileNotFoundError, ImportError):
         raise
     except MemoryError as problem:
-        raise BadData(error("memory", f"{path} needs more memory than there is", "read a part of it")) from problem
+        raise refusal("memory", f"{path} needs more memory than there is", "read a part of it") from problem
     except Exception as problem:
         why = " ".join(str(problem).split()) or "no reason given"
         text = why if isinstance(problem, (ValueError, OSError)) else f"{type(problem).__name__}: {why}"
-        raise BadData(error("unreadable", f"{path} cannot be read: {text[:400]}", sources.AGAIN)) from problem
+        raise refusal("unreadable", f"{path} cannot be read: {text[:400]}", sources.AGAIN) from problem
 
 
 def free_memory() -> int:
@@ -109,11 +109,11 @@ def room(path: Path, claimed: int, what: str, *, ratio: int = RATIO, size: int |
     size = path.stat().st_size if size is None else size
     if claimed > ratio * size:
         message = f"{path}: {what} claims {claimed:,} bytes, but the file has {size:,}"
-        raise BadData(error("claim", message, "the file is damaged or not what it says; " + sources.AGAIN))
+        raise refusal("claim", message, "the file is damaged or not what it says; " + sources.AGAIN)
     free = free_memory()
     if claimed > free // 2:
         message = f"{path}: {what} needs {claimed:,} bytes of memory, at most half of the {free:,} free ones"
-        raise BadData(error("memory", message, "read a part of it, or use a machine with more memory"))
+        raise refusal("memory", message, "read a part of it, or use a machine with more memory")
 
 
 def inside(root: Path, name: str | os.PathLike[str]) -> Path:
@@ -126,10 +126,10 @@ def inside(root: Path, name: str | os.PathLike[str]) -> Path:
     try:
         found = path.resolve()
     except (OSError, ValueError, RuntimeError) as problem:  # loops of links, a NUL in the name
-        raise BadData(error("outside", f"{root} names {str(name)[:200]!r}: {problem}")) from problem
+        raise refusal("outside", f"{root} names {str(name)[:200]!r}: {problem}") from problem
     if not found.is_relative_to(root.resolve()):
         message = f"{root} leads to '{str(name)[:200]}', which lies outside of its folder ({found}): not read"
-        raise BadData(error("outside", message, "copy the files themselves into the folder (cp -rL)"))
+        raise refusal("outside", message, "copy the files themselves into the folder (cp -rL)")
     return path
 
 
@@ -140,11 +140,11 @@ def fill(template: object, **values: object) -> str:
         BadData: the template holds anything else in braces.
     """
     if not isinstance(template, str) or set("{}") & set(_FIELD.sub("", template)):
-        raise BadData(error("template", f"{str(template)[:200]!r} is no template of file names"))
+        raise refusal("template", f"{str(template)[:200]!r} is no template of file names")
     unknown = {match[1] for match in _FIELD.finditer(template)} - values.keys()
     if unknown:
         message = f"the template {template[:200]!r} has the fields {sorted(unknown)}, known are {sorted(values)}"
-        raise BadData(error("template", message, "export the data set again"))
+        raise refusal("template", message, "export the data set again")
 
     def one(match: re.Match[str]) -> str:
         value = values[match[1]]
@@ -161,11 +161,11 @@ def text(path: Path, most: int = _TEXT) -> str:
     """
     size = path.stat().st_size
     if size > most:
-        raise BadData(error("claim", f"{path} has {size:,} bytes, expected at most {most:,} of text"))
+        raise refusal("claim", f"{path} has {size:,} bytes, expected at most {most:,} of text")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:
-        raise BadData(error("unreadable", f"{path} is no text ({problem})", sources.AGAIN)) from problem
+        raise refusal("unreadable", f"{path} is no text ({problem})", sources.AGAIN) from problem
 
 
 def parse(path: Path, content: str, kind: type = dict) -> Any:
@@ -177,9 +177,9 @@ def parse(path: Path, content: str, kind: type = dict) -> Any:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as problem:
-        raise BadData(error("metadata", f"{path} is no JSON ({problem})", sources.AGAIN)) from problem
+        raise refusal("metadata", f"{path} is no JSON ({problem})", sources.AGAIN) from problem
     if not isinstance(value, kind):
-        raise BadData(error("metadata", f"{path} holds a {type(value).__name__}, expected a {kind.__name__}"))
+        raise refusal("metadata", f"{path} holds a {type(value).__name__}, expected a {kind.__name__}")
     return value
 
 
@@ -204,7 +204,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         return read_table(path)
     except TableError as problem:
-        raise BadData(error("metadata", str(problem))) from problem
+        raise refusal("metadata", str(problem)) from problem
 
 
 def number(name: str, key: str, value: object) -> float:
@@ -214,7 +214,7 @@ def number(name: str, key: str, value: object) -> float:
         BadData: it is none; names the map and the key.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadData(error("map", f"{name}: {key} is {str(value)[:100]!r}, expected a number"))
+        raise refusal("map", f"{name}: {key} is {str(value)[:100]!r}, expected a number")
     return float(value)
 
 
@@ -235,9 +235,9 @@ def hdf5(path: Path) -> Iterator[h5py.File]:
         try:
             _keep_to_itself(path, file)
         except (OSError, RuntimeError, KeyError, TypeError) as problem:
-            raise BadData(
-                error("damaged", f"{path}: its list of keys cannot be read ({problem})", sources.AGAIN)
-            ) from (problem)
+            raise refusal("damaged", f"{path}: its list of keys cannot be read ({problem})", sources.AGAIN) from (
+                problem
+            )
         yield file
 
 
@@ -258,7 +258,7 @@ def _keep_to_itself(path: Path, file: h5py.File) -> None:
         if isinstance(item, h5.h5g.GroupID):
             if kind == h5.h5l.TYPE_SOFT or address in groups:
                 message = f"{path}: '{shown}' is a second name of a group: it could lie in itself"
-                raise BadData(error("links", message, "write the groups out (h5repack, h5copy)"))
+                raise refusal("links", message, "write the groups out (h5repack, h5copy)")
             groups.add(address)
         elif isinstance(item, h5.h5d.DatasetID):
             made = item.get_create_plist()
@@ -274,7 +274,7 @@ def _keep_to_itself(path: Path, file: h5py.File) -> None:
 
 def _leaves(path: Path, what: str) -> BadData:
     message = f"{path}: {what}: not read, because it could be any file of this machine"
-    return BadData(error("outside", message, "ask its owner for a file that holds its own data (h5repack, h5copy)"))
+    return refusal("outside", message, "ask its owner for a file that holds its own data (h5repack, h5copy)")
 
 
 def take(path: Path, item: object) -> np.ndarray:
@@ -288,7 +288,7 @@ def take(path: Path, item: object) -> np.ndarray:
         return item
     if not isinstance(item, h5py.Dataset) or item.shape is None:
         what = item.name if isinstance(item, h5py.HLObject) else type(item).__name__
-        raise BadData(error("types", f"{path}: {what} holds no array", "write the file again"))
+        raise refusal("types", f"{path}: {what} holds no array", "write the file again")
     room(path, math.prod(item.shape) * item.dtype.itemsize, f"'{item.name}'")
     return np.asarray(item[()])
 
@@ -304,16 +304,16 @@ def npz(path: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if len({m.filename for m in members}) != len(members):
-                raise BadData(error("unreadable", f"{path} holds two arrays of one name", sources.AGAIN))
+                raise refusal("unreadable", f"{path} holds two arrays of one name", sources.AGAIN)
             room(path, sum(m.file_size for m in members), "all of its arrays together")
             for member in members:
                 key = member.filename.removesuffix(".npy")
                 with archive.open(member) as file:
                     found[key] = _npy(path, key, file, member.file_size)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, OSError, EOFError, KeyError, NotImplementedError) as problem:
-        raise BadData(error("unreadable", f"{path} is no readable NPZ archive: {problem}", sources.AGAIN)) from problem
+        raise refusal("unreadable", f"{path} is no readable NPZ archive: {problem}", sources.AGAIN) from problem
     except RuntimeError as problem:  # encrypted
-        raise BadData(error("unreadable", f"{path} cannot be unpacked: {problem}")) from problem
+        raise refusal("unreadable", f"{path} cannot be unpacked: {problem}") from problem
     return found
 
 
@@ -325,17 +325,17 @@ def _npy(path: Path, key: str, file: Any, size: int) -> np.ndarray:
         if dtype.hasobject:
             repair = "write it again with one plain array per key: numpy.savez(path, observations=..., ...)"
             message = f"{path}: '{key}' is an array of Python objects, which can run code when loaded"
-            raise BadData(error("object_array", message, repair))
+            raise refusal("object_array", message, repair)
         count = math.prod(shape)
         if count < 0 or count * dtype.itemsize > size:
             message = f"{path}: '{key}' claims {count:,} numbers of {dtype}, the archive holds {size:,} bytes of it"
-            raise BadData(error("claim", message, sources.AGAIN))
+            raise refusal("claim", message, sources.AGAIN)
         data = file.read(count * dtype.itemsize)
         flat = np.frombuffer(bytearray(data), dtype, count) if count else np.zeros(0, dtype)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as problem:
         if isinstance(problem, BadData):
             raise
-        raise BadData(error("unreadable", f"{path}: '{key}' is no array: {problem}", sources.AGAIN)) from problem
+        raise refusal("unreadable", f"{path}: '{key}' is no array: {problem}", sources.AGAIN) from problem
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
@@ -351,11 +351,11 @@ def unpickle(path: Path) -> Any:
     except plain_pickle.NotPlain as problem:
         message = f"{path} asks for '{problem}', which is neither an array nor a plain container: not loaded"
         repair = "write the arrays with numpy.savez instead; a pickle can run any code"
-        raise BadData(error("pickle_global", message, repair, where=str(problem))) from problem
+        raise refusal("pickle_global", message, repair, where=str(problem)) from problem
     except plain_pickle.BROKEN as problem:
         if isinstance(problem, BadData):
             raise
-        raise BadData(error("unreadable", f"{path} is no readable pickle: {problem}", sources.AGAIN)) from problem
+        raise refusal("unreadable", f"{path} is no readable pickle: {problem}", sources.AGAIN) from problem
 
 
 def numbers(path: Path, value: object) -> np.ndarray:
@@ -388,7 +388,7 @@ def csv(path: Path) -> tuple[list[str], np.ndarray]:
             since = since + len(block) if b"\n" not in block else len(block) - block.rindex(b"\n")
             longest = max(longest, since)
             if longest > 1 << 22:
-                raise BadData(error("bad_csv", f"{path} has a line of more than 4 MB, expected rows of numbers"))
+                raise refusal("bad_csv", f"{path} has a line of more than 4 MB, expected rows of numbers")
     with _binary(path) as file:
         names = [name.strip() for name in file.readline().decode("utf-8").strip().split(",")]
         return names, np.loadtxt(file, delimiter=",", ndmin=2)
@@ -435,7 +435,7 @@ def parquet(path: Path, what: str, *, numeric: bool = False) -> Any:
         raise
     except (OSError, ValueError, KeyError, NotImplementedError, MemoryError) as problem:  # pyarrow's derive from these
         why = "its footer is missing, so it is cut short" if "footer" in str(problem) else str(problem)
-        raise BadData(error("bad_parquet", f"{path} ({what}) cannot be read: {why}", sources.AGAIN)) from problem
+        raise refusal("bad_parquet", f"{path} ({what}) cannot be read: {why}", sources.AGAIN) from problem
 
 
 def _is_numeric(pa: Any, kind: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from robot_rl.data import foreign, replay_log, sources
 from robot_rl.data.bounds import bounds_of_io
 from robot_rl.data.episode import Logs, sound, unnamed_io
-from robot_rl.data.findings import BadData, Finding, error, note, warning
+from robot_rl.data.findings import BadData, Finding, error, note, refusal, warning
 from robot_rl.types import Episode, IOSpec, Options
 
 _OWN = ("recording", "store")
@@ -40,7 +40,7 @@ def detect(path: str | os.PathLike[str]) -> str:
     if path.suffix in by_suffix:
         return by_suffix[path.suffix]
     if path.suffix == ".parquet":
-        raise BadData(error("unknown_format", f"{path} is one file of a data set", "name the folder that holds meta/"))
+        raise refusal("unknown_format", f"{path} is one file of a data set", "name the folder that holds meta/")
     if name == "main_data.hdf5":
         return "minari"
     return "robomimic" if _is_robomimic(path) else "d4rl"
@@ -63,14 +63,12 @@ def _folder(path: Path) -> str:
         return "rosbag"
     if any(path.rglob("*.csv")) or any(path.rglob("*.csv.gz")):
         return "csv"
-    raise BadData(
-        error(
-            "unknown_format",
-            f"{path} holds no log that can be read, expected segment-*.episodes (our recordings), meta.json (a store), "
-            "checkpoints/step_*/buffer (a run that learnt from a replay buffer), "
-            "data/main_data.hdf5 (Minari), meta/info.json (LeRobot), metadata.yaml (rosbag2) or .csv files",
-            "for D4RL, robomimic, NPZ and pickles name the file itself",
-        )
+    raise refusal(
+        "unknown_format",
+        f"{path} holds no log that can be read, expected segment-*.episodes (our recordings), meta.json (a store), "
+        "checkpoints/step_*/buffer (a run that learnt from a replay buffer), "
+        "data/main_data.hdf5 (Minari), meta/info.json (LeRobot), metadata.yaml (rosbag2) or .csv files",
+        "for D4RL, robomimic, NPZ and pickles name the file itself",
     )
 
 
@@ -209,7 +207,7 @@ def _store(path: Path) -> Logs:
     try:
         store = open_store(path)
     except ValueError as problem:
-        raise BadData(error("damaged", str(problem))) from problem
+        raise refusal("damaged", str(problem)) from problem
     facts = {"path": str(path), "format": "store", "name": store.meta.get("name", path.stem)}
     findings = [note("conversion", line) for line in store.report]
     return Logs(list(store.episodes()), findings, store.io, facts, bounds_of_io(store.io, store.meta.get("action")))

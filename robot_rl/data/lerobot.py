@@ -21,7 +21,7 @@ from robot_rl import extras
 from robot_rl.data import foreign, sources, video
 from robot_rl.data.bounds import ActionBounds, attributes, read_declared
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
-from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
 
 INFO = "meta/info.json"
@@ -131,14 +131,12 @@ def _meta(root: Path) -> _Set:
         for key in ("fps", "features", "data_path"):
             info[key]
     except (OSError, KeyError) as problem:
-        raise BadData(error("metadata", f"{root / INFO} cannot be used: {problem!r}", sources.AGAIN)) from problem
+        raise refusal("metadata", f"{root / INFO} cannot be used: {problem!r}", sources.AGAIN) from problem
     if not data.version.startswith(("v2.", "v3.")):
-        raise BadData(
-            error(
-                "version",
-                f"{root} is of LeRobot version {data.version}, known are v2.x and v3.x",
-                "convert it with lerobot",
-            )
+        raise refusal(
+            "version",
+            f"{root} is of LeRobot version {data.version}, known are v2.x and v3.x",
+            "convert it with lerobot",
         )
     if data.version.startswith("v3"):
         files = sorted((root / "meta/episodes").rglob("*.parquet"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from robot_rl import extras
 from robot_rl.data import foreign
-from robot_rl.data.findings import BadData, error
+from robot_rl.data.findings import refusal
 
 MAGIC = b"\x89MCAP0\r\n"
 _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK = 3, 4, 5, 6
@@ -43,7 +43,7 @@ def messages(path: Path) -> Iterator[Raw]:
     foreign.room(path, path.stat().st_size, "the file")
     content = path.read_bytes()
     if not content.startswith(MAGIC):
-        raise BadData(error("unreadable", f"{path} does not begin like an MCAP file", "copy it again"))
+        raise refusal("unreadable", f"{path} does not begin like an MCAP file", "copy it again")
     schemas: dict[int, tuple[str, str]] = {}
     channels: dict[int, tuple[int, str, str]] = {}
     yield from _walk(path, memoryview(content)[len(MAGIC) :], schemas, channels)
@@ -102,7 +102,7 @@ def _unpack(compression: str, packed: bytes, most: int) -> bytes:
     elif compression == "zstd":
         machine = extras.require("backports.zstd").ZstdDecompressor()
     else:
-        raise BadData(error("unreadable", f"a chunk is compressed by '{compression}', expected lz4 or zstd"))
+        raise refusal("unreadable", f"a chunk is compressed by '{compression}', expected lz4 or zstd")
     found, step, held = [], 4096, 0
     try:
         for begin in range(0, len(packed), step):  # piece by piece: what precedes a break comes out

@@ -21,7 +21,7 @@ from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.atomic import new_folder, new_hdf5
 from robot_rl.data.bounds import attributes, facts, read_declared
 from robot_rl.data.episode import Logs, unnamed_io
-from robot_rl.data.findings import BadData, Finding, error, warning
+from robot_rl.data.findings import BadData, Finding, error, refusal, warning
 from robot_rl.extras import require
 from robot_rl.types import Episode, IOSpec
 
@@ -173,12 +173,10 @@ def _metadata(path: Path) -> dict[str, Any]:
         if (folder / META).is_file():
             facts = foreign.read_json(foreign.inside(folder, META))
             if facts.get("data_format", "hdf5") not in ("hdf5", "arrow"):
-                raise BadData(
-                    error(
-                        "minari_format",
-                        f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5' or 'arrow'",
-                        "convert it with minari",
-                    )
+                raise refusal(
+                    "minari_format",
+                    f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5' or 'arrow'",
+                    "convert it with minari",
                 )
             return facts
     return {}

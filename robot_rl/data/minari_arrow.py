@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import foreign
-from robot_rl.data.findings import BadData, error
+from robot_rl.data.findings import BadData, refusal
 from robot_rl.extras import require
 
 
@@ -47,7 +47,7 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
     spaces = {name: _space(metadata, name) for name in ("observation", "action")}
     found = folders(data)
     if not found:
-        raise BadData(error("missing_key", f"{data} holds no episode folders (0, 1, ...)", "copy the data set again"))
+        raise refusal("missing_key", f"{data} holds no episode folders (0, 1, ...)", "copy the data set again")
     for folder in found:
         try:
             ignored = ["_", ".", "metadata.json"]
@@ -58,8 +58,8 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
         except (OSError, ValueError, MemoryError) as problem:
             if isinstance(problem, BadData):
                 raise
-            raise BadData(
-                error("truncated", f"{folder} cannot be read ({problem})", "copy or download the episode again")
+            raise refusal(
+                "truncated", f"{folder} cannot be read ({problem})", "copy or download the episode again"
             ) from problem
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         items: dict[str, Any] = {}

@@ -22,7 +22,7 @@ import numpy as np
 from robot_rl.data import foreign, scores, sources
 from robot_rl.data.bounds import attributes
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
-from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
 from robot_rl.types import Episode
 
 _NAMES = {
@@ -72,10 +72,10 @@ def _groups(path: Path, content: object) -> list[tuple[str, Mapping[str, Any]]] 
     """One mapping per episode, or None for arrays over all rows."""
     if isinstance(content, (list, tuple)):
         if not content or not all(isinstance(item, Mapping) for item in content):
-            raise BadData(error("layout", f"{path} holds a list, expected one dictionary of arrays per episode"))
+            raise refusal("layout", f"{path} holds a list, expected one dictionary of arrays per episode")
         return [(f"[{i}]", item) for i, item in enumerate(content)]
     if not isinstance(content, Mapping):
-        raise BadData(error("layout", f"{path} holds a {type(content).__name__}, expected arrays by name"))
+        raise refusal("layout", f"{path} holds a {type(content).__name__}, expected arrays by name")
     if any(_find(content, kind) for kind in ("obs", "action")):
         return None
     inside: dict[str, dict[str, object]] = {}

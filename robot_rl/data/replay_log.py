@@ -11,7 +11,7 @@ from robot_rl.data import foreign
 from robot_rl.data.arrays import HostArrays
 from robot_rl.data.chains import check_sizes
 from robot_rl.data.episode import Logs
-from robot_rl.data.findings import BadData, error, note
+from robot_rl.data.findings import note, refusal
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.segments import Segments
@@ -45,12 +45,10 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
     """
     folder = find(Path(path))
     if folder is None:
-        raise BadData(
-            error(
-                "no_replay",
-                f"{path} holds no checkpoint with a replay buffer",
-                "name a run of robot-rl train with an off-policy method, such as policy=online/sac",
-            )
+        raise refusal(
+            "no_replay",
+            f"{path} holds no checkpoint with a replay buffer",
+            "name a run of robot-rl train with an off-policy method, such as policy=online/sac",
         )
     if rows is not None and rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1")
@@ -65,8 +63,8 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
             raise ValueError("it is of another interface than io.json names")
         Segments().load(ring, folder / "buffer", lambda stored: None)
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as problem:
-        raise BadData(
-            error("damaged", f"{folder}: its replay buffer cannot be read ({problem})", "use another checkpoint")
+        raise refusal(
+            "damaged", f"{folder}: its replay buffer cannot be read ({problem})", "use another checkpoint"
         ) from problem
     episodes = ring.episodes(rows)
     findings = []

@@ -20,7 +20,7 @@ import numpy as np
 from robot_rl.data import foreign, sources
 from robot_rl.data.bounds import attributes
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
-from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.data.findings import Finding, error, note, refusal, stop_on_errors, warning
 from robot_rl.types import Episode
 
 
@@ -61,11 +61,11 @@ def read(
             masks = list(masked)
             if filter not in masks:
                 message = f"{path} has no filter '{filter}'; it has {', '.join(masks) or 'none'}"
-                raise BadData(error("missing_key", message, where=filter))
+                raise refusal("missing_key", message, where=filter)
             kept = {bytes(n).decode() for n in foreign.take(path, masked[filter])}
             names = [name for name in names if name in kept]
         if not names:
-            raise BadData(error("no_rows", f"{path} has no demonstrations (data/demo_<i>)"))
+            raise refusal("no_rows", f"{path} has no demonstrations (data/demo_<i>)")
         order = list(keys) if keys is not None else sorted(group[names[0]].get("obs", {}))
         if not order:
             findings.append(note("states", "no 'obs': the simulator's states are taken as observations"))

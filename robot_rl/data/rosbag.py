@@ -36,7 +36,7 @@ from robot_rl import extras
 from robot_rl.data import bag_check, foreign, mcap_salvage
 from robot_rl.data.bounds import read_declared
 from robot_rl.data.episode import Logs
-from robot_rl.data.findings import BadData, Finding, error, note, warning
+from robot_rl.data.findings import BadData, Finding, error, note, refusal, warning
 from robot_rl.data.lerobot import action_lag
 from robot_rl.data.tables import hold, interpolate
 from robot_rl.types import Episode, IOSpec
@@ -97,20 +97,20 @@ def _plan(given: str | os.PathLike[str] | Mapping[str, object]) -> dict[str, Any
         name = str(given)
         if not Path(given).is_file():
             message = f"there is no map '{given}'; expected a YAML file that names observation and action topics"
-            raise BadData(error("map", message))
+            raise refusal("map", message)
         plan = foreign.read_yaml(Path(given))
     unknown = {str(key) for key in plan} - _KEYS
     if unknown or not plan.get("observation") or not plan.get("action") or not plan.get("clock"):
         what = f"unknown keys {sorted(unknown)}" if unknown else "no 'clock', 'observation' or 'action'"
-        raise BadData(error("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}"))
+        raise refusal("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}")
     parts = plan["observation"] if isinstance(plan["observation"], list) else [None]
     for item in (*parts, plan["action"], *([plan["reward"]] if isinstance(plan.get("reward"), Mapping) else [])):
         if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("topic", "field")):
-            raise BadData(error("map", f"{name}: {str(item)[:200]} names no topic and field; docs/data.md has a map"))
+            raise refusal("map", f"{name}: {str(item)[:200]} names no topic and field; docs/data.md has a map")
         if item.get("kind", "linear") not in _KINDS:
-            raise BadData(error("map", f"{name}: kind '{item['kind']}' is unknown; there are {', '.join(_KINDS)}"))
+            raise refusal("map", f"{name}: kind '{item['kind']}' is unknown; there are {', '.join(_KINDS)}")
     if not isinstance(plan["clock"], str) and not 0.0 < foreign.number(name, "clock", plan["clock"]) <= 1e5:
-        raise BadData(error("map", f"{name}: clock is {plan['clock']}, expected Hz, up to 100,000, or a topic"))
+        raise refusal("map", f"{name}: clock is {plan['clock']}, expected Hz, up to 100,000, or a topic")
     return plan
 
 
@@ -135,9 +135,9 @@ def _read(
         if len(single) != 1:
             names = ", ".join(p.name for p in single) or "none"
             message = f"{path} has no metadata.yaml (its data files: {names})"
-            raise BadData(error("no_metadata", message, "run `ros2 bag reindex`, or name one data file"))
+            raise refusal("no_metadata", message, "run `ros2 bag reindex`, or name one data file")
         repair = f"name {single[0].name} itself, or run `ros2 bag reindex`"
-        raise BadData(error("no_metadata", f"{path} has no metadata.yaml", repair))
+        raise refusal("no_metadata", f"{path} has no metadata.yaml", repair)
     bag_check.check(path)
     reader = extras.require("rosbags.highlevel")
     stores = extras.require("rosbags.typesys")
@@ -147,7 +147,7 @@ def _read(
         names = {s.name.lower().removeprefix("ros2_"): s for s in stores.Stores}
         if distro not in names:
             message = f"ros_distro is '{distro}', expected one of {', '.join(sorted(names))}"
-            raise BadData(error("option", message, where="ros_distro"))
+            raise refusal("option", message, where="ros_distro")
         options["default_typestore"] = stores.get_typestore(names[distro])
     topics: dict[str, _Topic] = {}
     counted: dict[str, tuple[str, int]] = {}
@@ -287,13 +287,13 @@ def _values(name: str, topic: _Topic, item: Mapping[str, Any]) -> np.ndarray:
         for part in str(item["field"]).split("."):
             fields = _fields(value)
             if part not in fields:
-                raise BadData(error("missing_key", f"{name} has no field '{part}'; it has {', '.join(fields)}"))
+                raise refusal("missing_key", f"{name} has no field '{part}'; it has {', '.join(fields)}")
             value = fields[part]
         if item.get("joints"):
             have = list(message.name)
             lost = [joint for joint in item["joints"] if joint not in have]
             if lost:
-                raise BadData(error("missing_key", f"{name} has no joint {', '.join(lost)}; it has {', '.join(have)}"))
+                raise refusal("missing_key", f"{name} has no joint {', '.join(lost)}; it has {', '.join(have)}")
             value = [value[have.index(joint)] for joint in item["joints"]]
         elif {"x", "y"} <= _fields(value).keys():  # Vector3, Point, Quaternion
             value = [number for axis, number in _fields(value).items() if axis in ("x", "y", "z", "w")]

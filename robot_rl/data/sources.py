@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl.data.findings import BadData, Finding, error, warning
+from robot_rl.data.findings import BadData, Finding, error, refusal, warning
 
 LFS = b"version https://git-lfs"
 AGAIN = "download or copy it again"
@@ -29,15 +29,13 @@ def check_file(path: Path) -> None:
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise FileNotFoundError(f"{path} does not exist{hint}")
     if path.is_dir():
-        raise BadData(error("folder", f"{path} is a folder, expected a file"))
+        raise refusal("folder", f"{path} is a folder, expected a file")
     size = path.stat().st_size
     if size == 0:
-        raise BadData(error("empty_file", f"{path} is empty", AGAIN))
+        raise refusal("empty_file", f"{path} is empty", AGAIN)
     with open(path, "rb") as file:
         if file.read(40).startswith(LFS):
-            raise BadData(
-                error("lfs_pointer", f"{path} is a Git LFS pointer ({size} bytes), not data: run git lfs pull")
-            )
+            raise refusal("lfs_pointer", f"{path} is a Git LFS pointer ({size} bytes), not data: run git lfs pull")
 
 
 def explain(path: Path, problem: Exception) -> BadData:
@@ -45,19 +43,17 @@ def explain(path: Path, problem: Exception) -> BadData:
     text = str(problem)
     cut = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", text)
     if cut:
-        return BadData(error("cut_short", f"{path} is cut short: {int(cut[1]):,} of {int(cut[2]):,} bytes", AGAIN))
+        return refusal("cut_short", f"{path} is cut short: {int(cut[1]):,} of {int(cut[2]):,} bytes", AGAIN)
     if "signature not found" in text:
-        return BadData(
-            error("not_hdf5", f"{path} is not an HDF5 file", "name a D4RL, Minari or robomimic file, or another format")
+        return refusal(
+            "not_hdf5", f"{path} is not an HDF5 file", "name a D4RL, Minari or robomimic file, or another format"
         )
-    return BadData(error("unreadable", f"{path} cannot be read: {text}", AGAIN))
+    return refusal("unreadable", f"{path} cannot be read: {text}", AGAIN)
 
 
 def unreadable_error(path: Path, key: str, problem: Exception) -> BadData:
     """A dataset that is listed but does not come out."""
-    return BadData(
-        error("damaged", f"{path}: key '{key}' cannot be read ({problem}); the file is damaged there", AGAIN)
-    )
+    return refusal("damaged", f"{path}: key '{key}' cannot be read ({problem}); the file is damaged there", AGAIN)
 
 
 def missing_key(path: Path, key: str, present: Iterable[str]) -> BadData:
@@ -66,8 +62,8 @@ def missing_key(path: Path, key: str, present: Iterable[str]) -> BadData:
     near = difflib.get_close_matches(key, present, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else ""
     shown = ", ".join(present[:20]) + (" ..." if len(present) > 20 else "")
-    return BadData(
-        error("missing_key", f"{path}: key '{key}' is missing; the file has: {shown or 'nothing'}", hint, where=key)
+    return refusal(
+        "missing_key", f"{path}: key '{key}' is missing; the file has: {shown or 'nothing'}", hint, where=key
     )
 
 

@@ -17,14 +17,12 @@ A map is a YAML file:
     complete_s: 9.9                     # a shorter recording is a cut one
     variants: {acrobot: {...}}          # entries that replace those above when the name is part of the path
 
-Expressions know the columns, sin, cos, abs, sqrt, exp, minimum, maximum, pi, comparisons and arithmetic, nothing else.
+Expressions are those of `expression.Expression` over the columns and pi.
 Commands are held (the last value before t), other columns interpolated.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,33 +32,12 @@ import numpy as np
 
 from robot_rl.data import foreign, sources
 from robot_rl.data.episode import Logs
-from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
+from robot_rl.data.expression import Expression
+from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
 
 MAPS = Path(__file__).parent / "maps"
 _TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "cos": np.cos}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "sin": np.sin,
-    "cos": np.cos,
-    "abs": np.abs,
-    "sqrt": np.sqrt,
-    "exp": np.exp,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-}
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-}
 _KEYS = {
     "time", "control_hz", "state", "action", "info", "reward", "success", "success_hold_s", "complete_s", "variants",
 }  # fmt: skip
@@ -83,13 +60,13 @@ def read(
     path = Path(path)
     files = sorted([*path.rglob("*.csv"), *path.rglob("*.csv.gz")]) if path.is_dir() else [path]
     if not files:
-        raise BadData(error("no_rows", f"{path} holds no .csv or .csv.gz"))
+        raise refusal("no_rows", f"{path} holds no .csv or .csv.gz")
     for file in files:
         sources.check_file(foreign.inside(path, file.relative_to(path)) if path.is_dir() else file)
     if map is None:
         header = ", ".join(foreign.csv(files[0])[0])
         repair = f"give map=<file.yaml> that names state and action columns; maps of the package: {_list_known()}"
-        raise BadData(error("no_map", f"{path} has the columns {header}, but nothing says what they are", repair))
+        raise refusal("no_map", f"{path} has the columns {header}, but nothing says what they are", repair)
     plan = _plan(map)
     findings: list[Finding] = []
     episodes: list[Episode] = []
@@ -108,39 +85,16 @@ def read(
 
 
 def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Value of an expression of columns; nothing but arithmetic, comparisons and the functions named above.
+    """Value of an `Expression` of columns and pi, (N,) float64.
 
     Raises:
-        ValueError: it holds anything else, or an unknown name.
+        ValueError: it is none, or an unknown name.
     """
-
-    def value(node: ast.AST) -> Any:
-        if isinstance(node, ast.Expression):
-            return value(node.body)
-        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            return float(node.value)
-        if isinstance(node, ast.Name):
-            if node.id == "pi":
-                return np.pi
-            if node.id not in columns:
-                raise ValueError(
-                    f"'{expression}' names '{node.id}', which is no column; there are {', '.join(columns)}"
-                )
-            return columns[node.id]
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-        if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](value(node.operand))
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
-            return _OPERATORS[type(node.ops[0])](value(node.left), value(node.comparators[0]))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
-            return _FUNCTIONS[node.func.id](*(value(item) for item in node.args))
-        raise ValueError(f"'{expression}' holds '{ast.unparse(node)}', which is not allowed in an expression")
-
-    try:
-        return np.asarray(value(ast.parse(expression, mode="eval")))
-    except SyntaxError as problem:
-        raise ValueError(f"'{expression}' is no expression: {problem.msg}") from problem
+    known = {
+        **{name: np.asarray(value, np.float64)[:, None] for name, value in columns.items()},
+        "pi": np.full((1, 1), np.pi),
+    }
+    return Expression(expression, dict.fromkeys(known, 1))(known)
 
 
 def hold(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -163,15 +117,15 @@ def _plan(given: str | os.PathLike[str] | Mapping[str, object]) -> dict[str, Any
             file = MAPS / f"{given}.yaml"
         if not file.is_file():
             message = f"there is no map '{given}'; expected a YAML file or one of {_list_known()}"
-            raise BadData(error("map", message))
+            raise refusal("map", message)
         plan = foreign.read_yaml(file)
     unknown = {str(key) for key in plan} - _KEYS
     if unknown or not plan.get("state") or not plan.get("action"):
         what = f"unknown keys {sorted(unknown)}" if unknown else "no 'state' or no 'action'"
-        raise BadData(error("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}"))
+        raise refusal("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}")
     variants = plan.get("variants") or {}
     if not isinstance(variants, Mapping) or not all(isinstance(changes, Mapping) for changes in variants.values()):
-        raise BadData(error("map", f"{name}: variants are {str(variants)[:200]}, expected a mapping for every name"))
+        raise refusal("map", f"{name}: variants are {str(variants)[:200]}, expected a mapping for every name")
     for one in (plan, *({**plan, **changes} for changes in variants.values())):
         _check_plan(one, name)
     return plan
@@ -182,16 +136,16 @@ def _check_plan(plan: Mapping[str, Any], name: str) -> None:
         items = plan[kind] if isinstance(plan[kind], list) else [plan[kind]]
         for item in items:
             if not isinstance(item, Mapping) or not isinstance(item.get("column"), str):
-                raise BadData(error("map", f"{name}: '{kind}' has {str(item)[:200]}, expected entries with a column"))
+                raise refusal("map", f"{name}: '{kind}' has {str(item)[:200]}, expected entries with a column")
             if item.get("transform", "sin") not in _TRANSFORMS:
                 known = ", ".join(_TRANSFORMS)
-                raise BadData(error("map", f"{name}: transform '{item['transform']}' is unknown; there are {known}"))
+                raise refusal("map", f"{name}: transform '{item['transform']}' is unknown; there are {known}")
             if foreign.number(name, "scale", item.get("scale", 1.0)) == 0.0:
-                raise BadData(error("map", f"{name}: the scale of '{item['column']}' is 0"))
+                raise refusal("map", f"{name}: the scale of '{item['column']}' is 0")
             foreign.number(name, "offset", item.get("offset", 0.0))
     for key in ("control_hz", "complete_s", "success_hold_s"):
         if plan.get(key) is not None and not 0.0 <= foreign.number(name, key, plan[key]) <= 1e5:
-            raise BadData(error("map", f"{name}: {key} is {plan[key]}, expected 0 to 100,000"))
+            raise refusal("map", f"{name}: {key} is {plan[key]}, expected 0 to 100,000")
 
 
 def _list_known() -> str:
@@ -280,14 +234,14 @@ def _episode(
     values = {**columns, **{f"action{i}": np.append(a, a[-1]) for i, a in enumerate(action.T.astype(np.float64))}}
     reward = np.zeros(len(action), np.float32)
     if plan.get("reward"):
-        reward = np.broadcast_to(evaluate(str(plan["reward"]), values), stamp.shape)[:-1].astype(np.float32)
+        reward = evaluate(str(plan["reward"]), values)[:-1].astype(np.float32)
     length = float(stamp[-1] - stamp[0])
     complete = length >= float(plan.get("complete_s") or 0.0)
     meta: dict[str, Any] = {"source": "/".join(path.parts[-3:]), "seconds": round(length, 4)}
     if not complete:
         meta["cut"] = True
     if plan.get("success"):
-        good = np.broadcast_to(evaluate(str(plan["success"]), values), stamp.shape).astype(bool)
+        good = evaluate(str(plan["success"]), values).astype(bool)
         held = stamp >= stamp[-1] - float(plan.get("success_hold_s") or 0.0)
         meta["success"] = bool(complete and good[held].all())
     if _info(plan):

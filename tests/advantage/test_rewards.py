@@ -63,7 +63,7 @@ def test_interventions_equal_a_loop_and_end_no_episode(seed, timing):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gates_equal_a_loop_and_conservation_reports_the_difference(seed):
+def test_gates_equal_a_loop(seed):
     b = ragged(seed, nan=0)
     rng = np.random.default_rng(seed)
     levels, n = rng.normal(size=(3, len(b.episode))), len(b.group)
@@ -73,8 +73,6 @@ def test_gates_equal_a_loop_and_conservation_reports_the_difference(seed):
         passes = [levels[1][rows].sum() > -0.2, levels[2][rows].sum() > 0.3]
         want = levels[2][t] + (levels[1][t] if passes[1] else 0) + (levels[0][t] if all(passes) else 0)
         assert got[t] == pytest.approx(want)
-    lost = both(shaping.conservation, got, levels.sum(axis=0), b.episode, n_episodes=n)
-    assert lost[0] == pytest.approx((got - levels.sum(axis=0))[b.episode == 0].sum())
     with pytest.raises(ValueError, match="threshold has 2 entries"):
         shaping.gated_reward(levels, b.episode, n, (0.0, 1.0))
     with pytest.raises(ValueError, match="expected \\(levels, rows\\)"):
@@ -161,12 +159,6 @@ def test_infopo_gain_ignores_turns_without_actions():
     assert got.tolist() == [0, 0.5, 0, 0]
 
 
-def test_mask_after_redistribution_drops_unscorable_episodes():
-    reward, episode = np.array([1.0, nan, 0.0]), np.array([0, 0, 1])
-    assert both(redistribute.redistributed_mask, reward, episode).tolist() == [False, False, True]
-    assert redistribute.redistributed_mask(reward, episode, np.array([1, 1, 0])).tolist() == [False, False, False]
-
-
 @pytest.mark.parametrize("n", [0, 1, 3, 5])
 def test_shapley_equals_all_orders(n):
     rng = np.random.default_rng(n)
@@ -187,7 +179,7 @@ def test_shapley_equals_all_orders(n):
     if n:
         sampled = shapley.shapley_sampled(value_of, n, permutations=400, seed=1)
         close(sampled, want / len(orders), atol=0.1)
-        assert shapley.efficiency_gap(sampled, value_of(range(n)), value_of([])) == pytest.approx(0, abs=1e-12)
+        assert sampled.sum() == pytest.approx(value_of(range(n)) - value_of([]), abs=1e-12)
 
 
 def test_shapley_samples_large_sets_and_refuses_bad_tables():

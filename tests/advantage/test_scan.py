@@ -92,19 +92,18 @@ def test_scan_out_receives_the_result_and_may_be_the_input():
     np.testing.assert_allclose(x, expected, rtol=1e-10)
 
 
-def test_scan_carry_double_repairs_a_long_float32_sum():
+def test_scan_carries_double_through_a_long_float32_sum():
     x, a = np.ones(20_000, np.float32), np.full(20_000, np.float32(0.9375))  # 15/16 is exact in binary
     exact = 16.0
     with use_backend("numpy"):
         assert abs(float(reverse_linear_scan(x, a)[0]) - exact) < 1e-6
-        column = reverse_linear_scan(x[:, None], a[:, None], carry="double")[0, 0]
+        column = reverse_linear_scan(x[:, None], a[:, None])[0, 0]
         assert abs(float(column) - exact) < 1e-6
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: reverse_linear_scan(np.ones(3), np.ones(3), carry="half"), "carry is 'half'"),
         (lambda: reverse_linear_scan(np.ones(3, int), np.ones(3)), "int64, expected float32 or float64"),
         (lambda: reverse_linear_scan(np.ones((3, 2)), np.ones((4, 2))), r"a has shape \(4, 2\)"),
         (lambda: scan(torch.ones(2, 3), torch.ones(5)), r"trace has shape \(5,\)"),

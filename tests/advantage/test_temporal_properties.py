@@ -11,9 +11,9 @@ from robot_rl.advantage.gae import gae, rollout_gae
 from robot_rl.advantage.hierarchy import OptionRows, hae
 from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
-from robot_rl.advantage.views import RowLayout
 from robot_rl.advantage.zoo.temporal import monte_carlo, n_step, retrace, upgo, vtrace
 from tests.advantage import reference_temporal as ref
+from tests.advantage.row_layout import RowLayout
 
 BACKENDS = [name for name in ("numpy", "numba", "torch") if name in available()]
 

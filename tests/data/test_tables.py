@@ -92,9 +92,9 @@ def test_csv_without_a_map_lists_the_columns(tmp_path: Path) -> None:
         tables.read(csv(tmp_path / "a.csv"), map={"states": []})
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "q.real", "[q]", "open(1)", "lambda: 1", "q if q else w", "q; w"])
+@pytest.mark.parametrize("text", ["__import__('os')", "q.real", "[q]", "open(1)", "lambda: 1", "q; w"])
 def test_expression_runs_nothing_but_arithmetic(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not allowed|no expression"):
+    with pytest.raises(ValueError, match=r"not allowed|only these may be called|must be 'name = expression'"):
         tables.evaluate(text, {"q": np.zeros(2), "w": np.zeros(2)})
 
 

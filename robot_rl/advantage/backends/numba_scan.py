@@ -125,10 +125,20 @@ def gae(
     gae_lambda: float,
     out: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """GAE with one decision per row, carried in double; arguments as in `numpy_scan.gae`.
+    """GAE with one decision per row, deltas and returns included, carried in double.
+
+    Args:
+        reward: (N,) or (T, B) float32 or float64, C-contiguous like all the others, at least one row.
+        value: same shape and dtype.
+        next_value: same shape and dtype; read only where `boundary`.
+        terminated: same shape, bool: no bootstrap.
+        boundary: same shape, bool; terminated rows and the last row count as boundaries whatever it says.
+        gamma: discount per row.
+        gae_lambda: trace decay per row.
+        out: C-contiguous arrays for the two results, or None for new ones.
 
     Returns:
-        (advantage, return), same shape and dtype as `reward`.
+        (advantage, return), same shape and dtype.
     """
     advantage, target = (np.empty_like(reward), np.empty_like(reward)) if out is None else out
     numbers = (float(gamma), float(gamma * gae_lambda))

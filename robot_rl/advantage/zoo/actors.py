@@ -6,23 +6,22 @@ state between batches and lives in `state.RoleBaseline`.
 
 from __future__ import annotations
 
+import torch
+
+from robot_rl.advantage.arrays import check_unit, in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    double,
-    integer,
-    library,
     match_dtype,
     require_flat,
     require_option,
     require_rows,
-    require_unit_interval,
 )
 from robot_rl.advantage.normalise import EdgeRules, as_cells, normalise, normalise_units
 from robot_rl.advantage.returns import actor_return, position
 from robot_rl.advantage.segments import combine_ids, seg_count, seg_mean
 
 
+@in_torch
 def agent_wise(
     score: Array,
     group: Array,
@@ -56,13 +55,11 @@ def agent_wise(
     Source: Dr. MAS, agent-wise advantage normalisation for multi-agent LLM training (released code).
     """
     require_option("weight", weight, ["activation", "episode"])
-    score = as_array(score)
-    xp = library(score)
-    episode, actor = integer(as_array(episode, score)), as_array(actor, score)
+    episode, actor = episode.long(), actor
     require_rows(require_flat("episode", episode), actor=actor)
-    row_group = as_array(group, score)[episode]
+    row_group = group[episode]
     cells, count = combine_ids(row_group, actor)
-    cells = xp.where(row_group >= 0, cells, -1)
+    cells = torch.where(row_group >= 0, cells, -1)
     unit = combine_ids(episode, actor)[0] if weight == "episode" else None
     score, rules = score[episode], EdgeRules(eps=eps, std_floor=std_floor)
     at = as_cells(cells, score, count)
@@ -71,6 +68,7 @@ def agent_wise(
     return normalise_units(score, at, unit, scale=scale, rules=rules)[0]
 
 
+@in_torch
 def amplification(score: Array, group: Array, episode: Array, actor: Array, n_actors: int) -> Array:
     """How much a baseline of the whole group would inflate the squared advantages of each actor.
 
@@ -90,12 +88,12 @@ def amplification(score: Array, group: Array, episode: Array, actor: Array, n_ac
 
     Source: Dr. MAS, gradient-norm amplification.
     """
-    score = as_array(score)
     z = normalise(score, group, rules=EdgeRules(ddof=0, eps=0.0, std_floor=1e-12))
-    episode = integer(as_array(episode, score))
-    return seg_mean(z[0][episode] ** 2, as_array(actor, score), n_actors, mask=z[1][episode])
+    episode = episode.long()
+    return seg_mean(z[0][episode] ** 2, actor, n_actors, mask=z[1][episode])
 
 
+@in_torch
 def mars(
     reward: Array,
     episode: Array,
@@ -126,13 +124,13 @@ def mars(
     Source: thu-nics/MARS; the release's statistics over padding are corrected.
     """
     require_option("scale", scale, ["none", "std"])
-    reward = as_array(reward)
-    total = double(actor_return(reward, episode, actor, gamma))
+    total = actor_return(reward, episode, actor, gamma).double()
     if value is not None:
-        total = total - double(as_array(value, reward))
-    return match_dtype(normalise(total, as_array(actor, reward), scale=scale, mask=valid)[0], reward)
+        total = total - value.double()
+    return match_dtype(normalise(total, actor, scale=scale, mask=valid)[0], reward)
 
 
+@in_torch
 def own_turn_weight(episode: Array, actor: Array, gamma: float) -> Array:
     """gamma^(m - 1 - j) for the j-th of the m own turns of an actor in an episode: later turns weigh more.
 
@@ -149,14 +147,13 @@ def own_turn_weight(episode: Array, actor: Array, gamma: float) -> Array:
 
     Source: spiral-rl/spiral, turn weighting of the role-conditioned advantage.
     """
-    require_unit_interval(gamma=gamma)
-    episode = as_array(episode)
-    actor = as_array(actor, episode)
+    check_unit(gamma=gamma)
     thread, count = combine_ids(episode, actor)
-    remaining = seg_count(thread, count)[thread] - 1.0 - double(position(episode, actor))
-    return double(gamma**remaining)
+    remaining = seg_count(thread, count)[thread] - 1.0 - position(episode, actor).double()
+    return (gamma**remaining).double()
 
 
+@in_torch
 def zero_sum_outcome(outcome: Array, episode: Array, actor: Array, player: int) -> Array:
     """Outcome of each turn's actor in a two-sided zero-sum game.
 
@@ -169,6 +166,5 @@ def zero_sum_outcome(outcome: Array, episode: Array, actor: Array, player: int) 
     Returns:
         (U,) outcomes.
     """
-    outcome = as_array(outcome)
-    row = outcome[integer(as_array(episode, outcome))]
-    return library(outcome).where(as_array(actor, outcome) == player, row, -row)
+    row = outcome[episode.long()]
+    return torch.where(actor == player, row, -row)

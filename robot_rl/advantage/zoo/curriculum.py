@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from robot_rl.advantage.kinds import require_option, require_unit_interval
+from robot_rl.advantage.arrays import check_unit
+from robot_rl.advantage.kinds import require_option
 
 
 def scaling_inter_horizon(step: int, rounds: Sequence[int], *, every: int = 100) -> int:
@@ -104,7 +105,7 @@ class ExperimentalStartBuffer:
         """
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}, expected a positive number of start states")
-        require_unit_interval(probability=probability)
+        check_unit(probability=probability)
         self.capacity, self.probability = capacity, probability
         self._generator = np.random.default_rng(seed)
         self._starts: dict[int, tuple[Start, float]] = {}

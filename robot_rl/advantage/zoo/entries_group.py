@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from robot_rl.advantage import groups, turn_groups
 from robot_rl.advantage.batch import TurnBatch
-from robot_rl.advantage.entries_group import by_episode, by_turn, episode_estimator, ids, turn_estimator, turn_reward
+from robot_rl.advantage.entries_group import by_episode, by_turn, episode_estimator, turn_estimator, turn_reward
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.segments import combine_ids, seg_count, seg_first, seg_sum
@@ -22,7 +20,7 @@ from robot_rl.advantage.zoo.state import EmaScale, ExperimentalDifficulty, RoleB
 def loss_length(batch: TurnBatch) -> Array:
     """(E,) loss rows of each episode."""
     s = batch.steps
-    return seg_count(ids(s.episode_id), len(batch.episodes.start), mask=s.loss_mask)
+    return seg_count(s.episode_id.long(), len(batch.episodes.start), mask=s.loss_mask)
 
 
 episode_estimator("loop", zoo_groups.loop, "Chen et al. 2025, LOOP")
@@ -43,43 +41,40 @@ episode_estimator("experimental_flow_grpo", zoo_groups.experimental_flow_grpo, "
 @register("group", "opo", needs=("group",), paper="Hao et al. 2025, OPO")
 def _opo(batch: TurnBatch, **options: object) -> RowEstimate:
     e = batch.episodes
-    return by_episode(batch, zoo_groups.opo(e.outcome, ids(e.group_id), loss_length(batch), **options))
+    return by_episode(batch, zoo_groups.opo(e.outcome, e.group_id.long(), loss_length(batch), **options))
 
 
 @register("group", "spo", needs=("group",), paper="Swamy et al. 2024")
 def _spo(batch: TurnBatch, **options: object) -> RowEstimate:
     e = batch.episodes
-    score = zoo_groups.spo_from_score(e.outcome, ids(e.group_id))
-    return by_episode(batch, groups.rloo(score, ids(e.group_id), **options))
+    score = zoo_groups.spo_from_score(e.outcome, e.group_id.long())
+    return by_episode(batch, groups.rloo(score, e.group_id.long(), **options))
 
 
 @register("group", "remax", needs=("group", "extras.greedy"), paper="Li et al. 2024, ReMax")
 def _remax(batch: TurnBatch) -> RowEstimate:
     e, s = batch.episodes, batch.steps
-    greedy = s.extras["greedy"][ids(e.start)]
-    return by_episode(batch, zoo_groups.remax(e.outcome, ids(e.group_id), greedy))
+    greedy = s.extras["greedy"][e.start.long()]
+    return by_episode(batch, zoo_groups.remax(e.outcome, e.group_id.long(), greedy))
 
 
 def _scorable_reward(batch: TurnBatch) -> Array:
     """(N,) step rewards; NaN in episodes whose outcome is."""
-    outcome, reward = batch.episodes.outcome, batch.steps.reward
-    if isinstance(outcome, np.ndarray) and np.isfinite(outcome).all():
-        return reward
-    return reward + 0 * outcome[ids(batch.steps.episode_id)]
+    return batch.steps.reward + 0 * batch.episodes.outcome[batch.steps.episode_id.long()]
 
 
 @register("group", "reinforce_pp", paper="Hu et al. 2025, REINFORCE++")
 def _reinforce_pp(batch: TurnBatch, **options: Any) -> RowEstimate:
     s = batch.steps
     reward = _scorable_reward(batch)
-    return RowEstimate(zoo_turn_groups.reinforce_pp(reward, ids(s.episode_id), mask=s.loss_mask, **options))
+    return RowEstimate(zoo_turn_groups.reinforce_pp(reward, s.episode_id.long(), mask=s.loss_mask, **options))
 
 
 @register("group", "reinforce_pp_baseline", needs=("group",), paper="Hu et al. 2025, REINFORCE++")
 def _reinforce_pp_baseline(batch: TurnBatch, **options: Any) -> RowEstimate:
     e, s = batch.episodes, batch.steps
     return RowEstimate(
-        zoo_groups.reinforce_pp_baseline(e.outcome, ids(e.group_id), ids(s.episode_id), s.loss_mask, **options)
+        zoo_groups.reinforce_pp_baseline(e.outcome, e.group_id.long(), s.episode_id.long(), s.loss_mask, **options)
     )
 
 
@@ -87,12 +82,12 @@ def _reinforce_pp_baseline(batch: TurnBatch, **options: Any) -> RowEstimate:
     "group", "otb", needs=("group", "extras.prob", "extras.prob_square_sum"), paper="optimal token baseline, verl"
 )
 def _otb(batch: TurnBatch, *, gamma: float = 1.0, tool_aware: bool = False) -> RowEstimate:
-    s, episode = batch.steps, ids(batch.steps.episode_id)
-    turn = ids(s.turn_id) if tool_aware else None
+    s, episode = batch.steps, batch.steps.episode_id.long()
+    turn = s.turn_id.long() if tool_aware else None
     weight = zoo_turn_groups.otb_weight(s.extras["prob"], s.extras["prob_square_sum"], episode, turn=turn)
     reward = _scorable_reward(batch)
     value = turn_groups.discounted_return(reward, episode, gamma)
-    return RowEstimate(zoo_turn_groups.otb(value, weight, episode, ids(batch.episodes.group_id)))
+    return RowEstimate(zoo_turn_groups.otb(value, weight, episode, batch.episodes.group_id.long()))
 
 
 turn_estimator("cm2_turn", zoo_turn_groups.cm2_turn, "CM2")
@@ -104,31 +99,31 @@ turn_estimator("igpo", igpo, "IGPO", ("release",), index=False)
 @register("group", "ui_s1", needs=("group", "turns", "extras.match"), paper="UI-S1", modes=("default", "release"))
 def _ui_s1(batch: TurnBatch, **options: Any) -> RowEstimate:
     turns = batch.turns
-    match = batch.steps.extras["match"][ids(turns.start)]
-    columns = (turn_reward(batch), match, ids(turns.episode_id), ids(batch.episodes.group_id))
+    match = batch.steps.extras["match"][turns.start.long()]
+    columns = (turn_reward(batch), match, turns.episode_id.long(), batch.episodes.group_id.long())
     return by_turn(batch, zoo_turn_groups.ui_s1(*columns, **options))
 
 
 @register("group", "infopo", needs=("group", "turns", "extras.gain"), paper="InfoPO")
 def _infopo(batch: TurnBatch, **options: Any) -> RowEstimate:
     e, turns, s = batch.episodes, batch.turns, batch.steps
-    gain = s.extras["gain"][ids(turns.start)]
-    length = seg_count(ids(s.turn_id), len(turns.start))
-    columns = (gain, length, ids(turns.episode_id), ids(e.group_id), e.outcome)
+    gain = s.extras["gain"][turns.start.long()]
+    length = seg_count(s.turn_id.long(), len(turns.start))
+    columns = (gain, length, turns.episode_id.long(), e.group_id.long(), e.outcome)
     return by_turn(batch, infopo(*columns, **options))
 
 
 @register("group", "agent_wise", needs=("group", "turns"), paper="Dr. MAS", modes=("default", "release"))
 def _agent_wise(batch: TurnBatch, **options: Any) -> RowEstimate:
     e, turns = batch.episodes, batch.turns
-    columns = (e.outcome, ids(e.group_id), ids(turns.episode_id), ids(turns.actor_id))
+    columns = (e.outcome, e.group_id.long(), turns.episode_id.long(), turns.actor_id.long())
     return by_turn(batch, actors.agent_wise(*columns, **options))
 
 
 @register("group", "mars", needs=("turns",), paper="MARS")
 def _mars(batch: TurnBatch, **options: Any) -> RowEstimate:
     turns = batch.turns
-    columns = (turn_reward(batch), ids(turns.episode_id), ids(turns.actor_id))
+    columns = (turn_reward(batch), turns.episode_id.long(), turns.actor_id.long())
     return by_turn(batch, actors.mars(*columns, **options))
 
 
@@ -142,7 +137,7 @@ def _mars(batch: TurnBatch, **options: Any) -> RowEstimate:
 )
 def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: object) -> RowEstimate:
     e = batch.episodes
-    return by_episode(batch, state.advantage(e.outcome, ids(e.group_id), ids(e.task_id)))
+    return by_episode(batch, state.advantage(e.outcome, e.group_id.long(), e.task_id.long()))
 
 
 @register(
@@ -154,8 +149,8 @@ def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: object) -> RowEstimate:
 )
 def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: object) -> RowEstimate:
     e = batch.episodes
-    weight = state.weight(e.outcome, ids(e.task_id))
-    return by_episode(batch, groups.grpo(e.outcome, ids(e.group_id)) * weight)
+    weight = state.weight(e.outcome, e.task_id.long())
+    return by_episode(batch, groups.grpo(e.outcome, e.group_id.long()) * weight)
 
 
 @register(
@@ -170,10 +165,10 @@ def _rae(
     batch: TurnBatch, state: RoleBaseline, *, gamma: float = 1.0, player: int | None = None, **_: object
 ) -> RowEstimate:
     e, turns = batch.episodes, batch.turns
-    episode, actor, role = ids(turns.episode_id), ids(turns.actor_id), ids(turns.role_id)
+    episode, actor, role = turns.episode_id.long(), turns.actor_id.long(), turns.role_id.long()
     score = e.outcome[episode] if player is None else actors.zero_sum_outcome(e.outcome, episode, actor, player)
     cell, count = combine_ids(episode, actor)
-    first = [ids(seg_first(x, cell, count)) for x in (role, ids(e.game_id)[episode])]
+    first = [seg_first(x, cell, count).long() for x in (role, e.game_id.long()[episode])]
     outcome = seg_sum(score, cell, count) / seg_count(cell, count)
     process = first[1] if state.key == "player_process" else None
     game = first[1] if state.key == "game_role" else None

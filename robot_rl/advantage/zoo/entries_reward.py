@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from robot_rl.advantage.arrays import namespace
+import torch
+
 from robot_rl.advantage.batch import TurnBatch
-from robot_rl.advantage.entries_group import ids
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.registry import register
 from robot_rl.advantage.rows import power, to_dtype
@@ -52,10 +52,10 @@ def _intervention(batch: TurnBatch, *, timing: str = "before", reward_weight: fl
     # Foreign rows are those under human control; observation rows are not.
     human = ~s.own & s.clock
     after = s.extras.get("human_after_end")
-    after = None if after is None else after[ids(batch.episodes.end)]
+    after = None if after is None else after[batch.episodes.end.long()]
     reward = intervention_reward(
         human,
-        ids(s.episode_id),
+        s.episode_id.long(),
         timing=timing,
         human_after_end=after,
         reward=s.reward,
@@ -68,7 +68,7 @@ def _intervention(batch: TurnBatch, *, timing: str = "before", reward_weight: fl
 def _gate(batch: TurnBatch, *, threshold: float = 0.0) -> TurnBatch:
     s = batch.steps
     levels = s.extras["level_reward"].T  # stored (rows, levels), priority rising
-    reward = gated_reward(levels, ids(s.episode_id), len(batch.episodes.start), threshold)
+    reward = gated_reward(levels, s.episode_id.long(), len(batch.episodes.start), threshold)
     return with_reward(batch, reward)
 
 
@@ -81,23 +81,23 @@ def _kl(batch: TurnBatch, *, beta: float = 0.01) -> TurnBatch:
 @register("redistribute", "spa", needs=("turns", "extras.contribution"), paper="SPA-RL", modes=("default", "release"))
 def _spa(batch: TurnBatch, **options: Any) -> TurnBatch:
     s, turns = batch.steps, batch.turns
-    start = ids(turns.start)
+    start = turns.start.long()
     grounding = s.extras.get("grounding")
     reward = spa_reward(
         s.extras["contribution"][start],
-        ids(turns.episode_id),
+        turns.episode_id.long(),
         grounding=None if grounding is None else grounding[start],
         outcome=batch.episodes.outcome,
         **options,
     )
     # The contributions replace the environment's reward, which they add up to.
-    return with_reward(batch, namespace(s.reward).zeros_like(s.reward), reward)
+    return with_reward(batch, torch.zeros_like(s.reward), reward)
 
 
 @register("redistribute", "igpo", needs=("turns", "extras.answer_probability"), paper="IGPO")
 def _igpo(batch: TurnBatch) -> TurnBatch:
     # Probability of the reference answer given the context before the turn, in the turn's first row.
     s, turns = batch.steps, batch.turns
-    before = s.extras["answer_probability"][ids(turns.start)]
-    reward = igpo_reward(before, ids(turns.episode_id), batch.episodes.outcome)
-    return with_reward(batch, namespace(s.reward).zeros_like(s.reward), reward)
+    before = s.extras["answer_probability"][turns.start.long()]
+    reward = igpo_reward(before, turns.episode_id.long(), batch.episodes.outcome)
+    return with_reward(batch, torch.zeros_like(s.reward), reward)

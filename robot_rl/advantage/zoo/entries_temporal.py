@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
+import torch
 
-from robot_rl.advantage.arrays import namespace
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.entries_temporal import rollout
 from robot_rl.advantage.kinds import Array
@@ -22,8 +21,7 @@ def log_ratio(batch: TurnBatch) -> Array:
     if s.logp_prox is None or s.logp_behaviour is None:
         raise ValueError("the batch lacks logp_prox or logp_behaviour; give both to make_batch")
     difference = s.logp_prox - s.logp_behaviour
-    xp = namespace(difference)
-    return xp.where(xp.isnan(difference), xp.zeros_like(difference), difference)
+    return torch.where(torch.isnan(difference), 0.0, difference)
 
 
 @register("temporal", "monte_carlo", provides=("advantage", "target"), paper="Williams 1992")
@@ -65,7 +63,7 @@ def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> Row
     if trace not in ("retrace", "tree_backup", "peng"):
         raise ValueError(f"trace is '{trace}', expected one of retrace, tree_backup, peng")
     s = batch.steps
-    given: dict[str, Any] = {"expected_q": s.extras.get("expected_q")}
+    given: dict[str, Array] = {"expected_q": s.extras.get("expected_q")}
     if trace == "retrace":
         given["log_ratio"] = log_ratio(batch)
     elif trace == "tree_backup":
@@ -78,9 +76,8 @@ def _retrace(batch: TurnBatch, *, trace: str = "retrace", **options: Any) -> Row
 def _archer(batch: TurnBatch) -> RowEstimate:
     s = batch.steps
     # Twin heads are columns of two: (rows, 2), read at the first row of each turn.
-    start = batch.turns.start
-    start = start if isinstance(start, np.ndarray) else start.long()
+    start = batch.turns.start.long()
     advantage = archer_advantage(s.extras["q"][start].T, s.extras["v"][start].T)
-    advantage = advantage[s.turn_id if isinstance(start, np.ndarray) else s.turn_id.long()]
+    advantage = advantage[s.turn_id.long()]
     baseline = s.extras.get("token_baseline")
     return RowEstimate(advantage if baseline is None else advantage - baseline)

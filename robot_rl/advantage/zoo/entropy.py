@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    arange,
-    argsort,
-    as_array,
-    boolean,
-    detach,
-    double,
     floating,
-    integer,
-    library,
     match_dtype,
 )
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.normalise import RESIDUE, batch_moments
 
 
-def entropy_bonus_rows(entropy: Array, coefficient: float, *, mask: Array | None = None) -> Array:
-    """-coefficient · entropy per row, to be aggregated with the denominator of the policy loss.
-
-    Args:
-        entropy: (...) policy entropy.
-        coefficient: weight >= 0.
-        mask: (...) rows of the loss, default all; the others give 0.
-    """
-    entropy = floating(as_array(entropy))
-    xp = library(entropy)
-    if mask is not None:
-        entropy = xp.where(boolean(as_array(mask, entropy)), entropy, 0.0)
-    return -coefficient * entropy
-
-
+@in_torch
 def covariance(advantage: Array, logp: Array, *, mask: Array | None = None) -> Array:
     """(advantage - its mean) · (logp - its mean) per row, means over the masked rows; without gradient.
 
@@ -56,39 +34,36 @@ def covariance(advantage: Array, logp: Array, *, mask: Array | None = None) -> A
 
     Source: Cui et al., The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models.
     """
-    advantage = detach(as_array(advantage))
-    xp = library(advantage)
-    logp = detach(as_array(logp, advantage))
+    advantage = advantage.detach()
+    logp = logp.detach()
     use = row_mask(mask, advantage).reshape(advantage.shape)
-    a = double(advantage) - batch_moments(advantage, use).mean
-    b = double(logp) - batch_moments(logp, use).mean
-    return xp.where(use, a * b, 0.0)
+    a = advantage.double() - batch_moments(advantage, use).mean
+    b = logp.double() - batch_moments(logp, use).mean
+    return torch.where(use, a * b, 0.0)
 
 
-def _uniform(n: int, like: Array, generator: Any) -> Array:
-    if isinstance(like, torch.Tensor):
-        if isinstance(generator, torch.Generator):
-            return torch.rand(n, generator=generator, device=like.device, dtype=torch.float64)
-        return torch.from_numpy(generator.random(n)).to(like.device)
-    return generator.random(n)
+def _uniform(n: int, like: Array, generator: np.random.Generator | torch.Generator) -> Array:
+    if isinstance(generator, torch.Generator):
+        return torch.rand(n, generator=generator, device=like.device, dtype=torch.float64)
+    return torch.from_numpy(generator.random(n)).to(like.device)
 
 
 def _lowest(key: Array, candidate: Array, count: Array) -> Array:
     """The `count` (0-d) candidates with the smallest keys, as a mask; nothing waits for the device."""
     n = int(key.shape[0])
-    xp = library(key)
-    order = argsort(xp.where(candidate, key, float("inf")))
-    rank = xp.empty_like(order)
-    rank[order] = arange(n, key)
+    order = torch.argsort(torch.where(candidate, key, float("inf")), stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(n, device=key.device)
     return candidate & (rank < count)
 
 
 def _share(use: Array, fraction: float) -> Array:
     """floor(fraction · rows), at least 1."""
-    count = integer(as_array(double(use).sum() * fraction, use))
-    return library(use).maximum(count, library(use).ones_like(count))
+    count = (use.double().sum() * fraction).long()
+    return torch.maximum(count, torch.ones_like(count))
 
 
+@in_torch
 def clip_cov(
     advantage: Array,
     logp: Array,
@@ -125,6 +100,7 @@ def clip_cov(
     return chosen.reshape(cov.shape)
 
 
+@in_torch
 def kl_cov(advantage: Array, logp: Array, *, mask: Array | None = None, fraction: float = 2e-4) -> Array:
     """Rows with the largest covariance, which get an extra penalty beta · |log-ratio|.
 
@@ -153,6 +129,7 @@ def _require_fraction(fraction: float) -> None:
         raise ValueError(f"fraction is {fraction}, expected a share of the rows in [0, 1]")
 
 
+@in_torch
 def aepo_factor(entropy: Array, *, mask: Array | None = None, weight: float = 0.2, ddof: int = 1) -> Array:
     """1 + weight · z-score of the entropy over the masked rows; multiplies the advantage, without gradient.
 
@@ -170,17 +147,17 @@ def aepo_factor(entropy: Array, *, mask: Array | None = None, weight: float = 0.
 
     Source: AEPO, entropy-aware advantage (a port of the ARPO family).
     """
-    entropy = detach(as_array(entropy))
-    xp = library(entropy)
+    entropy = entropy.detach()
     use = row_mask(mask, entropy).reshape(entropy.shape)
     count, mean, square = batch_moments(entropy, use)
-    divisor = xp.where(count > ddof, count - ddof, xp.ones_like(count))
-    std = xp.sqrt(square / divisor)
+    divisor = torch.where(count > ddof, count - ddof, torch.ones_like(count))
+    std = torch.sqrt(square / divisor)
     flat = (std <= RESIDUE) | (count < 2)
-    z = (double(entropy) - mean) / xp.where(flat, xp.ones_like(std), std)
-    return match_dtype(xp.where(use & ~flat, 1.0 + weight * z, 1.0), entropy)
+    z = (entropy.double() - mean) / torch.where(flat, torch.ones_like(std), std)
+    return match_dtype(torch.where(use & ~flat, 1.0 + weight * z, 1.0), entropy)
 
 
+@in_torch
 def epo_penalty_rows(
     entropy: Array,
     history: Array,
@@ -207,21 +184,21 @@ def epo_penalty_rows(
 
     Source: EPO, Entropy-regularized Policy Optimization; the released penalty has no gradient, this one does.
     """
-    entropy = floating(as_array(entropy))
-    xp = library(entropy)
-    history = detach(as_array(history, entropy))
+    entropy = floating(entropy)
+    history = history.detach()
     if tuple(history.shape) != tuple(entropy.shape):
         raise ValueError(f"history has shape {tuple(history.shape)}, expected that of entropy, {tuple(entropy.shape)}")
-    use = ~xp.isnan(history)
+    use = ~torch.isnan(history)
     if mask is not None:
-        use = use & boolean(as_array(mask, entropy))
-    past = xp.where(use, history, 0.0)
-    now = xp.where(use, entropy, 0.0)
+        use = use & mask.bool()
+    past = torch.where(use, history, 0.0)
+    now = torch.where(use, entropy, 0.0)
     below, above = band[0] * past - now, now - band[1] * past
-    hinge = xp.where(below > 0, below, 0.0) + xp.where(above > 0, above, 0.0)
-    return xp.where(use, coefficient * hinge, 0.0)
+    hinge = torch.where(below > 0, below, 0.0) + torch.where(above > 0, above, 0.0)
+    return torch.where(use, coefficient * hinge, 0.0)
 
 
+@in_torch
 def epo_release_penalty(
     entropy: Array, history: Array, *, band: tuple[float, float] = (0.8, 1.2), mask: Array | None = None
 ) -> Array:
@@ -241,10 +218,10 @@ def epo_release_penalty(
 
     Source: WujiangXu/EPO.
     """
-    entropy = detach(as_array(entropy))
+    entropy = entropy.detach()
     outside = epo_penalty_rows(entropy, history, coefficient=1.0, band=band, mask=mask) > 0
-    use = double(row_mask(mask, entropy)).sum()
-    return double(outside).sum() / library(entropy).maximum(use, library(entropy).ones_like(use))
+    use = row_mask(mask, entropy).double().sum()
+    return outside.double().sum() / torch.maximum(use, torch.ones_like(use))
 
 
 def epo_weight(epoch: float, *, epochs: int = 150) -> float:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.groups import dr_grpo, group_advantage, grpo, rloo, scorable
 from robot_rl.advantage.kinds import (
     Array,
-    arange,
-    as_array,
-    boolean,
-    double,
-    integer,
-    library,
     match_dtype,
     require_option,
     require_rows,
@@ -31,6 +28,7 @@ from robot_rl.advantage.segments import (
 )
 
 
+@in_torch
 def loop(score: Array, group: Array, **options: object) -> Array:
     """Outcome of LOOP: `rloo`, to be used in PPO with a per-row clip of 0.2 over several epochs.
 
@@ -39,6 +37,7 @@ def loop(score: Array, group: Array, **options: object) -> Array:
     return rloo(score, group, **options)
 
 
+@in_torch
 def experimental_flow_grpo(score: Array, group: Array, **options: object) -> Array:
     """Outcome of Flow-GRPO as reconstructed from its abstract: `grpo`, handed to every turn of the episode.
 
@@ -47,6 +46,7 @@ def experimental_flow_grpo(score: Array, group: Array, **options: object) -> Arr
     return grpo(score, group, **options)
 
 
+@in_torch
 def m_grpo(score: Array, group: Array, **options: object) -> Array:
     """`grpo` with eps 1e-4, for the `traj_turn_token` aggregation.
 
@@ -55,6 +55,7 @@ def m_grpo(score: Array, group: Array, **options: object) -> Array:
     return group_advantage(score, group, **{"rules": EdgeRules(eps=1e-4), **options})
 
 
+@in_torch
 def opo(score: Array, group: Array, length: Array, **options: Any) -> Array:
     """Score minus the length-weighted mean of its group.
 
@@ -69,6 +70,7 @@ def opo(score: Array, group: Array, length: Array, **options: Any) -> Array:
     return group_advantage(score, group, baseline="weighted", scale="none", weight=length, **options)
 
 
+@in_torch
 def remax(score: Array, group: Array, greedy: Array) -> Array:
     """Score minus that of the greedy rollout of the same group.
 
@@ -85,17 +87,16 @@ def remax(score: Array, group: Array, greedy: Array) -> Array:
 
     Source: Li et al., ReMax.
     """
-    score = as_array(score)
-    xp = library(score)
-    greedy = boolean(as_array(greedy, score))
+    greedy = greedy.bool()
     require_rows(score.shape[0], greedy=greedy)
     cells = as_cells(group, score)
-    ok = cells.inside & ~xp.isnan(score)
+    ok = cells.inside & ~torch.isnan(score)
     reference = seg_mean(score, cells.ids, cells.n, mask=greedy & ok)[cells.ids]
-    out = double(score) - reference
-    return match_dtype(xp.where(ok & ~greedy & ~xp.isnan(out), out, 0.0), score)
+    out = score.double() - reference
+    return match_dtype(torch.where(ok & ~greedy & ~torch.isnan(out), out, 0.0), score)
 
 
+@in_torch
 def gpg(score: Array, group: Array, *, factor: float = 1.0, alpha: float | None = None, **options: object) -> Array:
     """alpha · (score - group mean) / factor, alpha = episodes / episodes with a non-zero score.
 
@@ -113,14 +114,13 @@ def gpg(score: Array, group: Array, *, factor: float = 1.0, alpha: float | None 
     """
     if factor <= 0:
         raise ValueError(f"factor is {factor}, expected a positive normaliser")
-    score = as_array(score)
-    xp = library(score)
     ok = scorable(score)
-    nonzero = double(ok & (score != 0)).sum()
-    scale = double(ok).sum() / xp.where(nonzero > 0, nonzero, 1.0) if alpha is None else alpha
-    return match_dtype(double(dr_grpo(score, group, **options)) * (scale / factor), score)
+    nonzero = (ok & (score != 0)).double().sum()
+    scale = ok.double().sum() / torch.where(nonzero > 0, nonzero, 1.0) if alpha is None else alpha
+    return match_dtype(dr_grpo(score, group, **options).double() * (scale / factor), score)
 
 
+@in_torch
 def pass_k(score: Array, group: Array, *, scale: str = "none", rules: EdgeRules = EDGES) -> Array:
     """Only the best member of a group gets credit: its lead over the second best.
 
@@ -139,24 +139,23 @@ def pass_k(score: Array, group: Array, *, scale: str = "none", rules: EdgeRules 
     Source: Chen et al., Pass@k Training; verl, compute_grpo_passk_outcome_advantage.
     """
     require_option("scale", scale, ["none", "std"])
-    score = as_array(score)
-    xp = library(score)
     cells = as_cells(group, score)
-    ok = cells.inside & ~xp.isnan(score)
+    ok = cells.inside & ~torch.isnan(score)
     count = seg_count(cells.ids, cells.n, mask=ok)
-    best_row = seg_argmax(xp.where(ok, score, 0.0), cells.ids, cells.n, mask=ok)
-    is_best = ok & (best_row[cells.ids] == arange(int(score.shape[0]), score))
-    known = double(xp.where(ok, score, 0.0))
+    best_row = seg_argmax(torch.where(ok, score, 0.0), cells.ids, cells.n, mask=ok)
+    is_best = ok & (best_row[cells.ids] == torch.arange(int(score.shape[0]), device=score.device))
+    known = torch.where(ok, score, 0.0).double()
     top = seg_max(known, cells.ids, cells.n, mask=ok)
     second = seg_max(known, cells.ids, cells.n, mask=ok & ~is_best)
     paired = count >= 2
-    lead = xp.where(paired, top, 0.0) - xp.where(paired, second, 0.0)
+    lead = torch.where(paired, top, 0.0) - torch.where(paired, second, 0.0)
     if scale == "std":
-        std = xp.sqrt(seg_var(score, cells.ids, cells.n, mask=ok))
-        lead = lead / (xp.where(std > rules.std_floor, std, rules.std_floor) + rules.eps)
-    return match_dtype(xp.where(is_best, lead[cells.ids], 0.0), score)
+        std = torch.sqrt(seg_var(score, cells.ids, cells.n, mask=ok))
+        lead = lead / (torch.where(std > rules.std_floor, std, rules.std_floor) + rules.eps)
+    return match_dtype(torch.where(is_best, lead[cells.ids], 0.0), score)
 
 
+@in_torch
 def spo(win: Array) -> Array:
     """Scores from pairwise preferences: the mean probability to beat another member.
 
@@ -171,16 +170,15 @@ def spo(win: Array) -> Array:
 
     Source: Swamy et al., A Minimaximalist Approach to RLHF (self-play preference optimisation), formula recalled.
     """
-    win = as_array(win)
-    xp = library(win)
     n = win.shape[-1]
     if len(win.shape) < 2 or win.shape[-2] != n:
         raise ValueError(f"win has shape {tuple(win.shape)}, expected (..., n, n): one row and column per member")
-    row = arange(n, win)
+    row = torch.arange(n, device=win.device)
     other = row[:, None] != row[None, :]
-    return match_dtype(xp.where(other, double(win), 0.0).sum(-1) / max(n - 1, 1), win)
+    return match_dtype(torch.where(other, win.double(), 0.0).sum(-1) / max(n - 1, 1), win)
 
 
+@in_torch
 def spo_from_score(score: Array, group: Array) -> Array:
     """`spo` where i beats j when its score is higher: the share of the other members that a row beats, ties half.
 
@@ -194,32 +192,31 @@ def spo_from_score(score: Array, group: Array) -> Array:
     Raises:
         ValueError: wrong shapes or ids.
     """
-    score = as_array(score)
-    xp = library(score)
     cells = as_cells(group, score)
-    ok = cells.inside & ~xp.isnan(score)
-    known = double(xp.where(ok, score, 0.0))
+    ok = cells.inside & ~torch.isnan(score)
+    known = torch.where(ok, score, 0.0).double()
     # Rank inside the group: sort by score, then stably by group; equal scores share the middle of their ranks.
-    at = xp.where(ok, cells.ids, cells.n)
-    by_score = xp.argsort(known)
+    at = torch.where(ok, cells.ids, cells.n)
+    by_score = torch.argsort(known)
     order = by_score[stable_order(at[by_score])]
     ids, value = at[order], known[order]
     same = ids == ids
     same[1:] = (ids[1:] == ids[:-1]) & (value[1:] == value[:-1])
     same[:1] = False
-    tie = xp.cumsum(integer(~same), 0) - 1
+    tie = torch.cumsum((~same).long(), 0) - 1
     before = position(tie)
-    row = arange(int(score.shape[0]), score)
-    first_of_group = xp.cumsum(add(None, at, cells.n + 1), 0) - add(None, at, cells.n + 1)
+    row = torch.arange(int(score.shape[0]), device=score.device)
+    first_of_group = torch.cumsum(add(None, at, cells.n + 1), 0) - add(None, at, cells.n + 1)
     ties = add(None, tie, int(score.shape[0]))[tie]
     members = seg_count(cells.ids, cells.n, mask=ok)
-    out = xp.zeros_like(known)
-    out[order] = double(row - before) - first_of_group[ids] + 0.5 * (ties - 1.0)
-    share = out / xp.where(members > 1, members - 1.0, 1.0)[cells.ids]
-    share = xp.where(xp.isnan(score), float("nan"), xp.where(ok, share, 0.0))
+    out = torch.zeros_like(known)
+    out[order] = (row - before).double() - first_of_group[ids] + 0.5 * (ties - 1.0)
+    share = out / torch.where(members > 1, members - 1.0, 1.0)[cells.ids]
+    share = torch.where(torch.isnan(score), float("nan"), torch.where(ok, share, 0.0))
     return match_dtype(share, score)
 
 
+@in_torch
 def reinforce_pp_baseline(score: Array, group: Array, episode: Array, mask: Array, *, eps: float = 1e-8) -> Array:
     """Score minus group mean on every row, whitened over the masked rows of the batch.
 
@@ -238,6 +235,5 @@ def reinforce_pp_baseline(score: Array, group: Array, episode: Array, mask: Arra
 
     Source: Hu et al., REINFORCE++ (variant with a group baseline).
     """
-    score = as_array(score)
-    use = boolean(as_array(mask, score)) & scorable(score, episode)
-    return whiten(spread(dr_grpo(score, group), integer(as_array(episode, score)), mask=use), use, eps=eps)
+    use = mask.bool() & scorable(score, episode)
+    return whiten(spread(dr_grpo(score, group), episode.long(), mask=use), use, eps=eps)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from robot_rl.advantage.kinds import Array, as_array, boolean, integer, library
+from robot_rl.advantage.arrays import namespace
+from robot_rl.advantage.kinds import Array
+from robot_rl.advantage.rows import flags, to_dtype
 
 Fragment = dict[str, Array]
 
@@ -41,14 +43,13 @@ def relabel(
         raise ValueError(f"columns {wrong} differ in length from reward, {length}; expected one entry per step")
     goal = goal_fn(fields)
     reward, over = reward_fn(fields, goal)
-    reward = as_array(reward, fields["reward"])
-    over = boolean(as_array(over, fields["reward"]))
+    over = flags(over)
     if tuple(reward.shape) != (length,) or tuple(over.shape) != (length,):
         raise ValueError(
             f"reward_fn returned shapes {tuple(reward.shape)} and {tuple(over.shape)}, expected ({length},) twice"
         )
-    xp = library(reward)
-    end = int(integer(over).argmax()) + 1 if bool(over.any()) else length
+    xp = namespace(reward)
+    end = int(to_dtype(over, xp.int64).argmax()) + 1 if bool(over.any()) else length
     out: Fragment = {name: x[:end] for name, x in fields.items()}
     cut = xp.zeros_like(over[:end])
     if end:
@@ -59,5 +60,5 @@ def relabel(
         "reward": reward[:end],
         "terminated": over[:end],
         "truncated": cut,
-        "group_id": integer(xp.zeros_like(over[:end])) - 1,
+        "group_id": xp.zeros_like(over[:end], dtype=xp.int64) - 1,
     }

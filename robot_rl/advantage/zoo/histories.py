@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from robot_rl.advantage.kinds import Array, as_array, detach, double, integer, library, match_dtype
+from robot_rl.advantage.arrays import host, in_torch
+from robot_rl.advantage.kinds import Array, match_dtype
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_count, seg_sum, seg_var
@@ -44,6 +45,7 @@ class EntropyHistory:
         self._mean = np.zeros(max_turns)
         self._iterations = np.zeros(max_turns)
 
+    @in_torch
     def collect(self, entropy: Array, turn_index: Array, *, mask: Array | None = None) -> EntropySums:
         """Sums of this worker's rows.
 
@@ -55,14 +57,13 @@ class EntropyHistory:
         Raises:
             ValueError: shapes differ or an index is not below max_turns.
         """
-        entropy = double(detach(as_array(entropy)))
-        xp = library(entropy)
-        index = integer(as_array(turn_index, entropy))
+        entropy = entropy.detach().double()
+        index = turn_index.long()
         use = row_mask(mask, entropy) & (index >= 0)
-        safe = xp.where(use, index, 0)
+        safe = torch.where(use, index, 0)
         total = seg_sum(entropy, safe, self.max_turns, mask=use)
         count = seg_count(safe, self.max_turns, mask=use)
-        return EntropySums(*(x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in (total, count)))
+        return EntropySums(host(total), host(count))
 
     @staticmethod
     def reduce(updates: Sequence[EntropySums]) -> EntropySums:
@@ -85,6 +86,7 @@ class EntropyHistory:
         self._iterations = self._iterations + seen
         self._mean = self._mean + np.where(seen, (batch - self._mean) / np.maximum(self._iterations, 1.0), 0.0)
 
+    @in_torch
     def rows(self, turn_index: Array, like: Array) -> Array:
         """History of each row's turn index, NaN where there is none yet.
 
@@ -92,10 +94,9 @@ class EntropyHistory:
             turn_index: (N,) turn index of each row, -1 = none.
             like: array that decides kind, dtype and device.
         """
-        like = as_array(like)
         table = np.append(np.where(self._iterations > 0, self._mean, np.nan), np.nan)  # -1 reads the last entry
-        values = torch.from_numpy(table).to(like.device) if isinstance(like, torch.Tensor) else table
-        return match_dtype(values[integer(as_array(turn_index, like))], like)
+        values = torch.from_numpy(table).to(like.device)
+        return match_dtype(values[turn_index.long()], like)
 
     def active(self) -> bool:
         """Whether the penalty applies: some turn index of at least max_turns / 2 has been seen."""
@@ -129,6 +130,7 @@ class GroupHistory:
     def __len__(self) -> int:
         return len(self._mean)
 
+    @in_torch
     def collect(self, score: Array, group: Array) -> np.ndarray:
         """(groups, 2) mean and deviation (0 for single members) of this worker's groups, which must not span workers.
 
@@ -139,16 +141,13 @@ class GroupHistory:
         Raises:
             ValueError: wrong shapes or ids.
         """
-        score = as_array(score)
-        xp = library(score)
         cells = as_cells(group, score)
-        ok = cells.inside & ~xp.isnan(score)
+        ok = cells.inside & ~torch.isnan(score)
         count = seg_count(cells.ids, cells.n, mask=ok)
-        mean = seg_sum(score, cells.ids, cells.n, mask=ok) / xp.where(count > 0, count, 1.0)
+        mean = seg_sum(score, cells.ids, cells.n, mask=ok) / torch.where(count > 0, count, 1.0)
         var = seg_var(score, cells.ids, cells.n, mask=ok)
-        std = xp.sqrt(xp.where(xp.isnan(var), 0.0, var))
-        rows = xp.stack([mean, std], -1)[count > 0]
-        return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows
+        std = torch.sqrt(torch.where(torch.isnan(var), 0.0, var))
+        return host(torch.stack([mean, std], -1)[count > 0])
 
     @staticmethod
     def reduce(updates: Sequence[np.ndarray]) -> np.ndarray:
@@ -166,6 +165,7 @@ class GroupHistory:
         self._mean.extend(groups[:, 0].tolist())
         self._std.extend(groups[:, 1].tolist())
 
+    @in_torch
     def recalibrate(
         self, score: Array, *, scale: bool = False, std_floor: float = 1e-3, eps: float = 1e-6
     ) -> tuple[Array, Array]:
@@ -185,12 +185,11 @@ class GroupHistory:
         """
         if not self._mean:
             raise ValueError("the history of groups is empty; apply() at least one batch before replaying")
-        score = as_array(score)
-        gap = double(score) - float(np.median(self._mean))
+        gap = score.double() - float(np.median(self._mean))
         if scale:
             gap = gap / (max(float(np.median(self._std)), std_floor) + eps)
         kept = gap >= 0
-        return match_dtype(library(score).where(kept, gap, 0.0), score), kept
+        return match_dtype(torch.where(kept, gap, 0.0), score), kept
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Tensors for the checkpoint."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.importance import bounded_weight
 from robot_rl.advantage.kinds import (
     Array,
-    argsort,
-    as_array,
-    detach,
-    double,
-    library,
     match_dtype,
     require_option,
 )
@@ -18,6 +16,7 @@ from robot_rl.advantage.ratios import LOG_CLAMP, log_ratio, unit_log_ratio
 from robot_rl.advantage.segments import factorise, seg_count, seg_max, seg_sum
 
 
+@in_torch
 def importance_weight(
     logp: Array,
     logp_behaviour: Array,
@@ -54,20 +53,20 @@ def importance_weight(
 
     Source: Yao et al., Your efficient RL framework secretly brings you off-policy training (TIS); verl; TRL; DART.
     """
-    logp = detach(as_array(logp))
-    xp = library(logp)
-    behaviour = detach(as_array(logp_behaviour, logp))
+    logp = logp.detach()
+    behaviour = logp_behaviour.detach()
     step = log_ratio(logp, behaviour, mask=mask)
-    weight = xp.exp(unit_log_ratio(step, level, turn=turn, episode=episode, mask=mask))
+    weight = torch.exp(unit_log_ratio(step, level, turn=turn, episode=episode, mask=mask))
     weight = bounded_weight(weight, mode, cap=cap, floor=floor)
     use = row_mask(mask, logp)
     if zero_fallback:
         ids, count = factorise(episode_ids(episode, logp))
         recorded = seg_count(ids, count, mask=use & (behaviour.reshape(-1) != 0)) > 0
-        weight = xp.where(recorded[ids].reshape(logp.shape), weight, 1.0)
-    return xp.where(use.reshape(logp.shape), weight, 0.0)
+        weight = torch.where(recorded[ids].reshape(logp.shape), weight, 1.0)
+    return torch.where(use.reshape(logp.shape), weight, 0.0)
 
 
+@in_torch
 def veto_mask(
     weight: Array, *, threshold: float = 1e-4, episode: Array | None = None, mask: Array | None = None
 ) -> Array:
@@ -87,13 +86,13 @@ def veto_mask(
 
     Source: verl, rollout importance-sampling veto; hkust-nlp/KernelGYM.
     """
-    weight = as_array(weight)
     use = row_mask(mask, weight)
     ids, count = factorise(episode_ids(episode, weight))
     vetoed = seg_count(ids, count, mask=use & (weight.reshape(-1) < threshold)) > 0
     return (use & ~vetoed[ids]).reshape(weight.shape)
 
 
+@in_torch
 def rejection_mask(
     logp: Array,
     logp_behaviour: Array,
@@ -126,11 +125,10 @@ def rejection_mask(
     """
     require_option("metric", metric, ["ratio", "k1", "k2", "k3"])
     require_option("reduce", reduce, ["sum", "mean", "max"])
-    logp = detach(as_array(logp))
-    xp = library(logp)
+    logp = logp.detach()
     use = row_mask(mask, logp)
-    step = double(log_ratio(logp, detach(as_array(logp_behaviour, logp)), mask=mask)).reshape(-1)
-    rows = {"ratio": step, "k1": -step, "k2": 0.5 * step * step, "k3": xp.exp(step) - 1.0 - step}[metric]
+    step = log_ratio(logp, logp_behaviour.detach(), mask=mask).double().reshape(-1)
+    rows = {"ratio": step, "k1": -step, "k2": 0.5 * step * step, "k3": torch.exp(step) - 1.0 - step}[metric]
     ids, count = factorise(episode_ids(episode, logp))
     if reduce == "max":
         value = seg_max(rows, ids, count, mask=use)
@@ -138,13 +136,14 @@ def rejection_mask(
         value = seg_sum(rows, ids, count, mask=use)
         if reduce == "mean":
             number = seg_count(ids, count, mask=use)
-            value = value / xp.where(number > 0, number, 1.0)
+            value = value / torch.where(number > 0, number, 1.0)
     if metric == "ratio":
-        value = xp.exp(xp.clip(value, -LOG_CLAMP, LOG_CLAMP))
+        value = torch.exp(torch.clip(value, -LOG_CLAMP, LOG_CLAMP))
     kept = (value >= bounds[0]) & (value <= bounds[1])
     return (use & kept[ids]).reshape(logp.shape)
 
 
+@in_torch
 def loglinear_proximal(logp: Array, logp_behaviour: Array, version: Array, current_version: int) -> Array:
     """Proximal log-probability without a forward pass: interpolated between behaviour and current by version.
 
@@ -160,14 +159,14 @@ def loglinear_proximal(logp: Array, logp_behaviour: Array, version: Array, curre
 
     Source: AReaL, log-linear proximal approximation.
     """
-    logp = detach(as_array(logp))
-    xp = library(logp)
-    behaviour = detach(as_array(logp_behaviour, logp))
-    age = current_version - double(as_array(version, logp))
-    alpha = xp.where(age > 0, xp.clip((age - 1.0) / xp.where(age > 0, age, 1.0), 0.0, 1.0), 0.0)
-    return match_dtype(double(behaviour) + alpha * double(logp - behaviour), logp)
+    logp = logp.detach()
+    behaviour = logp_behaviour.detach()
+    age = current_version - version.double()
+    alpha = torch.where(age > 0, torch.clip((age - 1.0) / torch.where(age > 0, age, 1.0), 0.0, 1.0), 0.0)
+    return match_dtype(behaviour.double() + alpha * (logp - behaviour).double(), logp)
 
 
+@in_torch
 def m2po_mask(log_ratios: Array, *, tau: float = 0.04, mask: Array | None = None) -> Array:
     """Rows that remain when the largest squared log-ratios are dropped until their mean is at most tau.
 
@@ -186,16 +185,15 @@ def m2po_mask(log_ratios: Array, *, tau: float = 0.04, mask: Array | None = None
     """
     if tau < 0:
         raise ValueError(f"tau is {tau}, expected a mean square >= 0")
-    log_ratios = detach(as_array(log_ratios))
-    xp = library(log_ratios)
+    log_ratios = log_ratios.detach()
     use = row_mask(mask, log_ratios)
-    square = xp.where(use, double(log_ratios.reshape(-1)) ** 2, float("inf"))
-    order = argsort(square)
-    rising = xp.where(use, square, 0.0)[order]
-    member = double(use)[order]
-    number = xp.cumsum(member, 0)
-    mean = xp.cumsum(rising, 0) / xp.where(number > 0, number, 1.0)
+    square = torch.where(use, log_ratios.reshape(-1).double() ** 2, float("inf"))
+    order = torch.argsort(square, stable=True)
+    rising = torch.where(use, square, 0.0)[order]
+    member = use.double()[order]
+    number = torch.cumsum(member, 0)
+    mean = torch.cumsum(rising, 0) / torch.where(number > 0, number, 1.0)
     # The mean of the k smallest never falls with k, so "mean <= tau" marks a prefix of the sorted rows.
-    kept = xp.zeros_like(use)
+    kept = torch.zeros_like(use)
     kept[order] = (mean <= tau) & (member > 0)
     return kept.reshape(log_ratios.shape)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from robot_rl.advantage.kinds import Array, as_array, detach, double, library, match_dtype, require_option
+import torch
+
+from robot_rl.advantage.arrays import in_torch
+from robot_rl.advantage.kinds import Array, match_dtype, require_option
 from robot_rl.advantage.kl import ESTIMATORS, kl_rows
 from robot_rl.advantage.ratios import log_ratio
 
 
+@in_torch
 def kl_reward(
     reward: Array, logp: Array, ref_logp: Array | None, beta: float, *, kind: str = "k1", mask: Array | None = None
 ) -> Array:
@@ -30,14 +34,13 @@ def kl_reward(
     """
     if kind != "k1":
         raise ValueError(f"kind is {kind!r}: k2 and k3 are biased as a reward; use k1 here, or k2 as a loss")
-    reward = as_array(reward)
     if beta == 0:
         return reward
-    _require_reference(ref_logp, beta)
-    d = kl_rows(detach(as_array(logp, reward)), detach(as_array(ref_logp, reward)), "k1", mask=mask)
-    return match_dtype(double(reward) - beta * double(d), reward)
+    d = kl_rows(logp.detach(), _require_reference(ref_logp, beta).detach(), "k1", mask=mask)
+    return match_dtype(reward.double() - beta * d.double(), reward)
 
 
+@in_torch
 def kl_loss_rows(
     logp: Array,
     ref_logp: Array | None,
@@ -67,19 +70,19 @@ def kl_loss_rows(
         ValueError: unknown kind, shapes differ, or no reference although beta > 0.
     """
     require_option("kind", kind, ESTIMATORS)
-    logp = as_array(logp)
     if beta == 0:
-        return library(logp).zeros_like(logp)
-    _require_reference(ref_logp, beta)
-    rows = beta * kl_rows(logp, ref_logp, kind, mask=mask, **options)
-    return rows if ratio is None else rows * detach(as_array(ratio, logp))
+        return torch.zeros_like(logp)
+    rows = beta * kl_rows(logp, _require_reference(ref_logp, beta), kind, mask=mask, **options)
+    return rows if ratio is None else rows * ratio.detach()
 
 
-def _require_reference(ref_logp: Array | None, beta: float) -> None:
+def _require_reference(ref_logp: Array | None, beta: float) -> Array:
     if ref_logp is None:
         raise ValueError(f"ref_logp is None with beta {beta}; run the reference policy or set beta to 0")
+    return ref_logp
 
 
+@in_torch
 def experimental_opd_advantage(logp: Array, teacher_logp: Array, *, mask: Array | None = None) -> Array:
     """On-policy distillation advantage: -(logp - teacher_logp), without gradient; reconstructed from abstracts.
 
@@ -96,30 +99,6 @@ def experimental_opd_advantage(logp: Array, teacher_logp: Array, *, mask: Array 
 
     Source: TT-OPD and Skill-SD (abstracts; reconstruction).
     """
-    logp = detach(as_array(logp))
+    logp = logp.detach()
     # 0 - d, so that equal log-probabilities give 0.0 and not -0.0.
-    return 0.0 - log_ratio(logp, detach(as_array(teacher_logp, logp)), mask=mask)
-
-
-def distribution_kl(log_prob: Array, teacher_log_prob: Array) -> Array:
-    """KL(student || teacher) of whole action distributions.
-
-    Args:
-        log_prob: (..., A) log-probabilities of the student.
-        teacher_log_prob: (..., A) of the teacher, without gradient.
-
-    Returns:
-        (...) divergences >= 0.
-
-    Raises:
-        ValueError: shapes differ.
-    """
-    log_prob = as_array(log_prob)
-    teacher = detach(as_array(teacher_log_prob, log_prob))
-    if tuple(teacher.shape) != tuple(log_prob.shape):
-        raise ValueError(f"teacher_log_prob has shape {tuple(teacher.shape)}, expected {tuple(log_prob.shape)}")
-    xp = library(log_prob)
-    prob = xp.exp(log_prob)
-    # An action that the student never takes contributes 0, also where its log-probability is -inf.
-    gap = xp.where(prob > 0, log_prob, 0.0) - xp.where(prob > 0, teacher, 0.0)
-    return (prob * gap).sum(-1)
+    return 0.0 - log_ratio(logp, teacher_logp.detach(), mask=mask)

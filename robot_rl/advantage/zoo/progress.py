@@ -6,11 +6,13 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.anchors import components
-from robot_rl.advantage.kinds import Array, as_array, boolean, double, library, match_dtype, require_rows, sigmoid
+from robot_rl.advantage.arrays import host, in_torch
+from robot_rl.advantage.kinds import Array, match_dtype, require_rows
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_max
 
 
+@in_torch
 def distance_reward(distance: Array, task: Array, *, scale: float = 0.6, steepness: float = 10.0) -> Array:
     """Score in (0, scale) that falls with the distance, min-max normalised inside each task.
 
@@ -28,15 +30,13 @@ def distance_reward(distance: Array, task: Array, *, scale: float = 0.6, steepne
 
     Source: SRPO (Fei et al., Self-Referential Policy Optimization), sii-research/siiRL.
     """
-    distance = as_array(distance)
-    xp = library(distance)
     cells = as_cells(task, distance)
-    d = double(distance)
+    d = distance.double()
     low = -seg_max(-d, cells.ids, cells.n)[cells.ids]
     span = seg_max(d, cells.ids, cells.n)[cells.ids] - low
     flat = span < 1e-6
-    unit = xp.where(flat, 0.5, (d - low) / xp.where(flat, 1.0, span))
-    return match_dtype(scale * sigmoid(steepness * (0.5 - unit)), distance)
+    unit = torch.where(flat, 0.5, (d - low) / torch.where(flat, 1.0, span))
+    return match_dtype(scale * torch.sigmoid(steepness * (0.5 - unit)), distance)
 
 
 def success_centres(embedding: np.ndarray, *, eps: float = 0.5, min_samples: int = 2) -> np.ndarray:
@@ -67,6 +67,7 @@ def success_centres(embedding: np.ndarray, *, eps: float = 0.5, min_samples: int
     return np.stack([embedding[label == one].mean(axis=0) for one in np.unique(label[label >= 0])])
 
 
+@in_torch
 def srpo_reward(
     embedding: Array, success: Array, task: Array, *, eps: float = 0.5, min_samples: int = 2, scale: float = 0.6
 ) -> Array:
@@ -89,13 +90,11 @@ def srpo_reward(
 
     Source: Fei et al., SRPO; sii-research/siiRL.
     """
-    like = as_array(embedding)
+    like = embedding
     if len(like.shape) != 2:
         raise ValueError(f"embedding has shape {tuple(like.shape)}, expected (episodes, dimensions)")
     require_rows(int(like.shape[0]), success=success, task=task)
-    plain = (like.detach().cpu() if isinstance(like, torch.Tensor) else like), success, task
-    x, won, tasks = (np.asarray(item) for item in plain)
-    x, won = x.astype(np.float64), boolean(won)
+    x, won, tasks = host(like).astype(np.float64), host(success).astype(bool), host(task)
     valid = (x != 0).any(axis=1)
     reward = (won & valid).astype(np.float64)
     distance = np.full(len(x), np.nan)
@@ -106,4 +105,4 @@ def srpo_reward(
             distance[bad] = np.linalg.norm(x[bad][:, None] - centres[None], axis=2).min(axis=1)
     known = ~np.isnan(distance)
     reward[known] = distance_reward(distance[known], tasks[known], scale=scale)
-    return match_dtype(torch.from_numpy(reward).to(like.device) if isinstance(like, torch.Tensor) else reward, like)
+    return match_dtype(torch.from_numpy(reward).to(like.device), like)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    boolean,
-    double,
-    integer,
-    library,
     match_dtype,
     require_flat,
     require_rows,
-    sigmoid,
 )
 from robot_rl.advantage.normalise import EdgeRules, as_cells, normalise
 from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
 from robot_rl.advantage.segments import combine_ids, seg_count, seg_mean, seg_sum, seg_var
 
 
+@in_torch
 def spa_loss(contribution: Array, episode: Array, outcome: Array) -> Array:
     """Squared error that trains a progress model: the contributions of an episode sum to its outcome.
 
@@ -37,12 +35,11 @@ def spa_loss(contribution: Array, episode: Array, outcome: Array) -> Array:
 
     Source: Wang et al., SPA-RL; WangHanLinHenry/SPA-RL-Agent.
     """
-    contribution = as_array(contribution)
-    outcome = as_array(outcome, contribution)
-    total = seg_sum(contribution, as_array(episode, contribution), int(outcome.shape[0]))
-    return match_dtype((total - double(outcome)) ** 2, contribution)
+    total = seg_sum(contribution, episode, int(outcome.shape[0]))
+    return match_dtype((total - outcome.double()) ** 2, contribution)
 
 
+@in_torch
 def spa_reward(
     contribution: Array,
     episode: Array,
@@ -72,26 +69,23 @@ def spa_reward(
 
     Source: Wang et al., SPA-RL; WangHanLinHenry/SPA-RL-Agent.
     """
-    contribution = as_array(contribution)
-    xp = library(contribution)
-    episode = as_array(episode, contribution)
-    value = double(contribution)
+    value = contribution.double()
     if enforce_sum:
         if outcome is None:
             raise ValueError("enforce_sum needs the outcome of each episode, got None")
-        total = double(as_array(outcome, contribution))
+        total = outcome.double()
         count = int(total.shape[0])
         gap = total - seg_sum(value, episode, count)
         turns = seg_count(episode, count)
-        value = value + (gap / xp.where(turns > 0, turns, 1.0))[integer(episode)]
+        value = value + (gap / torch.where(turns > 0, turns, 1.0))[episode.long()]
     out = alpha * value
     if grounding is not None:
-        grounding = as_array(grounding, contribution)
         require_rows(require_flat("contribution", contribution), grounding=grounding)
-        out = out + beta * double(grounding)
+        out = out + beta * grounding.double()
     return match_dtype(out, contribution)
 
 
+@in_torch
 def spa_release_weight(episode: Array) -> Array:
     """Weight of a turn in the released policy update: the number of later turns, 0 for the last; for comparison only.
 
@@ -103,11 +97,11 @@ def spa_release_weight(episode: Array) -> Array:
 
     Source: WangHanLinHenry/SPA-RL-Agent (the paper describes the dense reward of `spa_reward`).
     """
-    episode = as_array(episode)
     ids, count = combine_ids(episode, episode)
-    return seg_count(ids, count)[ids] - 1.0 - double(position(episode))
+    return seg_count(ids, count)[ids] - 1.0 - position(episode).double()
 
 
+@in_torch
 def answer_probability(logp: Array, context: Array, n_contexts: int, *, mask: Array | None = None) -> Array:
     """exp of the mean log-probability of the reference answer's tokens, per context.
 
@@ -122,10 +116,10 @@ def answer_probability(logp: Array, context: Array, n_contexts: int, *, mask: Ar
 
     Source: IGPO; GuoqingWang1/IGPO.
     """
-    logp = as_array(logp)
-    return library(logp).exp(seg_mean(logp, as_array(context, logp), n_contexts, mask=mask))
+    return torch.exp(seg_mean(logp, context, n_contexts, mask=mask))
 
 
+@in_torch
 def igpo_reward(prob: Array, episode: Array, outcome: Array) -> Array:
     """Gain in answer probability by each turn; the last turn of an episode has the outcome only.
 
@@ -143,15 +137,15 @@ def igpo_reward(prob: Array, episode: Array, outcome: Array) -> Array:
 
     Source: IGPO; GuoqingWang1/IGPO.
     """
-    prob = as_array(prob)
-    episode = integer(as_array(episode, prob))
+    episode = episode.long()
     require_rows(require_flat("prob", prob), episode=episode)
-    outcome = double(as_array(outcome, prob))
-    after = double(prob) * 1.0
-    after[:-1] = double(prob)[1:]
-    return match_dtype(library(prob).where(continues(episode), after - double(prob), outcome[episode]), prob)
+    outcome = outcome.double()
+    after = prob.double() * 1.0
+    after[:-1] = prob.double()[1:]
+    return match_dtype(torch.where(continues(episode), after - prob.double(), outcome[episode]), prob)
 
 
+@in_torch
 def igpo(reward: Array, episode: Array, group: Array, *, gamma: float = 1.0, release_norm: bool = False) -> Array:
     """Turn rewards of a group, outcomes included, normalised together and summed with a discount.
 
@@ -174,20 +168,19 @@ def igpo(reward: Array, episode: Array, group: Array, *, gamma: float = 1.0, rel
         raise ValueError(
             f"gamma is {gamma} with release_norm, which has no discount; set gamma=1 or release_norm=False"
         )
-    reward = as_array(reward)
-    xp = library(reward)
-    episode = integer(as_array(episode, reward))
-    row_group = as_array(group, reward)[episode]
+    episode = episode.long()
+    row_group = group[episode]
     bad = unscorable_rows(reward, episode) | (row_group < 0)
-    known = xp.where(bad, float("nan"), double(reward))
+    known = torch.where(bad, float("nan"), reward.double())
     if release_norm:
         cells, count = combine_ids(row_group, position(episode))
         z = normalise(known, as_cells(cells, known, count), scale="none")[0]
     else:
         z = normalise(known, row_group)[0]
-    return match_dtype(xp.where(bad, 0.0, discounted_return(z, episode, gamma)), reward)
+    return match_dtype(torch.where(bad, 0.0, discounted_return(z, episode, gamma)), reward)
 
 
+@in_torch
 def infopo_gain(logp_with: Array, logp_without: Array, turn: Array, episode: Array) -> Array:
     """How much the observation after each turn changed the log-probability of the next action.
 
@@ -207,15 +200,12 @@ def infopo_gain(logp_with: Array, logp_without: Array, turn: Array, episode: Arr
 
     Source: InfoPO; kfq20/InfoPO.
     """
-    logp_with = as_array(logp_with)
-    xp = library(logp_with)
-    episode = as_array(episode, logp_with)
     n_turns = require_flat("episode", episode)
-    gap = double(logp_with) - double(as_array(logp_without, logp_with))
-    own = seg_mean(gap, as_array(turn, logp_with), n_turns)
+    gap = logp_with.double() - logp_without.double()
+    own = seg_mean(gap, turn, n_turns)
     after = own * 1.0
     after[:-1] = own[1:]
-    return match_dtype(xp.where(continues(episode) & ~xp.isnan(after), after, 0.0), logp_with)
+    return match_dtype(torch.where(continues(episode) & ~torch.isnan(after), after, 0.0), logp_with)
 
 
 def infopo_beta(epoch: float, *, beta: float = 0.1, decay: float = 0.0) -> float:
@@ -229,6 +219,7 @@ def infopo_beta(epoch: float, *, beta: float = 0.1, decay: float = 0.0) -> float
     return beta * math.exp(-decay * epoch)
 
 
+@in_torch
 def infopo(
     gain: Array,
     length: Array,
@@ -260,50 +251,30 @@ def infopo(
 
     Source: InfoPO; kfq20/InfoPO.
     """
-    gain = as_array(gain)
-    xp = library(gain)
-    episode, length = integer(as_array(episode, gain)), double(as_array(length, gain))
-    score = double(as_array(score, gain))
-    group = as_array(group, gain)
+    episode, length = episode.long(), length.double()
+    score = score.double()
     require_rows(require_flat("gain", gain), length=length, episode=episode)
     cells = as_cells(group, score)
-    ok = cells.inside & ~xp.isnan(score)
-    std = xp.sqrt(_require_known(seg_var(score, cells.ids, cells.n, mask=ok)))
+    ok = cells.inside & ~torch.isnan(score)
+    std = torch.sqrt(_require_known(seg_var(score, cells.ids, cells.n, mask=ok)))
     outer = normalise(score, group, rules=EdgeRules(eps=eps))[0]
 
     row_cell, row_ok = cells.ids[episode], ok[episode]
-    per_row = double(gain) / xp.where(length > 0, length, 1.0)
+    per_row = gain.double() / torch.where(length > 0, length, 1.0)
     use = row_ok & (per_row != 0) & (length > 0)
     count = seg_count(row_cell, cells.n, weight=length, mask=use)
     mean = _require_known(seg_mean(per_row, row_cell, cells.n, weight=length, mask=use))
-    inner_std = xp.sqrt(_require_known(seg_var(per_row, row_cell, cells.n, weight=length, mask=use)))
+    inner_std = torch.sqrt(_require_known(seg_var(per_row, row_cell, cells.n, weight=length, mask=use)))
     # One value has no deviation: it is centred only, and so becomes 0.
-    divisor = xp.where(count > 1, inner_std + eps, 1.0)
-    z = xp.where(use, (per_row - mean[row_cell]) / divisor[row_cell], 0.0)
-    at_least_one = xp.where(std > 1.0, std, 1.0)
-    magnitude = at_least_one / xp.where(inner_std > 0, inner_std, 1.0)
-    magnitude = xp.where((magnitude < 1.0) & (inner_std > 0), magnitude, 1.0)
-    gate = sigmoid(-std / gate_width)
+    divisor = torch.where(count > 1, inner_std + eps, 1.0)
+    z = torch.where(use, (per_row - mean[row_cell]) / divisor[row_cell], 0.0)
+    at_least_one = torch.where(std > 1.0, std, 1.0)
+    magnitude = at_least_one / torch.where(inner_std > 0, inner_std, 1.0)
+    magnitude = torch.where((magnitude < 1.0) & (inner_std > 0), magnitude, 1.0)
+    gate = torch.sigmoid(-std / gate_width)
     inner = z * (magnitude * gate)[row_cell]
-    return match_dtype(xp.where(row_ok, outer[episode] + beta * inner, 0.0), gain)
+    return match_dtype(torch.where(row_ok, outer[episode] + beta * inner, 0.0), gain)
 
 
 def _require_known(x: Array) -> Array:
-    xp = library(x)
-    return xp.where(xp.isnan(x), 0.0, x)
-
-
-def redistributed_mask(reward: Array, episode: Array, mask: Array | None = None) -> Array:
-    """Rows that may enter the loss after a redistribution: those of episodes without a NaN reward.
-
-    Args:
-        reward: (U,) redistributed rewards.
-        episode: (U,) episode ids.
-        mask: (U,) mask before, default all.
-
-    Returns:
-        (U,) bool.
-    """
-    reward = as_array(reward)
-    ok = ~unscorable_rows(reward, as_array(episode, reward))
-    return ok if mask is None else ok & boolean(as_array(mask, reward))
+    return torch.where(torch.isnan(x), 0.0, x)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
+from robot_rl.advantage.arrays import host, in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    detach,
-    double,
     floating,
-    integer,
-    library,
     match_dtype,
     readable,
     require_flat,
@@ -27,6 +24,7 @@ from robot_rl.advantage.returns import continues
 from robot_rl.advantage.segments import factorise, seg_sum
 
 
+@in_torch
 def pair_regression(log_ratio_gap: Array, reward_gap: Array, *, eta: float = 1.0, paper_form: bool = False) -> Array:
     """Squared error between the difference of two log-ratios and that of two rewards: REBEL and REFUEL.
 
@@ -47,11 +45,12 @@ def pair_regression(log_ratio_gap: Array, reward_gap: Array, *, eta: float = 1.0
     """
     if eta <= 0:
         raise ValueError(f"eta is {eta}, expected a positive step size")
-    gap = as_array(log_ratio_gap)
-    reward = detach(as_array(reward_gap, gap))
+    gap = log_ratio_gap
+    reward = reward_gap.detach()
     return (gap / eta - reward) ** 2 if paper_form else (gap - eta * reward) ** 2
 
 
+@in_torch
 def refuel_loss(
     logp: Array,
     old_logp: Array,
@@ -81,16 +80,16 @@ def refuel_loss(
 
     Source: Gao et al., REFUEL; ZhaolinGao/REFUEL.
     """
-    logp = floating(as_array(logp))
-    reward = as_array(reward, logp)
+    logp = floating(logp)
     if len(reward.shape) != 2 or int(reward.shape[1]) != 2:
         raise ValueError(f"reward has shape {tuple(reward.shape)}, expected (pairs, 2)")
-    step = log_ratio(logp, detach(as_array(old_logp, logp)), mask=mask)
-    sign = 1.0 - 2.0 * double(as_array(second, logp))
-    gap = seg_sum(double(step) * sign, as_array(pair, logp), int(reward.shape[0]))
-    return match_dtype(pair_regression(gap, double(reward[:, 0]) - double(reward[:, 1]), **options), logp)
+    step = log_ratio(logp, old_logp.detach(), mask=mask)
+    sign = 1.0 - 2.0 * second.double()
+    gap = seg_sum(step.double() * sign, pair, int(reward.shape[0]))
+    return match_dtype(pair_regression(gap, reward[:, 0].double() - reward[:, 1].double(), **options), logp)
 
 
+@in_torch
 def a_lol_rows(logp: Array, ref_logp: Array, advantage: Array, *, clip: Clip = 0.2, mask: Array | None = None) -> Array:
     """-max(A, 0) · clip(sg(policy / reference)) · logp.
 
@@ -110,14 +109,14 @@ def a_lol_rows(logp: Array, ref_logp: Array, advantage: Array, *, clip: Clip = 0
     Source: Baheti et al., Leftover Lunch (A-LoL); abaheti95/LoL-RL. The clip width is ours.
     """
     low, high = clip_bounds(clip)
-    logp = floating(as_array(logp))
-    xp = library(logp)
-    ratio = xp.exp(log_ratio(detach(logp), detach(as_array(ref_logp, logp)), mask=mask))
+    logp = floating(logp)
+    ratio = torch.exp(log_ratio(logp.detach(), ref_logp.detach(), mask=mask))
     use = row_mask(mask, logp).reshape(logp.shape)
-    gain = match_dtype(xp.where(use, xp.clip(detach(as_array(advantage, logp)), 0.0, None), 0.0), logp)
-    return -gain * xp.clip(ratio, 1 - low, 1 + high) * xp.where(use, logp, 0.0)
+    gain = match_dtype(torch.where(use, torch.clip(advantage.detach(), 0.0, None), 0.0), logp)
+    return -gain * torch.clip(ratio, 1 - low, 1 + high) * torch.where(use, logp, 0.0)
 
 
+@in_torch
 def pacs_logit(
     logp: Array, old_logp: Array, episode: Array, group: Array, *, beta: float = 1.0, mask: Array | None = None
 ) -> Array:
@@ -139,20 +138,19 @@ def pacs_logit(
 
     Source: PACS; ritzz-ai/PACS, with the mask applied.
     """
-    logp = floating(as_array(logp))
-    xp = library(logp)
-    group = as_array(group, logp)
+    logp = floating(logp)
     n = require_flat("group", group)
-    step = log_ratio(logp, detach(as_array(old_logp, logp)), mask=mask).reshape(-1)
+    step = log_ratio(logp, old_logp.detach(), mask=mask).reshape(-1)
     total = beta * seg_sum(step, episode_ids(episode, logp), n, mask=row_mask(mask, logp))
     cells, count = factorise(group)
-    ones = xp.ones_like(total)
+    ones = torch.ones_like(total)
     size = seg_sum(ones, cells, count)[cells]
     mean = seg_sum(total, cells, count)[cells] / size
-    out = size / xp.where(size > 1, size - 1.0, 1.0) * (total - mean)
-    return match_dtype(xp.where(size > 1, out, 0.0), logp)
+    out = size / torch.where(size > 1, size - 1.0, 1.0) * (total - mean)
+    return match_dtype(torch.where(size > 1, out, 0.0), logp)
 
 
+@in_torch
 def pacs_loss(logit: Array, label: Array) -> Array:
     """Binary cross-entropy of the rollout scores with the verified outcomes.
 
@@ -168,14 +166,13 @@ def pacs_loss(logit: Array, label: Array) -> Array:
 
     Source: PACS; ritzz-ai/PACS.
     """
-    logit = as_array(logit)
-    xp = library(logit)
-    y = match_dtype(as_array(label, logit), logit)
+    y = match_dtype(label, logit)
     require_rows(require_flat("logit", logit), label=y)
     # max(z, 0) - z·y + log(1 + exp(-|z|)) never overflows.
-    return xp.clip(logit, 0.0, None) - logit * y + xp.log1p(xp.exp(-xp.abs(logit)))
+    return torch.clip(logit, 0.0, None) - logit * y + torch.log1p(torch.exp(-torch.abs(logit)))
 
 
+@in_torch
 def rover_rows(q: Array, mean_q: Array, reward: Array, episode: Array) -> Array:
     """(Q - sg(reward + mean over actions of the next Q))^2, Q = logp - old_logp of the action taken.
 
@@ -193,16 +190,15 @@ def rover_rows(q: Array, mean_q: Array, reward: Array, episode: Array) -> Array:
 
     Source: ROVER, random policy valuation; tinnerhrhe/ROVER.
     """
-    q = floating(as_array(q))
-    xp = library(q)
-    mean_q, reward = detach(as_array(mean_q, q)), detach(as_array(reward, q))
-    episode = as_array(episode, q)
+    q = floating(q)
+    mean_q, reward = mean_q.detach(), reward.detach()
     require_rows(require_flat("q", q), mean_q=mean_q, reward=reward, episode=episode)
-    after = xp.zeros_like(mean_q)
+    after = torch.zeros_like(mean_q)
     after[:-1] = mean_q[1:]
-    return (q - (reward + xp.where(continues(episode), after, 0.0))) ** 2
+    return (q - (reward + torch.where(continues(episode), after, 0.0))) ** 2
 
 
+@in_torch
 def sign_weighted_rows(logp: Array, score: Array, *, positive: float = 0.1, mask: Array | None = None) -> Array:
     """Correct rows: positive · (-logp); incorrect rows: +logp.
 
@@ -220,17 +216,16 @@ def sign_weighted_rows(logp: Array, score: Array, *, positive: float = 0.1, mask
 
     Source: Zhu et al., The Surprising Effectiveness of Negative Reinforcement (RLVR-Decomposed).
     """
-    logp = floating(as_array(logp))
-    xp = library(logp)
-    score = as_array(score, logp)
+    logp = floating(logp)
     use = row_mask(mask, logp).reshape(logp.shape)
     if readable(score) and bool((use & (score != 0) & (score != 1)).any()):
-        bad = integer((use & (score != 0) & (score != 1)).reshape(-1)).argmax()
+        bad = (use & (score != 0) & (score != 1)).reshape(-1).long().argmax()
         raise ValueError(f"score at row {int(bad)} is {float(score.reshape(-1)[bad])}, expected exactly 0 or 1")
-    clean = xp.where(use, logp, 0.0)
-    return xp.where(score == 1, -positive * clean, clean)
+    clean = torch.where(use, logp, 0.0)
+    return torch.where(score == 1, -positive * clean, clean)
 
 
+@in_torch
 def pf_weight(score: Array, kind: str = "pow", *, power: float = 2.0) -> Array:
     """Probability weights by which rollouts are resampled before PPO.
 
@@ -249,23 +244,23 @@ def pf_weight(score: Array, kind: str = "pow", *, power: float = 2.0) -> Array:
     Source: Shen et al., PF-PPO, policy filtration; verl (values of max_random recalled).
     """
     require_option("kind", kind, ["pow", "max_min", "max_random"])
-    score = double(as_array(score))
-    xp = library(score)
-    ok = ~xp.isnan(score)
-    low = xp.where(ok, score, float("inf")).min()
-    high = xp.where(ok, score, -float("inf")).max()
+    score = score.double()
+    ok = ~torch.isnan(score)
+    low = torch.where(ok, score, float("inf")).min()
+    high = torch.where(ok, score, -float("inf")).max()
     if kind == "pow":
-        weight = xp.abs(xp.where(ok, score, 0.0)) ** power
+        weight = torch.abs(torch.where(ok, score, 0.0)) ** power
     elif kind == "max_min":
-        weight = double((score == low) | (score == high))
+        weight = ((score == low) | (score == high)).double()
     else:
-        weight = xp.where(score == high, 0.4, xp.where(ok, 0.1, 0.0))
+        weight = torch.where(score == high, 0.4, torch.where(ok, 0.1, 0.0))
     total = weight.sum()
-    even = double(ok) / xp.maximum(double(ok).sum(), xp.ones_like(total))
-    return xp.where(total > 0, weight / xp.where(total > 0, total, xp.ones_like(total)), even)
+    even = ok.double() / torch.maximum(ok.double().sum(), torch.ones_like(total))
+    return torch.where(total > 0, weight / torch.where(total > 0, total, torch.ones_like(total)), even)
 
 
-def resample(weight: Array, n: int, *, generator: Any) -> Array:
+@in_torch
+def resample(weight: Array, n: int, *, generator: np.random.Generator) -> Array:
     """Rows drawn with replacement in proportion to their weights (PF-PPO, or A-LoL with weights max(A, 0)).
 
     Args:
@@ -279,10 +274,9 @@ def resample(weight: Array, n: int, *, generator: Any) -> Array:
     Raises:
         ValueError: no weight is positive.
     """
-    weight = as_array(weight)
-    plain = double(weight).detach().cpu().numpy() if isinstance(weight, torch.Tensor) else double(weight)
+    plain = host(weight).astype(np.float64)
     total = plain.sum()
     if not total > 0:
         raise ValueError("all weights are 0, expected at least one positive weight; skip the resampling")
     index = generator.choice(len(plain), size=n, p=plain / total)
-    return torch.from_numpy(index).to(weight.device) if isinstance(weight, torch.Tensor) else index
+    return torch.from_numpy(index).to(weight.device)

@@ -7,13 +7,9 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
+from robot_rl.advantage.arrays import host
 from robot_rl.advantage.kinds import Array
-
-
-def _host(x: Array) -> np.ndarray:
-    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
 class Substitute(NamedTuple):
@@ -74,7 +70,7 @@ class SuccessReplay:
         Returns:
             At most one substitute per group; stored rollouts of a task take turns.
         """
-        scores, groups, tasks = (_host(x) for x in (score, group, task))
+        scores, groups, tasks = (host(x) for x in (score, group, task))
         out = []
         for one in np.unique(groups[groups >= 0]):
             rows = np.flatnonzero(groups == one)

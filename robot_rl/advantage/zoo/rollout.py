@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 import torch
 
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    boolean,
-    double,
-    integer,
-    library,
     match_dtype,
     require_flat,
     require_option,
     require_rows,
 )
 from robot_rl.advantage.normalise import normalise_units
-from robot_rl.advantage.segments import factorise, seg_mean, stable_order
+from robot_rl.advantage.segments import seg_mean
 
 
+@in_torch
 def branching_entropy(top_logp: Array, vocabulary: int, *, max_tokens: int = 20) -> Array:
     """Entropy of the first rows after an observation, over the most likely actions, divided by log |vocabulary|.
 
@@ -43,15 +39,16 @@ def branching_entropy(top_logp: Array, vocabulary: int, *, max_tokens: int = 20)
     """
     if vocabulary < 2:
         raise ValueError(f"vocabulary is {vocabulary}, expected at least two actions")
-    logp = as_array(top_logp)
-    xp = library(logp)
-    first = double(logp[..., :max_tokens, :])
-    known = xp.where(first > -float("inf"), first, 0.0)
+    logp = top_logp
+    first = logp[..., :max_tokens, :].double()
+    known = torch.where(first > -float("inf"), first, 0.0)
     return match_dtype(
-        -(xp.where(first > -float("inf"), xp.exp(first), 0.0) * known).sum(-1).sum(-1) / math.log(vocabulary), logp
+        -(torch.where(first > -float("inf"), torch.exp(first), 0.0) * known).sum(-1).sum(-1) / math.log(vocabulary),
+        logp,
     )
 
 
+@in_torch
 def branch_probability(entropy_gain: Array, *, p: float = 0.5, weight: float = 0.5) -> Array:
     """clip(p + weight · (entropy now - entropy after the task), 0, 1).
 
@@ -62,14 +59,15 @@ def branch_probability(entropy_gain: Array, *, p: float = 0.5, weight: float = 0
 
     Source: Dong et al., ARPO; dongguanting/ARPO.
     """
-    gain = as_array(entropy_gain)
-    return library(gain).clip(p + weight * gain, 0.0, 1.0)
+    gain = entropy_gain
+    return torch.clip(p + weight * gain, 0.0, 1.0)
 
 
+@in_torch
 def branches(
     entropy_gain: Array,
     *,
-    generator: Any = None,
+    generator: np.random.Generator | None = None,
     p: float = 0.5,
     weight: float = 0.5,
     deterministic: bool = False,
@@ -93,16 +91,16 @@ def branches(
 
     Source: Dong et al., ARPO; dongguanting/ARPO.
     """
-    gain = as_array(entropy_gain)
+    gain = entropy_gain
     if deterministic:
         return p + weight * gain > threshold
     if generator is None:
         raise ValueError("generator is missing: random branching draws from a seeded np.random.Generator")
     draw = generator.random(tuple(gain.shape))
-    draw = torch.from_numpy(draw).to(gain) if isinstance(gain, torch.Tensor) else draw
-    return draw <= branch_probability(gain, p=p, weight=weight)
+    return torch.from_numpy(draw).to(gain) <= branch_probability(gain, p=p, weight=weight)
 
 
+@in_torch
 def branch_plan(wants: Array, spare: int, *, beam: int = 2) -> tuple[list[int], int]:
     """Copies granted to rollouts that want to branch, in order, and the fresh rollouts that fill the rest.
 
@@ -120,13 +118,14 @@ def branch_plan(wants: Array, spare: int, *, beam: int = 2) -> tuple[list[int], 
     if spare < 0 or beam < 1:
         raise ValueError(f"spare is {spare} and beam {beam}, expected spare >= 0 and beam >= 1")
     extra = []
-    for want in as_array(wants).tolist():
+    for want in wants.tolist():
         granted = min(beam - 1, spare) if want else 0
         spare -= granted
         extra.append(granted)
     return extra, spare
 
 
+@in_torch
 def prefix_advantage(advantage: Array, leaf: Array, row: Array, n_rows: int) -> Array:
     """Credit of rows shared by several branches: the mean over the leaves below them, each row once.
 
@@ -142,12 +141,10 @@ def prefix_advantage(advantage: Array, leaf: Array, row: Array, n_rows: int) -> 
     Raises:
         ValueError: wrong shapes or ids.
     """
-    advantage = as_array(advantage)
-    xp = library(advantage)
-    leaf, row = integer(as_array(leaf, advantage)), as_array(row, advantage)
+    leaf, row = leaf.long(), row
     require_rows(require_flat("leaf", leaf), row=row)
     mean = seg_mean(advantage[leaf], row, n_rows)
-    return match_dtype(xp.where(xp.isnan(mean), 0.0, mean), advantage)
+    return match_dtype(torch.where(torch.isnan(mean), 0.0, mean), advantage)
 
 
 def groups_to_draw(informative: int, drawn: int, batch: int, *, max_factor: float = 3.0) -> int:
@@ -172,59 +169,7 @@ def groups_to_draw(informative: int, drawn: int, batch: int, *, max_factor: floa
     return max(0, min(batch - informative, int(max_factor * batch) - drawn))
 
 
-def stop_stragglers(score: Array, finished: Array) -> tuple[Array, Array]:
-    """Mark rollouts that were stopped early: truncated, with an unscorable outcome.
-
-    Args:
-        score: (E,) outcomes.
-        finished: (E,) bool.
-
-    Returns:
-        ((E,) scores with NaN where not finished, (E,) bool truncated).
-
-    Raises:
-        ValueError: shapes differ.
-    """
-    score = as_array(score)
-    finished = boolean(as_array(finished, score))
-    require_rows(require_flat("score", score), finished=finished)
-    xp = library(score)
-    return match_dtype(xp.where(finished, double(score), float("nan")), score), ~finished
-
-
-def atomic_batches(group: Array, size: int) -> Iterator[Array]:
-    """Episodes in batches that never split a group.
-
-    Args:
-        group: (E,) group ids; members need not be neighbours.
-        size: episodes per batch; a batch ends before it would exceed this, a larger group is a batch of its own.
-
-    Yields:
-        (M,) int64 episode indices.
-
-    Raises:
-        ValueError: size is not positive.
-    """
-    if size < 1:
-        raise ValueError(f"size is {size}, expected a positive number of episodes")
-    group = as_array(group)
-    ids, _ = factorise(group)
-    order = stable_order(ids)
-    ordered = ids[order].tolist()
-    start = 0
-    end = 0
-    while end < len(ordered):
-        stop = end
-        while stop < len(ordered) and ordered[stop] == ordered[end]:
-            stop += 1
-        if end > start and stop - start > size:
-            yield order[start:end]
-            start = end
-        end = stop
-    if end > start:
-        yield order[start:end]
-
-
+@in_torch
 def experimental_supo_advantage(
     score: Array, trial: Array, group: Array, *, scale: str = "std", **options: object
 ) -> Array:

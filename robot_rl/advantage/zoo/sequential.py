@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import torch
 
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    detach,
-    double,
-    integer,
-    library,
     match_dtype,
     require_flat,
     require_rows,
@@ -18,6 +14,7 @@ from robot_rl.advantage.kinds import (
 from robot_rl.advantage.returns import discounted_return
 
 
+@in_torch
 def experimental_seeupo_weight(
     advantage: Array, log_ratios: Array, episode: Array, *, bounds: tuple[float, float] = (0.1, 10.0)
 ) -> Array:
@@ -38,27 +35,23 @@ def experimental_seeupo_weight(
 
     Source: SeeUPO (notes; the ratio product and its clamp are reconstructions).
     """
-    advantage = detach(as_array(advantage))
-    xp = library(advantage)
-    steps = double(detach(as_array(log_ratios, advantage)))
+    advantage = advantage.detach()
+    steps = log_ratios.detach().double()
     require_rows(require_flat("advantage", advantage), log_ratios=steps)
-    later = discounted_return(steps, as_array(episode, advantage), 1.0) - steps
-    return match_dtype(double(advantage) * xp.clip(xp.exp(xp.clip(later, -60.0, 60.0)), *bounds), advantage)
+    later = discounted_return(steps, episode, 1.0) - steps
+    return match_dtype(advantage.double() * torch.clip(torch.exp(torch.clip(later, -60.0, 60.0)), *bounds), advantage)
 
 
-def turn_batches(turn_index: Array) -> Iterator[tuple[int, Array]]:
+@in_torch
+def turn_batches(turn_index: Array) -> list[tuple[int, Array]]:
     """Rows grouped by turn index, the last turn first: one optimiser pass each.
 
     Args:
         turn_index: (N,) turn index of each row; -1 = in no turn.
 
-    Yields:
+    Returns:
         (turn index, (M,) int64 rows).
     """
-    turn_index = as_array(turn_index)
     last = int(turn_index.max()) if int(turn_index.shape[0]) else -1
-    for index in range(last, -1, -1):
-        rows = integer(turn_index == index).nonzero()
-        rows = rows[0] if isinstance(rows, tuple) else rows[:, 0]
-        if int(rows.shape[0]):
-            yield index, rows
+    batches = [(index, torch.nonzero(turn_index == index)[:, 0]) for index in range(last, -1, -1)]
+    return [(index, rows) for index, rows in batches if len(rows)]

@@ -1,18 +1,16 @@
 """Rewards made from potentials, gates, checklists and interventions. Pure functions of flat rows: nothing is changed
-in place, and `conservation` reports what a redistribution added to each episode.
+in place.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    boolean,
-    double,
-    integer,
-    library,
     match_dtype,
     require_flat,
     require_option,
@@ -22,26 +20,7 @@ from robot_rl.advantage.returns import continues
 from robot_rl.advantage.segments import check_ids, seg_count, seg_sum
 
 
-def conservation(new: Array, old: Array, episode: Array, n_episodes: int) -> Array:
-    """What a redistribution added to each episode: the sum of the new rewards minus that of the old ones.
-
-    Args:
-        new: (N,) rewards after.
-        old: (N,) rewards before.
-        episode: (N,) dense episode ids.
-        n_episodes: number of episodes.
-
-    Returns:
-        (n_episodes,) float64; 0 everywhere if the return is conserved.
-
-    Raises:
-        ValueError: wrong shapes or ids.
-    """
-    new = as_array(new)
-    require_rows(require_flat("new", new), old=as_array(old, new))
-    return seg_sum(double(new) - double(as_array(old, new)), as_array(episode, new), n_episodes)
-
-
+@in_torch
 def potential_shaping(potential: Array, next_potential: Array, discount: Array, terminated: Array) -> Array:
     """Policy-invariant shaping reward: discount · potential of the true successor - potential.
 
@@ -59,17 +38,16 @@ def potential_shaping(potential: Array, next_potential: Array, discount: Array, 
 
     Source: Ng, Harada and Russell 1999, Policy invariance under reward transformations.
     """
-    potential = as_array(potential)
-    xp = library(potential)
-    following, over = as_array(next_potential, potential), boolean(as_array(terminated, potential))
+    following, over = next_potential, terminated.bool()
     for name, x in (("next_potential", following), ("terminated", over)):
         if tuple(x.shape) != tuple(potential.shape):
             raise ValueError(f"{name} has shape {tuple(x.shape)}, expected that of potential, {tuple(potential.shape)}")
-    factor = discount if isinstance(discount, (int, float)) else double(as_array(discount, potential))
-    after = factor * xp.where(over, 0.0, double(following))
-    return match_dtype(after - double(potential), potential)
+    factor = discount if isinstance(discount, (int, float)) else discount.double()
+    after = factor * torch.where(over, 0.0, following.double())
+    return match_dtype(after - potential.double(), potential)
 
 
+@in_torch
 def progress_delta(progress: Array, next_progress: Array) -> Array:
     """Progress made by the step, without a discount; dense, but not policy-invariant.
 
@@ -80,10 +58,10 @@ def progress_delta(progress: Array, next_progress: Array) -> Array:
     Returns:
         (...) next_progress - progress.
     """
-    progress = as_array(progress)
-    return as_array(next_progress, progress) - progress
+    return next_progress - progress
 
 
+@in_torch
 def intervention_reward(
     human: Array,
     episode: Array,
@@ -114,11 +92,8 @@ def intervention_reward(
     Source: Luo et al., RLIF: Interactive Imitation Learning as Reinforcement Learning (recalled).
     """
     require_option("timing", timing, ["before", "at"])
-    human = boolean(as_array(human))
-    xp = library(human)
+    human = human.bool()
     n = require_flat("human", human)
-    episode = as_array(episode, human)
-    reward = None if reward is None else as_array(reward, human)
     require_rows(n, episode=episode, reward=reward)
     goes_on = continues(episode)
     takes_over = human & ~human  # "the next row of this episode is human and this one is not"
@@ -126,19 +101,22 @@ def intervention_reward(
     if timing == "before":
         marked = takes_over
         if human_after_end is not None:
-            after = boolean(as_array(human_after_end, human))
+            after = human_after_end.bool()
             check_ids(episode, int(after.shape[0]))
-            marked = marked | (~goes_on & after[integer(episode)] & ~human)
+            marked = marked | (~goes_on & after[episode.long()] & ~human)
     else:
         marked = human & human
         marked[1:] = human[1:] & ~(goes_on[:-1] & human[:-1])
-    out = xp.where(marked, -1.0, 0.0 * double(marked))
+    out = torch.where(marked, -1.0, 0.0 * marked.double())
     if reward is not None:
-        out = out + reward_weight * double(reward)
+        out = out + reward_weight * reward.double()
     return match_dtype(out, human if reward is None else reward)
 
 
-def gated_reward(level_reward: Array, episode: Array, n_episodes: int, threshold: Any = 0.0) -> Array:
+@in_torch
+def gated_reward(
+    level_reward: Array, episode: Array, n_episodes: int, threshold: float | Sequence[float] = 0.0
+) -> Array:
     """Lower reward levels count only in episodes whose higher levels all pass their thresholds.
 
     Args:
@@ -156,24 +134,22 @@ def gated_reward(level_reward: Array, episode: Array, n_episodes: int, threshold
 
     Source: gated reward accumulation, G-RA (abstract, notes and a port).
     """
-    level_reward = as_array(level_reward)
-    xp = library(level_reward)
     if len(level_reward.shape) != 2:
         raise ValueError(f"level_reward has shape {tuple(level_reward.shape)}, expected (levels, rows)")
     levels = int(level_reward.shape[0])
-    episode = as_array(episode, level_reward)
     limits = [float(threshold)] * levels if isinstance(threshold, (int, float)) else [float(t) for t in threshold]
     if len(limits) != levels:
         raise ValueError(f"threshold has {len(limits)} entries, expected one per level, {levels}")
-    total = double(level_reward[levels - 1])
+    total = level_reward[levels - 1].double()
     is_open = episode == episode
     for level in range(levels - 2, -1, -1):  # L steps over whole rows, from the outcome down
         above = seg_sum(level_reward[level + 1], episode, n_episodes)
-        is_open = is_open & (above > limits[level + 1])[integer(episode)]
-        total = total + xp.where(is_open, double(level_reward[level]), 0.0)
+        is_open = is_open & (above > limits[level + 1])[episode.long()]
+        total = total + torch.where(is_open, level_reward[level].double(), 0.0)
     return match_dtype(total, level_reward)
 
 
+@in_torch
 def checklist_reward(
     weight: Array, passed: Array, turn: Array, n_turns: int, *, item: Array | None = None, needs: Array | None = None
 ) -> Array:
@@ -195,20 +171,18 @@ def checklist_reward(
 
     Source: CM2, checklist rewards (released structure).
     """
-    passed = as_array(passed)
-    xp = library(passed)
-    weight = double(as_array(weight, passed))
+    weight = weight.double()
     require_rows(require_flat("passed", passed), weight=weight, turn=turn)
     if (item is None) != (needs is None):
         raise ValueError("item and needs describe dependencies together, got only one; give both or none")
     m = int(passed.shape[0])
-    met = double(passed)
-    broken = seg_count(turn, n_turns, mask=xp.isnan(met)) > 0
-    counts = xp.where(xp.isnan(met), 0.0, met)
-    if item is not None:
+    met = passed.double()
+    broken = seg_count(turn, n_turns, mask=torch.isnan(met)) > 0
+    counts = torch.where(torch.isnan(met), 0.0, met)
+    if item is not None and needs is not None:
         check_ids(needs, m)
-        missing = seg_sum(1.0 - counts[integer(as_array(needs, passed))], as_array(item, passed), m)
-        counts = xp.where(missing > 0, 0.0, counts)
+        missing = seg_sum(1.0 - counts[needs.long()], item, m)
+        counts = torch.where(missing > 0, 0.0, counts)
     total = seg_sum(weight, turn, n_turns)
-    score = seg_sum(weight * counts, turn, n_turns) / xp.where(total > 0, total, 1.0)
-    return match_dtype(xp.where(broken | (total <= 0), float("nan"), score), passed)
+    score = seg_sum(weight * counts, turn, n_turns) / torch.where(total > 0, total, 1.0)
+    return match_dtype(torch.where(broken | (total <= 0), float("nan"), score), passed)

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
-from robot_rl.advantage.kinds import Array, as_array, double, library, match_dtype, require_option
+from robot_rl.advantage.arrays import in_torch
+from robot_rl.advantage.kinds import Array, match_dtype, require_option
 
 EXACT_LIMIT = 8
 """Up to this many facts all subsets are evaluated; the table of a fact set has 2^n entries."""
 
 
+@in_torch
 def shapley(value: Array) -> Array:
     """Exact Shapley values from the value of every subset.
 
@@ -28,13 +31,11 @@ def shapley(value: Array) -> Array:
 
     Source: Shapley 1953; used for information gain in ProMed.
     """
-    value = as_array(value)
-    xp = library(value)
     size = int(value.shape[-1])
     n = size.bit_length() - 1
     if size < 1 or size != 1 << n:
         raise ValueError(f"value has {size} entries, expected 2^n: one per subset of n facts")
-    v = double(value)
+    v = value.double()
     members = [bin(i).count("1") for i in range(size)]
     out = []
     for i in range(n):
@@ -44,7 +45,7 @@ def shapley(value: Array) -> Array:
             factor = math.factorial(members[s]) * math.factorial(n - members[s] - 1) / math.factorial(n)
             total = total + factor * (v[..., s | 1 << i] - v[..., s])
         out.append(total)
-    return match_dtype(xp.stack(out, -1) if out else v[..., :0], value)
+    return match_dtype(torch.stack(out, -1) if out else v[..., :0], value)
 
 
 def shapley_sampled(
@@ -114,17 +115,7 @@ def shapley_gain(
     return shapley(np.array(table, dtype=np.float64))
 
 
-def efficiency_gap(phi: Array, value_all: Array, value_none: Array) -> Array:
-    """Sum of the credits minus what all facts together gained; 0 for exact values.
-
-    Args:
-        phi: (..., n) credits.
-        value_all: (...) value of all facts.
-        value_none: (...) value of none.
-    """
-    return as_array(phi).sum(-1) - (value_all - value_none)
-
-
+@in_torch
 def credit_share(phi: Array, *, temperature: float = 2.0) -> Array:
     """Softmax of the credits over the facts, for handing out a fixed reward.
 
@@ -142,9 +133,8 @@ def credit_share(phi: Array, *, temperature: float = 2.0) -> Array:
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}, expected a positive number")
-    phi = as_array(phi)
-    scaled = double(phi) / temperature
-    shifted = scaled - (scaled.max(-1, keepdims=True) if isinstance(scaled, np.ndarray) else scaled.amax(-1, True))
-    weight = library(phi).exp(shifted)
+    scaled = phi.double() / temperature
+    shifted = scaled - scaled.amax(-1, keepdim=True)
+    weight = torch.exp(shifted)
     total = weight.sum(-1)
     return match_dtype(weight / total[..., None], phi)

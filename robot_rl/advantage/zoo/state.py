@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from robot_rl.advantage.kinds import Array, as_array, require_option, require_unit_interval
+from robot_rl.advantage.arrays import check_unit, host, in_torch
+from robot_rl.advantage.kinds import Array, match_dtype, require_option
 from robot_rl.advantage.normalise import EdgeRules, normalise
 from robot_rl.advantage.returns import linear_recurrence
 from robot_rl.advantage.segments import factorise, seg_count, seg_mean, stable_order
@@ -55,61 +56,55 @@ def reduce(updates: Sequence[Samples]) -> Samples:
     return merged
 
 
-def _host(x: Array) -> np.ndarray:
-    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
-
-
 def _samples(score: Array, key: np.ndarray, group: Array, index: Array) -> Samples:
-    score = _host(score).astype(np.float64)
+    score = host(score).astype(np.float64)
     n = len(score)
-    index = np.arange(n) if index is None else _host(index).astype(np.int64)
-    group = np.zeros(n, dtype=np.int64) if group is None else _host(group).astype(np.int64)
+    index = np.arange(n) if index is None else host(index).astype(np.int64)
+    group = np.zeros(n, dtype=np.int64) if group is None else host(group).astype(np.int64)
     for name, column in (("key", key), ("index", index), ("group", group)):
         if column.shape != (n,):
             raise ValueError(f"{name} has shape {column.shape}, expected ({n},): one per episode, like score")
     return Samples(index, key.astype(np.int64), score, group)
 
 
-def _return(values: np.ndarray, like: Array) -> Array:
-    like = as_array(like)
-    if isinstance(like, torch.Tensor):
-        dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
-        return torch.from_numpy(values).to(device=like.device, dtype=dtype)
-    return values.astype(like.dtype) if like.dtype.kind == "f" else values
+class _Keyed:
+    """Rows of float64 per integer key, sorted by key: what the estimators below remember."""
 
+    def __init__(self, width: int, decay: float) -> None:
+        check_unit(decay=decay)
+        self.decay = decay
+        self._keys = np.zeros(0, dtype=np.int64)
+        self._values = np.zeros((0, width))
 
-class _Table:
-    """Rows of float64 per integer key, sorted by key."""
+    reduce = staticmethod(reduce)
 
-    def __init__(self, width: int) -> None:
-        self.keys = np.zeros(0, dtype=np.int64)
-        self.values = np.zeros((0, width))
-
-    def rows(self, keys: np.ndarray, default: float) -> np.ndarray:
+    def _rows(self, keys: np.ndarray, default: float) -> np.ndarray:
         """(n, width) entries, `default` where a key is new."""
-        out = np.full((len(keys), self.values.shape[1]), default)
-        if len(self.keys):
-            at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-            known = self.keys[at] == keys
-            out[known] = self.values[at[known]]
+        out = np.full((len(keys), self._values.shape[1]), default)
+        if len(self._keys):
+            at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+            known = self._keys[at] == keys
+            out[known] = self._values[at[known]]
         return out
 
-    def write(self, keys: np.ndarray, rows: np.ndarray) -> None:
+    def _write(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Set the entries of distinct keys."""
-        every = np.union1d(self.keys, keys)
-        values = self.rows(every, 0.0)
+        every = np.union1d(self._keys, keys)
+        values = self._rows(every, 0.0)
         values[np.searchsorted(every, keys)] = rows
-        self.keys, self.values = every, values
+        self._keys, self._values = every, values
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"keys": torch.from_numpy(self.keys.copy()), "values": torch.from_numpy(self.values.copy())}
+        """Tensors for the checkpoint."""
+        return {"keys": torch.from_numpy(self._keys.copy()), "values": torch.from_numpy(self._values.copy())}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.keys = _host(state["keys"]).astype(np.int64).copy()
-        self.values = _host(state["values"]).astype(np.float64).copy()
+        """Inverse of `state_dict`."""
+        self._keys = host(state["keys"]).astype(np.int64).copy()
+        self._values = host(state["values"]).astype(np.float64).copy()
 
 
-class RoleBaseline:
+class RoleBaseline(_Keyed):
     """Running mean outcome per game and role, the baseline of self-play (RAE): A = R - b, then b follows R.
 
     Source: Liu et al., SPIRAL, role-conditioned advantage estimation; the release keeps one state per process.
@@ -125,10 +120,9 @@ class RoleBaseline:
         Raises:
             ValueError: decay outside [0, 1] or unknown key.
         """
-        require_unit_interval(decay=decay)
         require_option("key", key, ["game_role", "player_process"])
-        self.decay, self.key = decay, key
-        self._table = _Table(1)
+        super().__init__(1, decay)
+        self.key = key
 
     def collect(
         self,
@@ -154,9 +148,7 @@ class RoleBaseline:
         outer, name = (game, "game") if self.key == "game_role" else (process, "process")
         if outer is None:
             raise ValueError(f"{name} is missing: the state is kept per {self.key.replace('_', ' and ')}")
-        return _samples(score, _host(outer).astype(np.int64) << 20 | _host(role).astype(np.int64), None, index)
-
-    reduce = staticmethod(reduce)
+        return _samples(score, host(outer).astype(np.int64) << 20 | host(role).astype(np.int64), None, index)
 
     def apply(self, samples: Samples) -> np.ndarray:
         """Advantages in the order of the samples, and the update of the state.
@@ -174,7 +166,7 @@ class RoleBaseline:
         ids, score = cells[order], samples.score[order]
         ok = ~np.isnan(score)
         known = np.where(ok, score, 0.0)
-        start = self._table.rows(samples.key[order], 0.0)[:, 0]
+        start = self._rows(samples.key[order], 0.0)[:, 0]
         first = np.concatenate(([True], ids[1:] != ids[:-1]))
         keep = np.where(ok, self.decay, 1.0)
         # Within a key: b after = keep · b before + (1 - keep) · R, the first one from the stored baseline.
@@ -183,27 +175,23 @@ class RoleBaseline:
         out = np.zeros(len(score))
         out[order] = np.where(ok, known - before, 0.0)
         last = np.concatenate((ids[1:] != ids[:-1], [True]))
-        self._table.write(samples.key[order][last], after[last][:, None])
+        self._write(samples.key[order][last], after[last][:, None])
         return out
 
+    @in_torch
     def advantage(self, score: Array, *, role: Array, game: Array | None = None, process: Array | None = None) -> Array:
         """`apply` on the episodes of a single worker, in their order; see `collect` for the arguments."""
-        return _return(self.apply(self.collect(score, role=role, game=game, process=process)), score)
+        return match_dtype(
+            torch.from_numpy(self.apply(self.collect(score, role=role, game=game, process=process))).to(score.device),
+            score,
+        )
 
     def baseline(self, *, role: int, game_or_process: int) -> float:
         """Present baseline of a role."""
-        return float(self._table.rows(np.array([game_or_process << 20 | role]), 0.0)[0, 0])
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Tensors for the checkpoint."""
-        return self._table.state_dict()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Inverse of `state_dict`."""
-        self._table.load_state_dict(state)
+        return float(self._rows(np.array([game_or_process << 20 | role]), 0.0)[0, 0])
 
 
-class EmaScale:
+class EmaScale(_Keyed):
     """Score minus group mean over a deviation that is averaged per task over batches (EMA-GRPO).
 
     Source: OneThinker, EMA-GRPO; tulerfeng/OneThinker (the release updates first, its docstring says the opposite).
@@ -230,11 +218,10 @@ class EmaScale:
         Raises:
             ValueError: decay outside [0, 1] or unknown order.
         """
-        require_unit_interval(decay=decay)
         require_option("order", order, ["update_then_use", "use_then_update"])
-        self.decay, self.order = decay, order
+        super().__init__(2, decay)
+        self.order = order
         self.std_floor, self.eps, self.max_advantage = std_floor, eps, max_advantage
-        self._table = _Table(2)
 
     def collect(self, score: Array, *, group: Array, task: Array, index: Array | None = None) -> Samples:
         """Samples of this worker's episodes.
@@ -248,9 +235,7 @@ class EmaScale:
         Raises:
             ValueError: shapes differ.
         """
-        return _samples(score, _host(task), group, index)
-
-    reduce = staticmethod(reduce)
+        return _samples(score, host(task), group, index)
 
     def apply(self, samples: Samples) -> np.ndarray:
         """Advantages in the order of the samples, and the update of the state.
@@ -268,7 +253,7 @@ class EmaScale:
         keys = np.zeros(count, dtype=np.int64)
         keys[task] = samples.key
         batch = np.stack([seg_mean(x, task, count, mask=ok) for x in (samples.score, samples.score**2)], 1)
-        old = self._table.rows(keys, float("nan"))
+        old = self._rows(keys, float("nan"))
         new = np.where(np.isnan(old), batch, np.where(np.isnan(batch), old, 0.0))
         both = ~np.isnan(old) & ~np.isnan(batch)
         new = np.where(both, self.decay * old + (1.0 - self.decay) * batch, new)
@@ -284,28 +269,23 @@ class EmaScale:
             )
             out = np.where(wild[group], own, out)
         known = ~np.isnan(new[:, 0])
-        self._table.write(keys[known], new[known])
+        self._write(keys[known], new[known])
         return out
 
+    @in_torch
     def advantage(self, score: Array, group: Array, task: Array) -> Array:
         """`apply` on the episodes of a single worker; see `collect` for the arguments."""
-        return _return(self.apply(self.collect(score, group=group, task=task)), score)
+        return match_dtype(
+            torch.from_numpy(self.apply(self.collect(score, group=group, task=task))).to(score.device), score
+        )
 
     def moments(self, task: int) -> tuple[float, float]:
         """Present (mean, mean square) of a task; NaN if unknown."""
-        mean, square = self._table.rows(np.array([task]), float("nan"))[0]
+        mean, square = self._rows(np.array([task]), float("nan"))[0]
         return float(mean), float(square)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Tensors for the checkpoint."""
-        return self._table.state_dict()
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Inverse of `state_dict`."""
-        self._table.load_state_dict(state)
-
-
-class ExperimentalDifficulty:
+class ExperimentalDifficulty(_Keyed):
     """Weight of a task by its running failure rate (DGRPO): clip((1 - p) / batch mean of (1 - p)) times `grpo`.
 
     Source: difficulty-aware GRPO (VITAL); no formula was published, this one is a reconstruction and off by default.
@@ -321,9 +301,8 @@ class ExperimentalDifficulty:
         Raises:
             ValueError: decay outside [0, 1].
         """
-        require_unit_interval(decay=decay)
-        self.decay, self.bounds = decay, bounds
-        self._table = _Table(1)
+        super().__init__(1, decay)
+        self.bounds = bounds
 
     def collect(self, success: Array, *, task: Array, index: Array | None = None) -> Samples:
         """Samples of this worker's episodes.
@@ -336,9 +315,7 @@ class ExperimentalDifficulty:
         Raises:
             ValueError: shapes differ.
         """
-        return _samples(success, _host(task), None, index)
-
-    reduce = staticmethod(reduce)
+        return _samples(success, host(task), None, index)
 
     def apply(self, samples: Samples) -> np.ndarray:
         """Weights in the order of the samples, after the update of the state.
@@ -355,25 +332,18 @@ class ExperimentalDifficulty:
         keys = np.zeros(count, dtype=np.int64)
         keys[task] = samples.key
         batch = seg_mean(samples.score, task, count, mask=~np.isnan(samples.score))
-        old = self._table.rows(keys, float("nan"))[:, 0]
+        old = self._rows(keys, float("nan"))[:, 0]
         mixed = self.decay * old + (1.0 - self.decay) * batch
         rate = np.where(np.isnan(old), batch, np.where(np.isnan(batch), old, mixed))
         known = ~np.isnan(rate)
-        self._table.write(keys[known], rate[known][:, None])
+        self._write(keys[known], rate[known][:, None])
         failure = 1.0 - rate[task]
         seen = failure[~np.isnan(failure)]
         mean = seen.mean() if len(seen) else 0.0
         weight = np.clip(failure / mean if mean > 0 else np.ones_like(failure), *self.bounds)
         return np.where(np.isnan(weight), 1.0, weight)
 
+    @in_torch
     def weight(self, success: Array, task: Array) -> Array:
         """`apply` on the episodes of a single worker; see `collect` for the arguments."""
-        return _return(self.apply(self.collect(success, task=task)), success)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Tensors for the checkpoint."""
-        return self._table.state_dict()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Inverse of `state_dict`."""
-        self._table.load_state_dict(state)
+        return match_dtype(torch.from_numpy(self.apply(self.collect(success, task=task))).to(success.device), success)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+import torch
 
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    as_array,
-    boolean,
-    double,
-    integer,
-    library,
     match_dtype,
     require_flat,
     require_option,
@@ -18,28 +14,11 @@ from robot_rl.advantage.kinds import (
 )
 from robot_rl.advantage.normalise import RESIDUE, EdgeRules, as_cells, normalise, whiten
 from robot_rl.advantage.returns import continues, discounted_return, position, unscorable_rows
-from robot_rl.advantage.segments import add, combine_ids, seg_count, seg_sum, seg_var
-from robot_rl.advantage.turn_groups import BLOCK, _cell, _episode_rows, _turn_rows
+from robot_rl.advantage.segments import combine_ids, seg_count, seg_sum, seg_var
+from robot_rl.advantage.turn_groups import _cell, _episode_rows, _turn_rows
 
 
-def _starts(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First row and number of rows of every run of equal ids."""
-    start = np.concatenate(([0], np.flatnonzero(ids[1:] != ids[:-1]) + 1)) if ids.size else np.zeros(0, np.int64)
-    return start, np.diff(start, append=ids.size)
-
-
-def _position_cells(episode: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, int]:
-    """Cells (group, position in the episode) without a table: each group has as many as its longest episode."""
-    start, length = _starts(episode)
-    owner = group[episode[start]]
-    longest = np.zeros(int(group.max(initial=0)) + 1, np.int64)
-    np.maximum.at(longest, owner, length)
-    offset = np.cumsum(longest) - longest
-    cells = np.arange(episode.size)
-    cells += np.repeat(offset[owner] - start, length)
-    return cells, int(longest.sum())
-
-
+@in_torch
 def ui_s1_return(reward: Array, match: Array, episode: Array, *, gamma: float = 0.5) -> Array:
     """Return that stops at patched steps: G_t = r_t + gamma · G_{t+1} only if both steps are the policy's own.
 
@@ -57,14 +36,14 @@ def ui_s1_return(reward: Array, match: Array, episode: Array, *, gamma: float = 
 
     Source: Lu et al., UI-S1 semi-online RL; X-PLUG/MobileAgent.
     """
-    reward = as_array(reward)
-    match = boolean(as_array(match, reward))
+    match = match.bool()
     require_rows(require_flat("reward", reward), match=match)
     following = match & match
     following[:-1] = match[1:]
     return discounted_return(reward, episode, gamma, keep=match & following)
 
 
+@in_torch
 def ui_s1(
     reward: Array,
     match: Array,
@@ -101,29 +80,31 @@ def ui_s1(
     """
     require_option("episode_on", episode_on, ["return", "scores"])
     reward, episode, row_group, _ = _turn_rows(reward, episode, group)
-    xp = library(reward)
-    match = boolean(as_array(match, reward))
-    episodes = int(as_array(group, reward).shape[0])
-    value = double(ui_s1_return(reward, match, episode, gamma=gamma))
-    bad = xp.isnan(value)
+    match = match.bool()
+    episodes = int(group.shape[0])
+    value = ui_s1_return(reward, match, episode, gamma=gamma).double()
+    bad = torch.isnan(value)
     if patch_threshold is not None:
         bad = bad | (seg_count(episode, episodes, mask=~match) > patch_threshold)[episode]
-    value = xp.where(bad, float("nan"), value)
-    step_score = xp.where(bad, float("nan"), double(reward))
+    value = torch.where(bad, float("nan"), value)
+    step_score = torch.where(bad, float("nan"), reward.double())
     if episode_on == "scores":
         entries, at = step_score, row_group
     else:
         entries = seg_sum(step_score, episode, episodes)  # NaN in an episode that is out
-        at = as_array(group, reward)
+        at = group
     tasks = as_cells(at, entries)
-    var = seg_var(entries, tasks.ids, tasks.n, mask=tasks.inside & ~xp.isnan(entries))[tasks.ids]
-    outer = xp.where(xp.sqrt(xp.where(xp.isnan(var), 0.0, var)) > keep_std, normalise(entries, at)[0], float("nan"))
+    var = seg_var(entries, tasks.ids, tasks.n, mask=tasks.inside & ~torch.isnan(entries))[tasks.ids]
+    outer = torch.where(
+        torch.sqrt(torch.where(torch.isnan(var), 0.0, var)) > keep_std, normalise(entries, at)[0], float("nan")
+    )
     outer = outer if episode_on == "scores" else outer[episode]
     cells, count = _cell(row_group, position(episode))
     inner = normalise(value, as_cells(cells, value, count))[0]
-    return match_dtype(xp.where(xp.isnan(outer) | bad, 0.0, outer + omega * inner), reward)
+    return match_dtype(torch.where(torch.isnan(outer) | bad, 0.0, outer + omega * inner), reward)
 
 
+@in_torch
 def cm2_turn(
     reward: Array,
     episode: Array,
@@ -153,15 +134,15 @@ def cm2_turn(
     """
     require_option("scale", scale, ["none", "std"])
     reward, episode, row_group, _ = _turn_rows(reward, episode, group)
-    xp = library(reward)
-    known = xp.where(unscorable_rows(reward, episode), float("nan"), double(reward))
-    index = position(episode) if turn_index is None else as_array(turn_index, reward)
+    known = torch.where(unscorable_rows(reward, episode), float("nan"), reward.double())
+    index = position(episode) if turn_index is None else turn_index
     cells, count = _cell(row_group, index)
     return match_dtype(
         normalise(known, as_cells(cells, known, count), scale=scale, rules=EdgeRules(min_count=min_members))[0], reward
     )
 
 
+@in_torch
 def reinforce_pp(
     reward: Array, episode: Array, *, gamma: float = 1.0, mask: Array | None = None, eps: float = 1e-8
 ) -> Array:
@@ -182,14 +163,14 @@ def reinforce_pp(
 
     Source: Hu et al., REINFORCE++.
     """
-    reward = as_array(reward)
     value = discounted_return(reward, episode, gamma)
-    use = ~library(reward).isnan(value)
+    use = ~torch.isnan(value)
     if mask is not None:
-        use = use & boolean(as_array(mask, reward))
+        use = use & mask.bool()
     return whiten(value, use, eps=eps)
 
 
+@in_torch
 def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Array | None = None) -> Array:
     """Accumulated squared score-function norm that weighs the optimal baseline: sum of 1 - 2·pi + sum_a pi(a)^2.
 
@@ -207,28 +188,16 @@ def otb_weight(prob: Array, prob_square_sum: Array, episode: Array, *, turn: Arr
 
     Source: optimal token baseline as present in verl (formula recalled).
     """
-    prob = as_array(prob)
-    xp = library(prob)
-    square = as_array(prob_square_sum, prob)
-    episode = as_array(episode, prob)
-    ids = episode if turn is None else combine_ids(episode, as_array(turn, prob))[0]
-    if isinstance(prob, np.ndarray):
-        require_rows(prob.shape[0], prob_square_sum=square, ids=ids)
-        norm = np.multiply(prob, -2.0, dtype=np.float64)
-        norm += 1.0
-        norm += square
-        start, _ = _starts(ids)
-        # What a block adds up is taken off where the next one begins, so that one running sum serves all.
-        norm[start[1:]] -= np.add.reduceat(norm, start)[:-1] if start.size else 0.0
-        total = np.cumsum(norm, out=norm)
-        return match_dtype(total, prob)
-    norm = 1.0 - 2.0 * double(prob) + double(square)
-    total = xp.cumsum(norm, 0)
-    first = ~xp.flip(continues(xp.flip(ids, (0,))), (0,))
-    block = xp.cumsum(integer(first), 0) - 1
+    square = prob_square_sum
+    ids = episode if turn is None else combine_ids(episode, turn)[0]
+    norm = 1.0 - 2.0 * prob.double() + square.double()
+    total = torch.cumsum(norm, 0)
+    first = ~torch.flip(continues(torch.flip(ids, (0,))), (0,))
+    block = torch.cumsum(first.long(), 0) - 1
     return match_dtype(total - (total - norm)[first][block], prob)
 
 
+@in_torch
 def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_position: Array | None = None) -> Array:
     """Return minus the variance-optimal baseline of the same position in the group.
 
@@ -248,41 +217,19 @@ def otb(value: Array, weight: Array, episode: Array, group: Array, *, row_positi
     Source: optimal token baseline as present in verl (formula recalled).
     """
     value, episode, group = _episode_rows(value, episode, group)
-    xp = library(value)
-    weight = double(as_array(weight, value))
+    weight = weight.double()
     require_rows(int(value.shape[0]), weight=weight)
-    x = double(value)
-    if isinstance(x, np.ndarray) and row_position is None and x.size and group.min() >= 0 and not np.isnan(x).any():
-        return _otb_everywhere(x, weight, *_position_cells(episode, group), value)
-    index = position(episode) if row_position is None else as_array(row_position, value)
+    x = value.double()
+    index = position(episode) if row_position is None else row_position
     cells, count = _cell(group[episode], index)
-    use = (cells >= 0) & ~xp.isnan(x)
-    cells = xp.where(cells >= 0, cells, 0)
-    x, weight = xp.where(use, x, 0.0), xp.where(use, weight, 0.0)
+    use = (cells >= 0) & ~torch.isnan(x)
+    cells = torch.where(cells >= 0, cells, 0)
+    x, weight = torch.where(use, x, 0.0), torch.where(use, weight, 0.0)
     total = seg_sum(weight, cells, count)
-    baseline = seg_sum(weight * x, cells, count) / xp.where(total > 0, total, 1.0)
+    baseline = seg_sum(weight * x, cells, count) / torch.where(total > 0, total, 1.0)
     # NaN marks cells with a single member: nothing is larger than NaN, so that their rows become 0 below.
-    baseline = xp.where(seg_count(cells, count, mask=use) < 2, float("nan"), baseline)
+    baseline = torch.where(seg_count(cells, count, mask=use) < 2, float("nan"), baseline)
     out = x - baseline[cells]
     # What is equal to its baseline up to float residue is equal: cells without spread give exactly 0.
-    apart = xp.abs(out) > RESIDUE * xp.clip(xp.abs(x), 1.0, None)
-    return match_dtype(xp.where(apart & use, out, 0.0), value)
-
-
-def _otb_everywhere(x: np.ndarray, weight: np.ndarray, cells: np.ndarray, count: int, like: np.ndarray) -> np.ndarray:
-    """The usual case of `otb`, every row in a group and scorable: the same numbers in far fewer passes over memory."""
-    total = add(weight, cells, count)
-    total[total <= 0] = 1.0
-    baseline = add(weight * x, cells, count)
-    baseline /= total
-    baseline[np.bincount(cells, minlength=count) < 2] = np.nan
-    out = np.empty(x.size, like.dtype if np.issubdtype(like.dtype, np.floating) else np.float64)
-    for low in range(0, x.size, BLOCK):  # what a block needs stays in the cache
-        part = x[low : low + BLOCK]
-        gap = baseline[cells[low : low + BLOCK]]
-        np.subtract(part, gap, out=gap)
-        limit = np.abs(part)
-        np.maximum(limit, 1.0, out=limit)
-        limit *= RESIDUE
-        out[low : low + BLOCK] = np.where(np.abs(gap) > limit, gap, 0.0)
-    return out
+    apart = torch.abs(out) > RESIDUE * torch.clip(torch.abs(x), 1.0, None)
+    return match_dtype(torch.where(apart & use, out, 0.0), value)

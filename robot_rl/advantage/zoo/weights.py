@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.kinds import (
     Array,
-    arange,
-    argsort,
-    as_array,
-    boolean,
-    double,
-    integer,
-    library,
     match_dtype,
     require_option,
 )
@@ -19,6 +15,7 @@ from robot_rl.advantage.segments import seg_count
 from robot_rl.advantage.weights import _group_std
 
 
+@in_torch
 def duration_weight(duration: Array, *, mask: Array | None = None) -> Array:
     """Duration of the turn over the mean duration of the batch: weighs long decisions by their time.
 
@@ -34,15 +31,14 @@ def duration_weight(duration: Array, *, mask: Array | None = None) -> Array:
 
     Source: duration-aware weighting of machine-learning-engineering agents (notes).
     """
-    duration = as_array(duration)
-    xp = library(duration)
     use = row_mask(mask, duration).reshape(duration.shape)
-    known = xp.where(use, double(duration), 0.0)
-    total, count = known.sum(), double(use).sum()
-    mean = total / xp.maximum(count, xp.ones_like(count))
-    return match_dtype(known / xp.where(mean > 0, mean, xp.ones_like(mean)), duration)
+    known = torch.where(use, duration.double(), 0.0)
+    total, count = known.sum(), use.double().sum()
+    mean = total / torch.maximum(count, torch.ones_like(count))
+    return match_dtype(known / torch.where(mean > 0, mean, torch.ones_like(mean)), duration)
 
 
+@in_torch
 def void_episodes(void: Array, episode: Array, n_episodes: int) -> Array:
     """Episodes with a void turn: one without an executable action and without an answer.
 
@@ -57,10 +53,11 @@ def void_episodes(void: Array, episode: Array, n_episodes: int) -> Array:
     Raises:
         ValueError: wrong shapes or ids.
     """
-    void = boolean(as_array(void))
-    return seg_count(as_array(episode, void), n_episodes, mask=void) > 0
+    void = void.bool()
+    return seg_count(episode, n_episodes, mask=void) > 0
 
 
+@in_torch
 def void_filter(
     void: Array, episode: Array, row_episode: Array, score: Array, *, mask: Array | None = None, stats: str = "keep"
 ) -> tuple[Array, Array]:
@@ -84,14 +81,13 @@ def void_filter(
     Source: SimpleTIR, void-turn filter.
     """
     require_option("stats", stats, ["keep", "drop"])
-    score = as_array(score)
-    xp = library(score)
-    bad = void_episodes(as_array(void, score), episode, int(score.shape[0]))
-    row_episode = integer(as_array(row_episode, score))
+    bad = void_episodes(void, episode, int(score.shape[0]))
+    row_episode = row_episode.long()
     kept = row_mask(mask, row_episode) & ~bad[row_episode]
-    return kept, (match_dtype(xp.where(bad, float("nan"), double(score)), score) if stats == "drop" else score)
+    return kept, (match_dtype(torch.where(bad, float("nan"), score.double()), score) if stats == "drop" else score)
 
 
+@in_torch
 def variance_top_fraction(score: Array, group: Array, fraction: float = 0.25) -> Array:
     """Members of the groups with the largest deviation.
 
@@ -111,17 +107,17 @@ def variance_top_fraction(score: Array, group: Array, fraction: float = 0.25) ->
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction is {fraction}, expected a share of the groups in (0, 1]")
     std, cells, ok = _group_std(score, group)
-    xp = library(std)
     present = seg_count(cells, int(std.shape[0]), mask=ok) > 0
-    number = double(present).sum()
-    keep = xp.floor(number * fraction + 1e-9)
-    keep = xp.maximum(keep, xp.ones_like(keep))
-    order = argsort(xp.where(present, -std, float("inf")))  # stable: ties go to the smaller id
-    rank = xp.empty_like(order)
-    rank[order] = arange(int(std.shape[0]), std)
-    return ok & (double(rank) < keep)[cells]
+    number = present.double().sum()
+    keep = torch.floor(number * fraction + 1e-9)
+    keep = torch.maximum(keep, torch.ones_like(keep))
+    order = torch.argsort(torch.where(present, -std, float("inf")), stable=True)  # stable: ties go to the smaller id
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(int(std.shape[0]), device=std.device)
+    return ok & (rank.double() < keep)[cells]
 
 
+@in_torch
 def admit(version: Array, current_version: int, max_head_offpolicyness: int = 0) -> Array:
     """Samples that are fresh enough: current version - their version <= the limit.
 
@@ -139,7 +135,7 @@ def admit(version: Array, current_version: int, max_head_offpolicyness: int = 0)
     Source: AReaL, staleness control.
     """
     _require_limit(max_head_offpolicyness)
-    return current_version - as_array(version) <= max_head_offpolicyness
+    return current_version - version <= max_head_offpolicyness
 
 
 def may_start_rollout(

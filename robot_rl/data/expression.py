@@ -50,6 +50,8 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., np.ndarray]]] = {
     "mean": (1, 1, lambda v: np.mean(v, axis=1, keepdims=True)),
     "min": (1, 8, _reduce(np.min, np.minimum)),
     "max": (1, 8, _reduce(np.max, np.maximum)),
+    "minimum": (2, 2, np.minimum),
+    "maximum": (2, 2, np.maximum),
 }
 """Name -> fewest and most arguments, and what it does to (N, k)."""
 _BINARY: dict[type, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
