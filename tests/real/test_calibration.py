@@ -36,7 +36,6 @@ def motion() -> Scene:
 
 def check(made: Scene, card: CalibrationCard, millimetres: float, degrees: float) -> None:
     found = made.errors(card.position, card.rotation)
-    print(f"{found[0]:.2f} mm, {found[1]:.3f} degrees")
     assert found[0] <= millimetres, f"{found[0]:.2f} mm and {found[1]:.3f} degrees off"
     assert found[1] <= degrees, f"{found[0]:.2f} mm and {found[1]:.3f} degrees off"
 
