@@ -24,11 +24,12 @@ PRESETS = Path(__file__).resolve().parents[2] / "configs" / "preset"
 VERSIONS = ("robot_rl", "torch", "gymnasium", "mujoco", "numpy")
 
 
-def said(*words: str) -> dict[str, Any]:
-    """The answer of a command of ours."""
+def said(folder: str, *words: str) -> dict[str, Any]:
+    """The answer of a command of ours, run in a folder."""
     line = ["robot-rl", *words, "--json"]
     sys.stderr.write(" ".join(line) + "\n")
-    done = subprocess.run([sys.executable, "-m", "robot_rl", *line[1:]], stdout=subprocess.PIPE, text=True, check=True)
+    start = [sys.executable, "-m", "robot_rl", *line[1:]]
+    done = subprocess.run(start, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -37,12 +38,12 @@ def make(task: str, seed: int) -> None:
     place = zoo.FOLDER / task
     words = (f"preset={task}", f"seed={seed}")
     with tempfile.TemporaryDirectory() as runs:
-        run = said("train", *words, f"output={runs}", "video_episodes=0")
-        found = checkpoint.find(Path(run["folder"]))
+        run = said(runs, "train", *words, "video_episodes=0")
+        found = checkpoint.find(Path(runs) / run["folder"])
         with new_folder(place) as temporary:
             for name in ("policy.pt", "io.json", "config.yaml", "meta.json"):
                 shutil.copyfile(found / name, temporary / name)
-        tested = said("eval", f"path={place}", f"output={runs}", "video_episodes=0")
+        tested = said(runs, "eval", f"path={place}", "video_episodes=0")
     card = {
         "task": task,
         "trained": f"robot-rl train {' '.join(words)}",
