@@ -33,6 +33,8 @@ class EngineOptions(Options):
     """Domain randomisation and observation noise."""
     render_size: Pixels = (480, 640)
     """(height, width) of `render()`."""
+    render_quality: Literal["full", "fast"] = "full"
+    """Of `render()`; fast: as of `camera_quality`."""
     render_camera: str | None = None
     """Camera of `render()`; null takes the world's first camera, or a free one."""
     crash_dir: str | None = None

@@ -279,7 +279,8 @@ class MujocoVectorEnv(VectorEnv):
         """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
         if self.render_mode is None:
             return None
-        frames = self._pictures(self._rows, (self._render_camera,), self.o.render_size)[self._render_camera]
+        size, quality = self.o.render_size, self.o.render_quality
+        frames = self._pictures(self._rows, (self._render_camera,), size, quality)[self._render_camera]
         return tuple(frames)
 
     def close_extras(self, **kwargs: object) -> None:

@@ -60,7 +60,7 @@ class TensorVectorEnv(VectorEnv):
         self.episodes = Episodes(
             world, physics, num_envs, seed, options=options.randomize or Randomize(), device=device
         )
-        self._render_size = options.render_size
+        self._render_size, self._render_quality = options.render_size, options.render_quality
         self._render_camera = options.render_camera or (world.cameras[0] if world.cameras else None)
         self.render_mode = render_mode
         self._renderer = None
@@ -180,7 +180,8 @@ class TensorVectorEnv(VectorEnv):
             from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
             height, width = self._render_size
-            self._renderer = Cameras(self.physics.model, width, height, self.episodes.offers.markers)
+            markers, quality = self.episodes.offers.markers, self._render_quality
+            self._renderer = Cameras(self.physics.model, width, height, markers, quality=quality)
         task = {key: _numpy(value) for key, value in self.episodes.task.items()}
         qpos = _numpy(self.physics.qpos).astype(np.float64)
         return tuple(self._renderer.render(qpos, (self._render_camera,), task)[self._render_camera])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from robot_rl.loops.contract import update_learner
 from robot_rl.types import Learner, Metrics, Transitions
@@ -37,13 +40,17 @@ class Improver:
         self.credit = 0.0
         self.updates = self.skipped = self.rollbacks = 0
         self.metrics: Metrics = {}
-        self.took = 0.0
-        """How long an update may take [s]: the longest of the newest ones; the first warms up, and says nothing."""
+        self._times: deque[float] = deque(maxlen=20)
         self._warm = False
         self.poisoned = False
         """The policy proposed an action that is not finite since the last mark."""
         self.problem = ""
         self._good: list[Any] = []  # the learner at the last two marks at which all was finite
+
+    @property
+    def took(self) -> float:
+        """How long an update takes [s], the median of the newest with a fifth to spare; 0 before a few are known."""
+        return 1.2 * float(np.median(self._times)) if len(self._times) >= 5 else 0.0
 
     def earn(self) -> None:
         """A step was driven."""
@@ -63,7 +70,8 @@ class Improver:
                     self._roll_back(error)
             else:
                 self.skipped = 0
-            self.took = max(0.98 * self.took, time.perf_counter() - begun) if self._warm else 0.0
+            if self._warm:  # the first one makes ready, and says nothing
+                self._times.append(time.perf_counter() - begun)
             self._warm = True
             self.updates += 1
             done += 1

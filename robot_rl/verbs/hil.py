@@ -13,7 +13,17 @@ from robot_rl import build
 from robot_rl.link import LinkSettings
 from robot_rl.types import VecEnv
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import begin, choice, learner_factory, saved_config, settings_of, threads, tracker_factory
+from robot_rl.verbs.build import (
+    EnvMaker,
+    begin,
+    choice,
+    env_factory,
+    learner_factory,
+    saved_config,
+    settings_of,
+    threads,
+    tracker_factory,
+)
 from robot_rl.verbs.classify import judge_factory
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
 from robot_rl.verbs.hil_link import HilActorJob, HilLearnerJob
@@ -87,6 +97,7 @@ def hil(cfg: DictConfig) -> None:
             pilot=make_pilot,
             tracker=make_tracker,
             pictures=cfg.human.name in ("browser", "ros") and _shows(cfg),
+            drawn=_drawn(cfg),
             judge=None if cfg.judge is None else judge_factory(cfg),
             clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
         )
@@ -101,6 +112,13 @@ def hil(cfg: DictConfig) -> None:
 def _listen(*device: Any, **topics: Any) -> Any:
     """ROS is loaded by who listens to it."""
     return build.tool("ros_hands")(*device, **topics)
+
+
+def _drawn(cfg: DictConfig) -> EnvMaker | None:
+    """The environment as it is drawn for a person: without shadows, so that it keeps up with the loop."""
+    if "render_quality" not in cfg.env:
+        return None
+    return env_factory(OmegaConf.merge(cfg, {"env": {"render_quality": "fast"}}))
 
 
 def _shows(cfg: DictConfig) -> bool:

@@ -151,6 +151,7 @@ class HilMakers:
         pilot: (env, with person) -> pilot.
         tracker: (folder, resume step or None) -> tracker.
         pictures: the person's screen shows the environment.
+        drawn: makes what is drawn for that screen, where that is not the environment itself.
         judge: (io) -> success classifier on duty.
         clones: (states, actions, control_hz=) of the first demonstrations -> what later ones are compared with; used
             with `HilSettings.elicit`.
@@ -161,6 +162,7 @@ class HilMakers:
     pilot: Callable[[Any, bool], Any]
     tracker: Callable[[str, int | None], Many]
     pictures: bool = False
+    drawn: MakeEnv | None = None
     judge: Callable[[IOSpec], Judge] | None = None
     clones: Callable[..., Any] | None = None
 
@@ -207,7 +209,8 @@ class HilJob:
         self.env = makers.env(1, settings.seed, pictures)
         self._painter: Painter | None = None
         if pictures and self.env.parts.saves and makers.env is makers.plain:
-            self._painter = Painter(lambda: makers.env(1, settings.seed, True))  # before anything draws here
+            drawn = makers.drawn or makers.env
+            self._painter = Painter(lambda: drawn(1, settings.seed, True))  # before anything draws here
         self.judge = None if makers.judge is None else makers.judge(self.env.io)
         self.elicitor: Elicitor | None = None
         fit_clones = makers.clones

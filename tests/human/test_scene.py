@@ -191,11 +191,11 @@ def test_the_rate_is_kept_while_the_learner_works(tmp_path, seconds, while_drivi
     try:
         hands.shows(lambda page: page["driver"] == "HOLD")
         hands.press("resume")
-        hands.shows(lambda page: page["steps"] > 5)
+        hands.shows(lambda page: page["steps"] > 15)
         assert learner.count == 0  # how long an update takes is found between two episodes
         hands.press("success")
         hands.shows(lambda page: page["episodes"] == 1 and drives(page))
-        assert learner.count >= 2
+        assert learner.count >= 6
         done, steps, begun = learner.count, loop.env_steps, time.monotonic()
         time.sleep(3.0)
         assert (loop.env_steps - steps) / (time.monotonic() - begun) == pytest.approx(10.0, rel=0.15)
