@@ -20,7 +20,7 @@ from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
-from robot_rl.verbs.robot_calibrate import calibrate
+from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
@@ -94,6 +94,9 @@ def robot(arguments: list[str]) -> int:
     verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
     verbs |= {"bounds": _bounds, "calibrate": calibrate}
     verb = arguments[0] if arguments else ""
+    if {"-h", "--help"} & set(arguments):
+        print(_page(verb))
+        return 0
     try:
         if verb not in verbs:
             raise Refused(f"robot-rl robot {'|'.join(verbs)}; there is no '{verb}'{near(verb, verbs)}")
@@ -102,6 +105,19 @@ def robot(arguments: list[str]) -> int:
         answer.error(str(error))
         return 2
     return 0
+
+
+def _page(verb: str) -> str:
+    """What a line takes, out of the classes of its options."""
+    from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
+
+    model = {"new": NewOptions, "policy": PolicyOptions, "calibrate": CalibrateOptions}.get(verb)
+    if model is None:
+        return (
+            "robot-rl robot new | show | safety | policy | calibrate; new, policy and calibrate have pages of options"
+        )
+    assert model.__doc__ is not None
+    return "\n".join([model.__doc__.strip(), "", "Options:", *rows(model, "")])
 
 
 def _new(arguments: list[str]) -> None:

@@ -117,7 +117,7 @@ def test_encoder_of_pictures_takes_the_interface_of_a_robot_whose_card_has_its_c
         (["desk", "camera=hand", "pictures=seen", "mount=tool", "by=motion"], "use by=board mount=tool"),
         (["desk", "camera=hand", "pictures=nowhere"], "there is no nowhere/poses.csv"),
         (["desk", "camera=hand", "pictures=seen", "mount=tool", "square=0.05"], "differ by"),
-        (["desk", "camera=hand", "pictures=seen", "colums=3"], "did you mean columns"),
+        (["desk", "camera=hand", "pictures=seen", "columnz=3"], "did you mean columns"),
         (["desk", "camera=hand", "pictures=seen", "marker=[0,0,a]", "by=motion"], "expected [x,y,z] in metres"),
         (["board=board.jpg"], ".pdf or .png"),
     ],
@@ -129,3 +129,12 @@ def test_line_that_cannot_be_carried_out_is_one_sentence_and_the_card_stays(
     assert robot_rl("calibrate", *words) == 2
     assert said in capsys.readouterr().err
     assert Path("desk.yaml").read_text() == before
+
+
+def test_help_lists_the_options_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert robot_rl("calibrate", "--help") == 0
+    said = capsys.readouterr().out
+    assert "square=0.035" in said
+    assert "record=0" in said
+    assert robot_rl("--help") == 0
+    assert "robot new | show" in capsys.readouterr().out

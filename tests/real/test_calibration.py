@@ -1,6 +1,7 @@
 """Cameras that nobody knows, in MuJoCo's pictures: found to the millimetre, or refused by a sentence."""
 
 import re
+import sys
 from pathlib import Path
 
 import cv2
@@ -36,6 +37,7 @@ def motion() -> Scene:
 
 def check(made: Scene, card: CalibrationCard, millimetres: float, degrees: float) -> None:
     found = made.errors(card.position, card.rotation)
+    sys.stdout.write(f"{found[0]:.2f} mm, {found[1]:.3f} degrees\n")  # pytest -s shows them
     assert found[0] <= millimetres, f"{found[0]:.2f} mm and {found[1]:.3f} degrees off"
     assert found[1] <= degrees, f"{found[0]:.2f} mm and {found[1]:.3f} degrees off"
 
