@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
-F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound="Columns")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,34 +22,13 @@ class Columns:
         return type(self)(**{name: function(x) for name, x in vars(self).items()})
 
 
-def needs_torch(*values: object) -> bool:
-    """True if one of the values is a tensor that NumPy cannot stand in for: on a device, or recorded by autograd."""
-    return any(
-        isinstance(x, torch.Tensor) and (x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()))
-        for x in values
-    )
-
-
-def to_numpy(value: object) -> Any:
-    """A CPU tensor as the NumPy array over the same memory; tuples and records item by item, else unchanged.
-
-    NumPy has no bfloat16: such a tensor becomes a float32 copy.
-    """
-    if isinstance(value, tuple):
-        return tuple(map(to_numpy, value))
-    if isinstance(value, Columns):
-        return value.mapped(to_numpy)
-    return _widen(value).detach().numpy() if isinstance(value, torch.Tensor) else value
-
-
-def _widen(value: object) -> Any:
-    """bfloat16 as float32, in which credit is summed up; anything else unchanged."""
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
-
-
 def host(x: object) -> Any:
-    """Any array, tensor (of any device) or sequence as a NumPy array; None stays None."""
-    return None if x is None else np.asarray(to_numpy(x.detach().cpu()) if isinstance(x, torch.Tensor) else x)
+    """Any array, tensor (of any device) or sequence as a NumPy array; None stays None, bfloat16 becomes float32."""
+    return None if x is None else np.asarray(_widen(x.detach().cpu()) if isinstance(x, torch.Tensor) else x)
+
+
+def _widen(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def to_torch(value: object, device: torch.device | None = None) -> Any:
@@ -61,41 +38,20 @@ def to_torch(value: object, device: torch.device | None = None) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) and device is not None else value
 
 
-def namespace(*values: object) -> ModuleType:
-    """`torch` if one of the values is a tensor, else `numpy`; both share the operations that the estimators use."""
-    return torch if any(isinstance(x, torch.Tensor) for x in values) else np
+def same_kind(function: Callable[P, R]) -> Callable[P, R]:
+    """`in_torch` for what sums credit up: bfloat16 goes in as float32, and float32 is what comes out."""
+    inside: Callable[..., R] = function
 
-
-def same_kind(function: F) -> F:
-    """Decorator: CPU tensors reach the function as NumPy views and its arrays leave as tensors again.
-
-    The function must accept NumPy arrays, and tensors where autograd records or the data live on a device. Mixed calls
-    follow the tensors. bfloat16 goes in as float32, and float32 is what comes out.
-    """
-
+    @in_torch
     @functools.wraps(function)
-    def wrapper(*args: object, **kwargs: object) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         given = [*args, *kwargs.values()]
-        for item in tuple(given):
-            if isinstance(item, Columns):
-                given += vars(item).values()
-        tensors = [x for x in given if isinstance(x, torch.Tensor)]
-        if not tensors:
-            return function(*args, **kwargs)
-        if needs_torch(*tensors):
-            device = next((x.device for x in tensors if x.device.type != "cpu"), None)
+        given += [x for record in given if isinstance(record, Columns) for x in vars(record).values()]
+        if not any(isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16 for x in given):
+            return inside(*args, **kwargs)
+        return inside(*(_each(x, torch.Tensor, _widen) for x in args), **_each(kwargs, torch.Tensor, _widen))
 
-            def convert(x: object) -> Any:
-                return x.mapped(convert) if isinstance(x, Columns) else _widen(to_torch(x, device))
-
-            return function(*map(convert, args), **{k: convert(x) for k, x in kwargs.items()})
-        result = function(*map(to_numpy, args), **{k: to_numpy(x) for k, x in kwargs.items()})
-        if not isinstance(result, tuple):
-            return to_torch(result)
-        tensors = tuple(map(to_torch, result))
-        return tensors if type(result) is tuple else type(result)(*tensors)  # a named tuple stays what it is
-
-    return cast(F, wrapper)
+    return wrapper
 
 
 def in_torch(function: Callable[P, R]) -> Callable[P, R]:
@@ -163,7 +119,7 @@ def _to_tensor(x: np.ndarray) -> torch.Tensor:
         raise ValueError(f"got an array of {x.dtype}, expected numbers; factorise names once when data are collected")
     if x.dtype.kind == "u" and x.dtype.itemsize > 1:
         x = x.view(np.int64) if x.dtype == np.uint64 else x.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(x))
+    return torch.from_numpy(x if min(x.strides, default=0) >= 0 else np.ascontiguousarray(x))
 
 
 def check_shapes(shape: tuple[int, ...], **others: np.ndarray | torch.Tensor | None) -> None:

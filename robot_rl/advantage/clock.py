@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from robot_rl.advantage.arrays import to_torch
+from robot_rl.advantage.arrays import in_torch, to_torch
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import flags, shift
+from robot_rl.advantage.rows import shift
 from robot_rl.advantage.tables import map_table
 
 GAPS = ("ignore", "add")
@@ -118,8 +118,12 @@ def foreign_cut(batch: TurnBatch) -> Array:
     Returns:
         (rows,) bool, the `cut` of `rollout_gae`.
     """
-    xp = torch if isinstance(batch.steps.own, torch.Tensor) else np
-    return shift(xp, ~flags(batch.steps.own)) & ~flags(batch.steps.boundary)
+    return _foreign_cut(batch.steps.own, batch.steps.boundary)
+
+
+@in_torch
+def _foreign_cut(own: Array, boundary: Array) -> Array:
+    return shift(~own.bool()) & ~boundary.bool()
 
 
 def perspective(batch: TurnBatch, actor: int) -> TurnBatch:

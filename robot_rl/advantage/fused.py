@@ -21,7 +21,6 @@ from robot_rl.advantage.backends import backend
 from robot_rl.advantage.kinds import Array, floating, readable
 from robot_rl.advantage.losses import Clip, clip_bounds
 from robot_rl.advantage.ratios import LOG_CLAMP
-from robot_rl.advantage.rows import to_dtype
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -144,9 +143,11 @@ def fused_policy_loss(
     every = (*names, "value") if critic else names
     gradients = {name: _reshape(x, outputs[name].shape) for name, x in zip(every, found)}
     log_ratio = _reshape(log_ratio, shape)
-    if tensors and host:
+    if not tensors:
+        return FusedLoss(loss, {k: x.astype(outputs[k].dtype, copy=False) for k, x in gradients.items()}, log_ratio)
+    if host:
         gradients, log_ratio = {k: torch.from_numpy(x) for k, x in gradients.items()}, torch.from_numpy(log_ratio)
-    gradients = {k: to_dtype(x, outputs[k].dtype) for k, x in gradients.items()}
+    gradients = {k: x.to(outputs[k].dtype) for k, x in gradients.items()}
     return FusedLoss(loss, gradients, log_ratio)
 
 

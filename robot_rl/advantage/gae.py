@@ -9,22 +9,18 @@ Both return (advantage, return), take NumPy arrays or torch tensors and give bac
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
-
 import numpy as np
 import torch
-from torch import Tensor
 
-from robot_rl.advantage.arrays import check_shapes, check_unit, namespace, same_kind
+from robot_rl.advantage.arrays import check_shapes, check_unit, host, in_torch, same_kind
 from robot_rl.advantage.backends.select import backend, kernels
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import RolloutRows, check_float, check_rows, flags, power, prepare, to_dtype, zero
+from robot_rl.advantage.rows import RolloutRows, check_float, check_rows, power, prepare
 from robot_rl.advantage.scan import scan, solve
 
-A = TypeVar("A", np.ndarray, Tensor)
 
-
-def gae(reward: A, discount: A, value: A, next_value: A, trace: A) -> tuple[A, A]:
+@in_torch
+def gae(reward: Array, discount: Array, value: Array, next_value: Array, trace: Array) -> tuple[Array, Array]:
     """GAE of prepared data, time or turns on the last axis.
 
     delta_t = reward_t + discount_t next_value_t - value_t; A_t = delta_t + trace_t A_{t+1}; return = A + value.
@@ -45,11 +41,10 @@ def gae(reward: A, discount: A, value: A, next_value: A, trace: A) -> tuple[A, A
     Source: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation, eq. 11-16.
     """
     check_shapes(tuple(reward.shape), discount=discount, value=value, next_value=next_value, trace=trace)
-    xp = namespace(reward)
     # `where`, not a product alone: the successor of a terminal row may be NaN.
-    ahead = xp.where(discount == 0, xp.zeros_like(value), discount * next_value)
-    advantage = scan(cast(A, reward + ahead - value), trace)
-    return advantage, cast(A, advantage + value)
+    ahead = torch.where(discount == 0, 0.0, discount * next_value)
+    advantage = scan(reward + ahead - value, trace)
+    return advantage, advantage + value
 
 
 @same_kind
@@ -94,23 +89,27 @@ def rollout_gae(
     if 0 in shape:
         return reward * 1, reward * 1
     plain = duration is None and rows.discount is None and cut is None and rows.valid is None and len(shape) <= 2
-    if plain and isinstance(reward, np.ndarray) and backend("cpu") == "numba":
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in vars(rows).values())
+    if plain and reward.device.type == "cpu" and not recorded and backend("cpu") == "numba":
         kind = reward.dtype
-        floats = (np.ascontiguousarray(x, kind) for x in (reward, rows.value, rows.next_value))
-        ends = (np.ascontiguousarray(x, np.bool_) for x in (rows.terminated, rows.boundary))
-        fits = out is not None and all(x.flags.c_contiguous and x.dtype == kind and x.shape == shape for x in out)
-        results = kernels("numba").gae(*floats, *ends, float(gamma), float(gae_lambda), out if fits else None)
+        floats = (np.ascontiguousarray(host(x), host(reward).dtype) for x in (reward, rows.value, rows.next_value))
+        ends = (np.ascontiguousarray(host(x), np.bool_) for x in (rows.terminated, rows.boundary))
+        fits = out is not None and all(x.is_contiguous() and x.dtype == kind and x.shape == shape for x in out)
+        given = (host(out[0]), host(out[1])) if fits and out is not None else None
+        results = kernels("numba").gae(*floats, *ends, float(gamma), float(gae_lambda), given)
+        results = (torch.from_numpy(results[0]), torch.from_numpy(results[1]))
         return results if out is None or fits else _copy(results, out)
     ready = prepare(rows, gamma=gamma, trace=gae_lambda)
     decay = gae_lambda if lambda_unit == "decision" or duration is None else power(gae_lambda, duration, ready.g.dtype)
     trace = ready.inside(ready.g * decay)
     if cut is not None:
-        trace = ready.xp.where(flags(cut), zero(trace), trace)
+        trace = torch.where(cut.bool(), 0.0, trace)
     advantage = solve(ready.reward + ready.g * ready.ahead - ready.value, trace)
     advantage, target = ready.finish(advantage, advantage + ready.value)
     return (advantage, target) if out is None else _copy((advantage, target), out)
 
 
+@in_torch
 def macro_reward(reward: Array, gamma: float) -> Array:
     """Reward of a decision that lasted several ticks: sum_i gamma^i r_i over the executed ticks.
 
@@ -124,10 +123,8 @@ def macro_reward(reward: Array, gamma: float) -> Array:
     Source: Sutton, Precup and Singh, Between MDPs and semi-MDPs, reward of an option.
     """
     check_unit(gamma=gamma)
-    xp = namespace(reward)
-    ticks = xp.arange(reward.shape[-1]) if xp is np else torch.arange(reward.shape[-1], device=reward.device)
-    weight = power(gamma, ticks, xp.float64)
-    return to_dtype((to_dtype(reward, xp.float64) * weight).sum(-1), reward.dtype)
+    ticks = torch.arange(reward.shape[-1], device=reward.device)
+    return (reward.double() * power(gamma, ticks, torch.float64)).sum(-1).to(reward.dtype)
 
 
 def _copy(results: tuple[Array, Array], out: tuple[Array, Array]) -> tuple[Array, Array]:

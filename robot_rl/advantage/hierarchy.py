@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from robot_rl.advantage.arrays import Columns, check_shapes, check_unit, same_kind
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import RolloutRows, check_float, flags, imprecise, place, shift, to_dtype, zero
+from robot_rl.advantage.rows import RolloutRows, check_float, imprecise, shift
 from robot_rl.advantage.scan import solve
 from robot_rl.advantage.turns import _flat
 
@@ -119,22 +119,23 @@ def hae(
         running=rows.running_at_cut,
     )
     kind = check_float(rows.reward)
-    xp, end = index.xp, index.end
-    wide = xp.float64 if imprecise(gamma) or imprecise(gamma * lambda_low) else kind
-    v_low, v_high, done = to_dtype(columns["value"], wide), columns["high"], flags(columns["terminated"])
+    end = index.end
+    wide = torch.float64 if imprecise(gamma) or imprecise(gamma * lambda_low) else kind
+    v_low, v_high, done = columns["value"].to(wide), columns["high"], columns["terminated"].bool()
     # What follows each segment: the next option's value, or that of the successor where the episode was cut.
-    start_high = to_dtype(v_high[index.start], wide)
+    start_high = v_high[index.start].to(wide)
     cut = columns["next_high"][end]
     if columns["running"] is not None:
-        cut = xp.where(flags(columns["running"])[end], columns["next_value"][end], cut)
-    beyond = v_low[end] if release_bootstrap else to_dtype(cut, wide)
-    beyond = xp.where(done[end], zero(v_low), beyond)
-    beyond = xp.where(index.last, beyond, shift(xp, start_high))
-    given = to_dtype(index.rows(rows.reward), wide)
-    delta = given + gamma * place(shift(xp, v_low), end, beyond) - v_low
-    nothing = xp.zeros_like(beyond)
-    low = solve(delta, place(xp.full_like(v_low, gamma * lambda_low), end, nothing))
-    target = solve(place(given * 1, end, given[end] + gamma * beyond), place(xp.full_like(v_low, gamma), end, nothing))
+        cut = torch.where(columns["running"].bool()[end], columns["next_value"][end], cut)
+    beyond = v_low[end] if release_bootstrap else cut.to(wide)
+    beyond = torch.where(done[end], 0.0, beyond)
+    beyond = torch.where(index.last, beyond, shift(start_high))
+    given = index.rows(rows.reward).to(wide)
+    delta = given + gamma * shift(v_low).index_copy(0, end, beyond) - v_low
+    nothing = torch.zeros_like(beyond)
+    low = solve(delta, torch.full_like(v_low, gamma * lambda_low).index_copy(0, end, nothing))
+    gain = given.index_copy(0, end, given[end] + gamma * beyond)
+    target = solve(gain, torch.full_like(v_low, gamma).index_copy(0, end, nothing))
     total, length = index.reward(rows.reward, gamma, None, None)
     start_high = v_high[index.start]
     above = RolloutRows(
@@ -142,19 +143,19 @@ def hae(
     )
     high, high_target = rollout_gae(above, gamma=gamma, gae_lambda=lambda_high)
     if q is not None and beta is not None and switch_mode == "paper":
-        chosen = to_dtype(index.rows(q), kind) - index.rows(beta)
+        chosen = index.rows(q).to(kind) - index.rows(beta)
         switch = chosen * (v_high - columns["value"])
     else:
         switch = target - columns["term"]
     low_target = low + v_low
     if norm:
-        low, high, switch = (_standardise(xp, y) for y in (low, high, switch))
+        low, high, switch = (_standardise(y) for y in (low, high, switch))
     spread = [
-        place(xp.zeros_like(columns["value"]), index.start, to_dtype(part, kind))
-        for part in (high, high_target, xp.ones_like(high))
+        torch.zeros_like(columns["value"]).index_copy(0, index.start, part.to(kind))
+        for part in (high, high_target, torch.ones_like(high))
     ]
     results = (low, spread[0], switch, low_target, spread[1], target, spread[2])
-    return HierarchicalCredit(*(index.back(to_dtype(y, kind)) for y in results))
+    return HierarchicalCredit(*(index.back(y.to(kind)) for y in results))
 
 
 def hae_auxiliary(
@@ -194,6 +195,6 @@ def hae_auxiliary(
     return out
 
 
-def _standardise(xp: ModuleType, x: Array) -> Array:
+def _standardise(x: Array) -> Array:
     centred = x - x.mean()
-    return centred / (xp.sqrt((centred * centred).mean()) + 1e-8)
+    return centred / (torch.sqrt((centred * centred).mean()) + 1e-8)

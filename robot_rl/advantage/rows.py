@@ -7,17 +7,14 @@ along axis 0 is its successor unless t is a boundary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
-from robot_rl.advantage.arrays import Columns, check_shapes, check_unit, namespace
+from robot_rl.advantage.arrays import Columns, check_shapes, check_unit
 from robot_rl.advantage.kinds import Array
 
 PRECISE = 0.998  # float32 coefficients closer to one lose whole digits of a long return: float64 from here on
-TABLE = 4096  # durations up to this many ticks are looked up instead of raised to a power
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,6 @@ class PreparedRows:
     """Prepared arrays of one shape; `finish` brings results back to the caller's dtype.
 
     Attributes:
-        xp: numpy or torch.
         dtype: dtype of the results.
         reward: r, 0 on invalid rows.
         value: V(s_t), 0 on invalid rows and everywhere if there is no critic.
@@ -35,7 +31,6 @@ class PreparedRows:
         valid: False on padding, or None.
     """
 
-    xp: ModuleType
     dtype: Any
     reward: Array
     value: Array
@@ -47,21 +42,12 @@ class PreparedRows:
     def inside(self, x: Array) -> Array:
         """`x` inside episodes and 0 at boundaries: the coefficient of a recursion."""
         # `where` between two numbers would fall back to torch's default dtype.
-        x = self.xp.full_like(self.reward, x) if isinstance(x, float) else x
-        return self.xp.where(self.boundary, zero(self.reward), x)
-
-    def following(self, x: Array, last: float = 0.0) -> Array:
-        """x_{t+1} at row t; `last` behind the end. Values across a boundary are not masked."""
-        return shift(self.xp, x, last)
+        x = torch.full_like(self.reward, x) if isinstance(x, float) else x
+        return torch.where(self.boundary, 0.0, x)
 
     def finish(self, *results: Array) -> tuple[Array, ...]:
         """Results in the caller's dtype, 0 on padding."""
-        out = []
-        for x in results:
-            if self.valid is not None:
-                x = self.xp.where(self.valid, x, zero(x))
-            out.append(x.to(self.dtype) if self.xp is torch else x.astype(self.dtype, copy=False))
-        return tuple(out)
+        return tuple((x if self.valid is None else torch.where(self.valid, x, 0.0)).to(self.dtype) for x in results)
 
 
 @dataclass(frozen=True)
@@ -107,34 +93,27 @@ def prepare(rows: RolloutRows, *, gamma: float, trace: float = 1.0) -> PreparedR
     """
     check_unit(gamma=gamma, trace=trace)
     check_rows(rows)
-    reward, value, valid, next_value = rows.reward, rows.value, rows.valid, rows.next_value
-    dtype, shape = check_float(reward), tuple(reward.shape)
-    xp = namespace(reward)
-    wide = xp.float64 if imprecise(gamma * trace) or rows.discount is not None else dtype
-    reward, value, next_value = (None if x is None else to_dtype(x, wide) for x in (reward, value, next_value))
-    terminated, boundary = flags(rows.terminated), flags(rows.boundary) | flags(rows.terminated)
-    if shape[0]:
-        boundary[-1] = True
+    dtype = check_float(rows.reward)
+    wide = torch.float64 if imprecise(gamma * trace) or rows.discount is not None else dtype
+    reward, valid = rows.reward.to(wide), rows.valid
+    value = torch.zeros_like(reward) if rows.value is None else rows.value.to(wide)
+    next_value = torch.zeros_like(reward) if rows.next_value is None else rows.next_value.to(wide)
+    terminated = rows.terminated.bool()
+    boundary = torch.logical_or(rows.boundary, terminated)
+    boundary[-1:] = True
     if valid is not None:
-        used = valid = flags(valid)
-        boundary = boundary | ~used
-        terminated = terminated | ~used
-        reward = xp.where(used, reward, zero(reward))
-        value = None if value is None else xp.where(used, value, zero(reward))
+        valid = valid.bool()
+        boundary, terminated = boundary | ~valid, terminated | ~valid
+        reward, value = torch.where(valid, reward, 0.0), torch.where(valid, value, 0.0)
     # Zero, not a product, at terminal rows: their successor may be NaN.
-    final = xp.zeros_like(reward) if next_value is None else xp.where(terminated, zero(reward), next_value)
-    if value is None:
-        value = xp.zeros_like(reward)
-        ahead = xp.where(boundary, final, value)
-    else:
-        ahead = xp.where(boundary, final, shift(xp, value))
+    ahead = torch.where(boundary, torch.where(terminated, 0.0, next_value), shift(value))
     if rows.discount is not None:
-        g = to_dtype(rows.discount, wide)
+        g = rows.discount.to(wide)
     elif rows.duration is not None:
         g = power(gamma, rows.duration, wide)
     else:
         g = float(gamma)
-    return PreparedRows(xp, dtype, reward, value, ahead, g, boundary, valid)
+    return PreparedRows(dtype, reward, value, ahead, g, boundary, valid)
 
 
 def check_rows(rows: RolloutRows) -> None:
@@ -151,50 +130,14 @@ def imprecise(coefficient: float) -> bool:
     return PRECISE < coefficient < 1.0
 
 
-def power(base: float, exponent: Array, dtype: Any) -> Array:
+def power(base: float, exponent: Array, dtype: torch.dtype) -> Array:
     """base^exponent in double, stored as `dtype`; integer exponents, base in [0, 1]."""
-    if isinstance(exponent, torch.Tensor):
-        return torch.pow(torch.full((), base, dtype=torch.float64, device=exponent.device), exponent).to(dtype)
-    largest = int(exponent.max()) if exponent.size else 0
-    if np.issubdtype(exponent.dtype, np.integer) and 0 <= largest <= TABLE:
-        return np.power(float(base), np.arange(largest + 1)).astype(dtype)[exponent]
-    return np.power(float(base), exponent).astype(dtype)
+    return torch.pow(torch.full((), base, dtype=torch.float64, device=exponent.device), exponent).to(dtype)
 
 
-def shift(xp: ModuleType, x: Array, last: float = 0.0) -> Array:
+def shift(x: Array, last: float = 0.0) -> Array:
     """x_{t+1} at row t along axis 0, `last` in the last row."""
-    if xp is torch:
-        return torch.cat((x[1:], torch.full_like(x[:1], last)))
-    out = np.empty_like(x)
-    out[:-1] = x[1:]
-    out[-1:] = last
-    return out
-
-
-def place(x: Array, rows: Array, values: Array) -> Array:
-    """`x` with other values in some rows: in place for arrays, as a differentiable copy for tensors."""
-    if isinstance(x, torch.Tensor):
-        return x.index_copy(0, rows, values)
-    x[rows] = values
-    return x
-
-
-def zero(x: Array) -> Array:
-    """Zero that does not widen the dtype of `x`."""
-    return 0.0 if isinstance(x, torch.Tensor) else x.dtype.type(0)
-
-
-def to_dtype(x: Array, dtype: Any) -> Array:
-    """`x` in a dtype, no copy if it has it."""
-    return x.to(dtype) if isinstance(x, torch.Tensor) else np.asarray(x).astype(dtype, copy=False)
-
-
-def flags(x: Array) -> Array:
-    """`x` as booleans."""
-    return x.bool() if isinstance(x, torch.Tensor) else np.asarray(x).astype(np.bool_, copy=False)
-
-
-_FLOATS = (torch.float32, torch.float64, np.dtype(np.float32), np.dtype(np.float64))
+    return torch.cat((x[1:], torch.full_like(x[:1], last)))
 
 
 def check_float(x: Array, name: str = "reward") -> Array:
@@ -206,6 +149,6 @@ def check_float(x: Array, name: str = "reward") -> Array:
     Raises:
         ValueError: anything but float32 and float64.
     """
-    if x.dtype not in _FLOATS:
+    if x.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{name} is {x.dtype}, expected float32 or float64; convert it first")
     return x.dtype

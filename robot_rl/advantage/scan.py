@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.advantage.arrays import needs_torch, to_numpy, to_torch
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.backends.select import backend, kernels
 from robot_rl.advantage.kinds import Array
 
-A = TypeVar("A", np.ndarray, Tensor)
 
-
-def scan(delta: A, trace: A) -> A:
+@in_torch
+def scan(delta: Array, trace: Array) -> Array:
     """Discounted sum of everything that follows, time on the last axis: A_t = delta_t + trace_t A_{t+1}.
 
     Differentiable in both arguments for tensors that require a gradient.
@@ -32,19 +30,16 @@ def scan(delta: A, trace: A) -> A:
         ValueError: shapes that do not broadcast, or a dtype that is neither float32 nor float64.
     """
     whole = _expand(trace, delta, name="trace", of="delta")
-    steps = delta.shape[-1] if delta.ndim else 0
-    if delta.ndim <= 1 or not 0 not in delta.shape:
+    if delta.ndim <= 1 or 0 in delta.shape:
         return reverse_linear_scan(delta, whole)
     # Rows of a C-ordered array lie one behind the other: cut at every row end they are one flat scan.
-    flat: Array = whole.reshape(-1, steps)
-    if isinstance(flat, np.ndarray):
-        joined: Array = np.concatenate((flat[:, :-1], np.zeros_like(flat[:, :1])), axis=1)
-    else:
-        joined = torch.cat((flat[:, :-1], torch.zeros_like(flat[:, :1])), dim=1)
+    flat = whole.reshape(-1, delta.shape[-1])
+    joined = torch.cat((flat[:, :-1], torch.zeros_like(flat[:, :1])), dim=1)
     return reverse_linear_scan(delta.reshape(-1), joined.reshape(-1)).reshape(delta.shape)
 
 
-def reverse_linear_scan(x: A, a: A, *, out: A | None = None) -> A:
+@in_torch
+def reverse_linear_scan(x: Array, a: Array) -> Array:
     """Solve y_t = x_t + a_t y_{t+1} along axis 0, y beyond the end being 0.
 
     A coefficient of exactly 0 is a cut that not even NaN passes. Runs on NumPy or numba for arrays and CPU tensors
@@ -54,32 +49,20 @@ def reverse_linear_scan(x: A, a: A, *, out: A | None = None) -> A:
     Args:
         x: (N,), (T, B) or (T, B, F) float32 or float64.
         a: coefficients that broadcast to `x`; trailing axes may be missing. The last row is ignored.
-        out: array that receives the result; may be `x` itself.
 
     Returns:
-        y, shape, kind and dtype of `x`; `out` if given.
+        y, shape, kind and dtype of `x`.
 
     Raises:
         ValueError: shapes that do not fit, or a dtype that is neither float32 nor float64.
     """
-    if str(x.dtype).rpartition(".")[2] not in ("float32", "float64"):
-        raise ValueError(f"x is {x.dtype}, expected float32 or float64; convert it first")
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"x is {str(x.dtype).rpartition('.')[2]}, expected float32 or float64; convert it first")
     if a.ndim < x.ndim:
         a = a.reshape(tuple(a.shape) + (1,) * (x.ndim - a.ndim))
-    whole = _expand(a, x, name="a", of="x")
-    y: Array
-    if isinstance(x, Tensor) or isinstance(whole, Tensor):
-        first, second = to_torch(x), to_torch(whole).to(to_torch(x))
-        if needs_torch(first, second):
-            y = _apply(first, second)
-        else:
-            y = to_torch(_on_cpu(to_numpy(first), to_numpy(second)))
-    else:
-        y = _on_cpu(x, whole)
-    if out is None:
-        return y
-    out[...] = y
-    return out
+    a = _expand(a, x, name="a", of="x").to(x)
+    recorded = torch.is_grad_enabled() and (x.requires_grad or a.requires_grad)
+    return _apply(x, a) if recorded else _plain(x.detach(), a.detach())
 
 
 def solve(x: Array, a: Array) -> Array:
@@ -94,43 +77,32 @@ def solve(x: Array, a: Array) -> Array:
     Returns:
         y with y_t = x_t + a_t y_{t+1} along axis 0.
     """
-    if isinstance(x, np.ndarray) and x.ndim <= 2 and backend("cpu") != "torch":
-        return kernels(backend("cpu")).scan(np.ascontiguousarray(x), np.ascontiguousarray(a, x.dtype), overwrite=True)
+    recorded = torch.is_grad_enabled() and (x.requires_grad or a.requires_grad)
+    if x.device.type == "cpu" and x.ndim <= 2 and not recorded and backend("cpu") != "torch":
+        first, second = x.detach().contiguous().numpy(), a.detach().to(x).contiguous().numpy()
+        return torch.from_numpy(kernels(backend("cpu")).scan(first, second, overwrite=True))
     return reverse_linear_scan(x, a)
 
 
-def _expand(a: Array, x: Array, *, name: str, of: str) -> Array:
+def _expand(a: Tensor, x: Tensor, *, name: str, of: str) -> Tensor:
     try:
-        if isinstance(a, Tensor):
-            return a.expand(tuple(x.shape))
-        return np.broadcast_to(a, tuple(x.shape))
-    except (RuntimeError, ValueError) as error:
+        return a.expand(tuple(x.shape))
+    except RuntimeError as error:
         raise ValueError(
             f"{name} has shape {tuple(a.shape)}, expected one that broadcasts to {of}, {tuple(x.shape)}"
         ) from error
 
 
-def _on_cpu(x: np.ndarray, a: np.ndarray) -> np.ndarray:
-    name = backend("cpu")
-    if name == "torch":
-        return to_numpy(_on_torch(torch.from_numpy(np.array(x)), torch.from_numpy(np.array(a, x.dtype))))
-    shape = x.shape if x.ndim == 1 else (x.shape[0], -1 if x.size else 0)
-    first, second = (np.ascontiguousarray(y, x.dtype).reshape(shape) for y in (x, a))
-    return kernels(name).scan(first, second).reshape(x.shape)
-
-
-def _on_torch(x: Tensor, a: Tensor) -> Tensor:
-    kind = torch.float64 if x.ndim == 1 else x.dtype
-    shape = x.shape if x.ndim == 1 else (x.shape[0], -1 if x.numel() else 0)
-    name = "torch" if x.device.type == "cpu" else backend(x.device.type)
-    first, second = x.to(kind).reshape(shape), a.to(kind).reshape(shape)
-    return kernels(name).scan(first, second).to(x.dtype).reshape(x.shape)
-
-
 def _plain(x: Tensor, a: Tensor) -> Tensor:
-    if x.device.type == "cpu":
-        return to_torch(_on_cpu(to_numpy(x), to_numpy(a)))
-    return _on_torch(x, a)
+    """The scan without a gradient, by the backend of the device."""
+    name = backend(x.device.type)
+    torch_like = name not in ("numba", "numpy")
+    kind = torch.float64 if torch_like and x.ndim == 1 else x.dtype
+    shape = x.shape if x.ndim == 1 else (x.shape[0], -1 if x.numel() else 0)
+    first, second = (y.to(kind).reshape(shape).contiguous() for y in (x, a))
+    if torch_like:
+        return kernels(name).scan(first, second).to(x.dtype).reshape(x.shape)
+    return torch.from_numpy(kernels(name).scan(first.numpy(), second.numpy())).reshape(x.shape)
 
 
 class _Scan(torch.autograd.Function):

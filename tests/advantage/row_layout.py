@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import zero
 
 
 class RowLayout:
@@ -59,7 +58,7 @@ class RowLayout:
             mask = torch.from_numpy(self.valid).to(x.device).reshape(self.valid.shape + (1,) * (x.ndim - 1))
             return torch.where(mask, x[torch.from_numpy(self._gather).to(x.device)], torch.zeros_like(x[:1]))
         mask = self.valid.reshape(self.valid.shape + (1,) * (x.ndim - 1))
-        return np.where(mask, x[self._gather], zero(x))
+        return np.where(mask, x[self._gather], x.dtype.type(0))
 
     def time_major(self, x: Array) -> Array:
         """(N, ...) as (Tmax, E, ...), padding 0."""

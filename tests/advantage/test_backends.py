@@ -98,7 +98,7 @@ def test_fused_gae_writes_to_given_arrays(name):
     strided = (np.zeros((6, 30)).T, np.zeros((6, 30)).T)
     tensors = (torch.zeros(30, 6, dtype=torch.float64), torch.zeros(30, 6, dtype=torch.float64))
     with use_backend(name):
-        assert rollout_gae(RolloutRows(*columns), out=out)[0] is out[0]
+        assert np.shares_memory(rollout_gae(RolloutRows(*columns), out=out)[0], out[0])
         rollout_gae(RolloutRows(*columns), out=strided)
         rollout_gae(RolloutRows(*(torch.from_numpy(x) for x in columns)), out=tensors)
         with pytest.raises(ValueError, match=r"out\[0\] has shape \(3,\)"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from robot_rl.advantage.arrays import check_unit, namespace, same_kind
+import torch
+
+from robot_rl.advantage.arrays import check_unit, same_kind
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import flags, zero
 
 
 @same_kind
@@ -29,7 +30,7 @@ def archer_q_target(
     """
     check_unit(gamma=gamma)
     g = gamma if discount is None else discount
-    ahead = namespace(next_value).where(flags(terminated), zero(next_value), g * next_value)
+    ahead = torch.where(terminated.bool(), 0.0, g * next_value)
     return reward + ahead
 
 
@@ -47,8 +48,7 @@ def archer_advantage(q: Array, value: Array, baseline: Array | None = None) -> A
 
     Source: Zhou et al., ArCHer, actor loss; release for the twin minimum.
     """
-    xp = namespace(q)
-    advantage = xp.minimum(q[0], q[1]) - xp.minimum(value[0], value[1])
+    advantage = torch.minimum(q[0], q[1]) - torch.minimum(value[0], value[1])
     return advantage if baseline is None else advantage[:, None] - baseline
 
 
@@ -67,8 +67,7 @@ def digi_q_advantage(q: Array, value: Array, *, threshold: float = 0.10) -> tupl
 
     Source: Bai et al., Digi-Q, best-of-N policy extraction; release for the constants.
     """
-    xp = namespace(q)
-    advantage = (xp.maximum(q[0], q[1]) - xp.maximum(value[0], value[1])[:, None]).clip(0.0, 1.0)
+    advantage = (torch.maximum(q[0], q[1]) - torch.maximum(value[0], value[1])[:, None]).clip(0.0, 1.0)
     best = advantage.argmax(-1)[:, None]
-    candidate = xp.cumsum(xp.ones_like(advantage), -1) - 1
+    candidate = torch.cumsum(torch.ones_like(advantage), -1) - 1
     return advantage, (candidate == best) & (advantage > threshold)

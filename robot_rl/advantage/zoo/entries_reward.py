@@ -10,7 +10,7 @@ import torch
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.registry import register
-from robot_rl.advantage.rows import power, to_dtype
+from robot_rl.advantage.rows import power
 from robot_rl.advantage.zoo.kl import kl_reward
 from robot_rl.advantage.zoo.redistribute import igpo_reward, spa_reward
 from robot_rl.advantage.zoo.shaping import gated_reward, intervention_reward, potential_shaping, progress_delta
@@ -21,11 +21,9 @@ def with_reward(
 ) -> TurnBatch:
     """The batch with new rewards; the first stage keeps the environment's as extras["reward_env"]."""
     s = batch.steps
-    new = s.reward if reward is None else to_dtype(reward, s.reward.dtype)
+    new = s.reward if reward is None else reward.to(s.reward.dtype)
     steps = replace(s, reward=new, extras={"reward_env": s.reward, **s.extras})
-    turns = (
-        batch.turns if turn_reward is None else replace(batch.turns, turn_reward=to_dtype(turn_reward, s.reward.dtype))
-    )
+    turns = batch.turns if turn_reward is None else replace(batch.turns, turn_reward=turn_reward.to(s.reward.dtype))
     episodes = batch.episodes if outcome is None else replace(batch.episodes, outcome=outcome)
     return replace(batch, steps=steps, turns=turns, episodes=episodes)
 

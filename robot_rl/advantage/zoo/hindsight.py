@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from robot_rl.advantage.arrays import namespace
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import flags, to_dtype
 
 Fragment = dict[str, Array]
 
@@ -43,15 +41,14 @@ def relabel(
         raise ValueError(f"columns {wrong} differ in length from reward, {length}; expected one entry per step")
     goal = goal_fn(fields)
     reward, over = reward_fn(fields, goal)
-    over = flags(over)
+    over = over != 0
     if tuple(reward.shape) != (length,) or tuple(over.shape) != (length,):
         raise ValueError(
             f"reward_fn returned shapes {tuple(reward.shape)} and {tuple(over.shape)}, expected ({length},) twice"
         )
-    xp = namespace(reward)
-    end = int(to_dtype(over, xp.int64).argmax()) + 1 if bool(over.any()) else length
+    end = int((over * 1).argmax()) + 1 if bool(over.any()) else length
     out: Fragment = {name: x[:end] for name, x in fields.items()}
-    cut = xp.zeros_like(over[:end])
+    cut = over[:end] & ~over[:end]
     if end:
         cut[-1:] = ~over[end - 1 : end]
     return {
@@ -60,5 +57,5 @@ def relabel(
         "reward": reward[:end],
         "terminated": over[:end],
         "truncated": cut,
-        "group_id": xp.zeros_like(over[:end], dtype=xp.int64) - 1,
+        "group_id": over[:end] * 0 - 1,
     }

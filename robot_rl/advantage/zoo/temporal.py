@@ -7,9 +7,11 @@ returns (advantage, return) of the same kind, the return being the target of the
 
 from __future__ import annotations
 
+import torch
+
 from robot_rl.advantage.arrays import check_shapes, check_unit, same_kind
 from robot_rl.advantage.kinds import Array
-from robot_rl.advantage.rows import PreparedRows, RolloutRows, check_float, flags, prepare, shift, to_dtype, zero
+from robot_rl.advantage.rows import PreparedRows, RolloutRows, check_float, prepare, shift
 from robot_rl.advantage.scan import solve
 
 LOG_RATIO_LIMIT = 20.0  # |log pi - log mu| beyond this is cut before exp
@@ -39,9 +41,9 @@ def monte_carlo(
     ready = prepare(rows, gamma=gamma)
     x = ready.reward * 1  # the scan uses up its arguments
     if bootstrap:
-        x = x + ready.xp.where(ready.boundary, ready.g * ready.ahead, zero(x))
+        x = x + torch.where(ready.boundary, ready.g * ready.ahead, 0.0)
     target = solve(x, ready.inside(_like(ready)))
-    return _pair(ready, target - ready.value, target)
+    return ready.finish(target - ready.value, target)
 
 
 @same_kind
@@ -78,34 +80,33 @@ def n_step(
     if n_ticks is not None:
         target = _tick_window(ready, one, n_ticks, rows.duration)
     elif window >= rows.reward.shape[0]:
-        x = ready.xp.where(ready.boundary, one, ready.reward)
+        x = torch.where(ready.boundary, one, ready.reward)
         target = solve(x, ready.inside(_like(ready)))
     else:
         target = one
         for _ in range(window - 1):
-            target = ready.xp.where(ready.boundary, one, ready.reward + ready.g * ready.following(target))
-    return _pair(ready, target - ready.value, target)
+            target = torch.where(ready.boundary, one, ready.reward + ready.g * shift(target))
+    return ready.finish(target - ready.value, target)
 
 
 def _tick_window(ready: PreparedRows, one: Array, n_ticks: int, duration: Array | None) -> Array:
     """Windows of a given number of ticks: row by row, until every window is full (at most n_ticks passes)."""
-    xp = ready.xp
-    ticks = xp.ones_like(ready.reward) if duration is None else to_dtype(duration, ready.reward.dtype)
+    ticks = torch.ones_like(ready.reward) if duration is None else duration.to(ready.reward.dtype)
     g = _like(ready)
     # The row that is i ahead, brought here by i shifts; behind a boundary nothing is read any more.
     ahead_one, ahead_reward, ahead_g, ahead_ticks, ahead_end = one, ready.reward, g, ticks, ready.boundary
-    total, weight, passed = xp.zeros_like(one), xp.ones_like(one), xp.zeros_like(one)
-    open_ = xp.ones_like(ready.boundary)
+    total, weight, passed = torch.zeros_like(one), torch.ones_like(one), torch.zeros_like(one)
+    open_ = torch.ones_like(ready.boundary)
     for _ in range(min(n_ticks, one.shape[0])):
         passed = passed + ahead_ticks
         stops = open_ & (ahead_end | (passed >= n_ticks))
-        total = xp.where(open_, total + weight * xp.where(stops, ahead_one, ahead_reward), total)
+        total = torch.where(open_, total + weight * torch.where(stops, ahead_one, ahead_reward), total)
         open_ = open_ & ~stops
         weight = weight * ahead_g
         ahead_one, ahead_reward, ahead_g, ahead_ticks = (
-            shift(xp, y) for y in (ahead_one, ahead_reward, ahead_g, ahead_ticks)
+            shift(y) for y in (ahead_one, ahead_reward, ahead_g, ahead_ticks)
         )
-        ahead_end = shift(xp, ahead_end)
+        ahead_end = shift(ahead_end)
     return total
 
 
@@ -147,9 +148,9 @@ def vtrace(
     delta = ready.reward + ready.g * ready.ahead - ready.value
     trace = ready.inside(ready.g * trace_decay * weight.clip(max=c_max))
     target = ready.value + solve(weight.clip(max=rho_max) * delta, trace)
-    ahead = ready.xp.where(ready.boundary, ready.ahead, ready.following(target))
+    ahead = torch.where(ready.boundary, ready.ahead, shift(target))
     advantage = weight.clip(max=rho_policy_max) * (ready.reward + ready.g * ahead - ready.value)
-    return _pair(ready, advantage, target)
+    return ready.finish(advantage, target)
 
 
 @same_kind
@@ -183,13 +184,13 @@ def upgo(
     check_unit(gae_lambda=gae_lambda)
     ready = prepare(rows, gamma=gamma)
     one = ready.reward + ready.g * ready.ahead
-    follows = shift(ready.xp, one >= ready.value) & ~ready.boundary
-    trace = ready.xp.where(follows, _like(ready), zero(one))
-    gain = solve(ready.xp.where(follows, ready.reward, one), trace) - ready.value
+    follows = shift(one >= ready.value) & ~ready.boundary
+    trace = torch.where(follows, _like(ready), 0.0)
+    gain = solve(torch.where(follows, ready.reward, one), trace) - ready.value
     if log_ratio is not None:
         gain = gain * _weight(ready, log_ratio).clip(max=rho_max)
     errors = solve(one - ready.value, ready.inside(ready.g * gae_lambda))
-    return _pair(ready, gain, ready.value + errors)
+    return ready.finish(gain, ready.value + errors)
 
 
 @same_kind
@@ -229,36 +230,31 @@ def retrace(
         raise ValueError("log_ratio (Retrace) and probability (tree backup) are both given, expected at most one")
     check_shapes(tuple(rows.reward.shape), expected_q=expected_q)
     ready = prepare(rows, gamma=gamma, trace=trace_decay)
-    xp = ready.xp
-    ended = flags(rows.terminated)
-    ended = ended if rows.valid is None else ended | ~flags(rows.valid)
-    ahead = xp.where(ended, zero(ready.reward), to_dtype(rows.next_value, ready.reward.dtype))
+    if rows.next_value is None:
+        raise ValueError("next_value is None, expected E_pi Q of the true successor in every row")
+    ended = rows.terminated if rows.valid is None else torch.logical_or(rows.terminated, ~rows.valid.bool())
+    ahead = torch.where(ended.bool(), 0.0, rows.next_value.to(ready.reward.dtype))
     if log_ratio is not None:
         c = trace_decay * _weight(ready, log_ratio).clip(max=1.0)
     elif probability is not None:
-        c = trace_decay * to_dtype(probability, ready.reward.dtype)
+        c = trace_decay * probability.to(ready.reward.dtype)
     else:
-        c = xp.full_like(ready.reward, trace_decay)
-    trace = ready.inside(ready.g * ready.following(c))
+        c = torch.full_like(ready.reward, trace_decay)
+    trace = ready.inside(ready.g * shift(c))
     target = ready.value + solve(ready.reward + ready.g * ahead - ready.value, trace)
-    baseline = ready.value if expected_q is None else to_dtype(expected_q, target.dtype)
-    return _pair(ready, target - baseline, target)
+    baseline = ready.value if expected_q is None else expected_q.to(target.dtype)
+    return ready.finish(target - baseline, target)
 
 
 def _like(ready: PreparedRows) -> Array:
     """The discounts as an array."""
-    return ready.xp.full_like(ready.reward, ready.g) if isinstance(ready.g, float) else ready.g
+    return torch.full_like(ready.reward, ready.g) if isinstance(ready.g, float) else ready.g
 
 
 def _weight(ready: PreparedRows, log_ratio: Array) -> Array:
     check_float(log_ratio, "log_ratio")
     check_shapes(tuple(ready.reward.shape), log_ratio=log_ratio)
     if ready.valid is not None:
-        log_ratio = ready.xp.where(ready.valid, log_ratio, zero(log_ratio))
+        log_ratio = torch.where(ready.valid, log_ratio, 0.0)
     bounded = log_ratio.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return to_dtype(ready.xp.exp(bounded), ready.reward.dtype)
-
-
-def _pair(ready: PreparedRows, advantage: Array, target: Array) -> tuple[Array, Array]:
-    advantage, target = ready.finish(advantage, target)
-    return advantage, target
+    return torch.exp(bounded).to(ready.reward.dtype)
