@@ -59,6 +59,7 @@ def record(
     """
     if (folder / POSES).exists():
         raise ValueError(f"{folder / POSES} exists; take another folder (pictures=), or leave record= out to use it")
+    taken: list[np.ndarray] = []
     context = Context()
     rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
     node = Node("calibration_recorder", context=context)
@@ -69,7 +70,6 @@ def record(
         inputs = RobotInputs(node, spec, health)
         eye = CameraInputs(node, health, {"camera": replace(camera, calibration=None)}, freeze_time=0.0)["camera"]
         folder.mkdir(parents=True, exist_ok=True)
-        taken: list[np.ndarray] = []
         past: deque[tuple[float, np.ndarray]] = deque()
         begun = time.monotonic()
         with (folder / POSES).open("w", newline="", encoding="utf-8") as file:

@@ -111,11 +111,10 @@ def _page(verb: str) -> str:
     """What a line takes, out of the classes of its options."""
     from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
 
-    model = {"new": NewOptions, "policy": PolicyOptions, "calibrate": CalibrateOptions}.get(verb)
+    models = {"new": NewOptions, "policy": PolicyOptions, "bounds": BoundsOptions, "calibrate": CalibrateOptions}
+    model = models.get(verb)
     if model is None:
-        return (
-            "robot-rl robot new | show | safety | policy | calibrate; new, policy and calibrate have pages of options"
-        )
+        return f"robot-rl robot new | show | safety | policy | bounds | calibrate; pages of options: {', '.join(models)}"
     assert model.__doc__ is not None
     return "\n".join([model.__doc__.strip(), "", "Options:", *rows(model, "")])
 
