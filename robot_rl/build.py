@@ -98,7 +98,7 @@ TOOLS = {
     "done_events": "robot_rl.policies.reward.critic_reward:done_events",
     "driven_positions": "robot_rl.real.ros.driven:positions",
     "examine_robot": "robot_rl.real.ros.doctor:examine",
-    "expression": "robot_rl.data.expression:Expression",
+    "expression": "robot_rl.expression:Expression",
     "find_robot": "robot_rl.real.graph:find_file",
     "flight_tools": "robot_rl.real.flight_tools",
     "judge_two_stage": "robot_rl.policies.nets.picture_labels:TwoStage",

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from robot_rl.data.expression import Expression, observables
+from robot_rl.expression import Expression, observables
 from robot_rl.policies.nets.picture_labels import VisionModel, read_label
 from robot_rl.policies.reward.annotator_worker import LabelWorker
 from robot_rl.policies.vla.text_models import open_model, user_object

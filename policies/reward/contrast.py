@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.expression import Expression, observables
+from robot_rl.expression import Expression, observables
 from robot_rl.policies.vla.picture_text import PictureTextEncoder, open_encoder
 from robot_rl.types import IOSpec, Options
 from robot_rl.types.options import Count, Number, Positive

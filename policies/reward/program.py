@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.expression import Expression, ProgramError, observables
+from robot_rl.expression import Expression, ProgramError, observables
 from robot_rl.types import IOSpec
 from robot_rl.types.options import NotNegative, Positive, Share
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robot_rl.data.expression import FUNCTIONS
+from robot_rl.expression import FUNCTIONS
 from robot_rl.policies.nets.picture_labels import VisionModel
 
 _PROMPT = """A robot learns by reinforcement. Its task: {goal}

@@ -32,8 +32,8 @@ import numpy as np
 
 from robot_rl.data import foreign, sources
 from robot_rl.data.episode import Logs
-from robot_rl.data.expression import Expression
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
+from robot_rl.expression import Expression
 from robot_rl.types import Episode, IOSpec
 
 MAPS = Path(__file__).parent / "maps"

@@ -69,7 +69,8 @@ def test_names_avoid_the_forbidden_words() -> None:
 def test_repository_holds_no_large_or_generated_files() -> None:
     large = [p for p in tracked("*") if p.is_file() and p.stat().st_size > 500_000]
     generated = [p for p in tracked("*") if p.suffix in {".mp4", ".pt", ".hdf5", ".pkl"}]
-    assert not large + generated
+    # the agents of the zoo are small and meant to be shipped (tests/jobs/test_zoo.py)
+    assert not large + [p for p in generated if ROOT / "policies/zoo" not in p.parents]
 
 
 def test_docs_links_lead_somewhere() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.data.expression import Expression, ProgramError
+from robot_rl.expression import Expression, ProgramError
 from robot_rl.policies.reward.program_proposer import Listed, ModelProposer, programs
 from robot_rl.verbs.design import Attempt, by_person, by_score, search
 

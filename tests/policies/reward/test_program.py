@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.data.expression import Expression, ProgramError, observables
+from robot_rl.expression import Expression, ProgramError, observables
 from robot_rl.policies.reward.program import ProgramReward
 from robot_rl.types import IOSpec
 
