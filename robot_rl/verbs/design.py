@@ -14,6 +14,7 @@ from pydantic import Field
 
 from robot_rl import build, child, extras
 from robot_rl.checkpoint import write_bytes, write_json
+from robot_rl.expression import Expression
 from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
@@ -259,7 +260,7 @@ def design(cfg: DictConfig) -> None:
 
     def check(code: str) -> str:
         try:
-            build.tool("expression")(code, widths)
+            Expression(code, widths)
         except ValueError as error:
             return str(error)
         return ""

@@ -101,7 +101,7 @@ def _record(robot: Card, path: Path, options: CalibrateOptions) -> None:
     if camera.topic == OPEN:
         raise Refused(f"record={options.record} needs the topic of {options.camera}: topic=camera/image_raw")
     card.put_camera(path, options.camera, camera)
-    spec = build.tool("spec_file").load(path)
+    spec = build.tool("robot_class").load(path)
     build.tool("record_views")(spec, spec.cameras[options.camera], Path(options.pictures), count=options.record)
 
 

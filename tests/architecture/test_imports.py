@@ -93,7 +93,7 @@ OURS = {
         "ope",
         "parallel",
         "chunks",
-        *("child", "interrupt", "lineage", "parts", "run", "schedule", "stopwatch", "zoo"),
+        *("child", "expression", "interrupt", "lineage", "parts", "run", "schedule", "stopwatch", "zoo"),
     },
     "api": {"build", "checkpoint", "extras", "loops", "types", "verbs", "words"},
     "envs": {"api", "types"},
