@@ -187,7 +187,8 @@ class AttendedTrials:
 
     def _success(self, row: Step) -> bool:
         judge = self._session.judge
-        if "success" in row.info and self._session.options.task_reward != "labels":
+        asked = judge is not None and self._session.live is not None  # a robot's topics do not know better
+        if "success" in row.info and not asked and self._session.options.task_reward != "labels":
             return bool(row.info["success"][0])
         if judge is None:
             return False

@@ -8,10 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from robot_rl.data.hil_episode import EpisodeRules
+from robot_rl.data.mix import Mix
+from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
+from robot_rl.human.judge import Judge
+from robot_rl.human.log import HilLog
+from robot_rl.human.loop import HumanInTheLoop
+from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.human.scene import Scene
+from robot_rl.human.session import Helpers, Records
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed, build, episode
 from tests.human.test_robot_stop import Hands
@@ -200,6 +208,41 @@ def test_the_rate_is_kept_while_the_learner_works(tmp_path, seconds, while_drivi
         time.sleep(3.0)
         assert (loop.env_steps - steps) / (time.monotonic() - begun) == pytest.approx(10.0, rel=0.15)
         assert (learner.count > done + 10) is while_driving
+    finally:
+        end(hands, loop, thread)
+
+
+def test_the_classifier_ends_episodes_and_trials_of_a_robot(tmp_path):
+    """Here it sees success where the square is at 40; the robot's topics say nothing."""
+    env, hands = Seen(), Hands(Seen().io)
+    judge = Judge(lambda obs: obs["image.front"][:, 44, 44, 0] / 250.0, 0.7, in_a_row=2)
+    memory = HilMemory(env.io, 1000)
+    loop = HumanInTheLoop(
+        env, Fixed(env.io, 0.0), simulated(env, hands, takeover={"device_timeout_ms": 5000.0}),
+        Records(HilLog(tmp_path, env.io), memory, Mix({"online": (memory.views["online"], 1.0)}), EpisodeRules()),
+        options=SessionOptions(task_reward="classifier", learning_starts=1000), helpers=Helpers(judge=judge),
+    )  # fmt: skip
+    found = []
+
+    def run():
+        loop.run(10**6, lambda *_: True)
+        env.at = 8
+        found.append(AttendedTrials(loop, env, episodes=1, seed=0, stopped=lambda: False).run())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        hands.shows(lambda page: page["driver"] == "HOLD")
+        hands.press("resume")
+        hands.shows(drives)
+        env.at = 40
+        hands.shows(lambda page: page["phase"].startswith("trial") and page["driver"] == "HOLD")
+        assert loop.stats.reasons == {"success": 1}
+        hands.press("resume")
+        hands.shows(lambda page: page["phase"].startswith("trial") and page["driver"] == "POLICY")
+        env.at = 40
+        thread.join(10.0)
+        assert found[0].successes == [True]
     finally:
         end(hands, loop, thread)
 

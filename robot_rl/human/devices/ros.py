@@ -41,7 +41,7 @@ class RosOptions(BrowserOptions):
     invert: tuple[str, ...] = ()
     """joy, twist: axes of the hand that go the other way."""
     buttons: dict[str, Whole | None] = Field(default_factory=lambda: dict(PRESSES))
-    """joy: key -> number of its button, null: none."""
+    """joy: key -> number of its button, null: none; the dead-man's button is no key."""
     enable_button: Whole | None = 5
     """joy: the dead-man; null, and every other device: the topic robot_rl/deadman (std_msgs/Bool)."""
     dead_zone: Share = 0.05
@@ -145,12 +145,12 @@ class RosTeleop(BrowserTeleop):
             if kind == "joy":
                 axes, buttons = values
                 self._named = {name: axes[i] for name, i in self._o.axes.items() if i is not None and i < len(axes)}
-                known = {name: i for name, i in self._o.buttons.items() if i is not None and i < len(buttons)}
-                down = {name for name, i in known.items() if buttons[i]}
+                enable, keys = self._o.enable_button, self._o.buttons.items()  # the dead-man is no key
+                known = {name: i for name, i in keys if i is not None and i != enable}
+                down = {name for name, i in known.items() if i < len(buttons) and buttons[i]}
                 fresh, self._down = down - self._down, down
                 self._keys += [Press(name, now) for name in sorted(fresh)]
                 stop = "estop" in fresh
-                enable = self._o.enable_button
                 if enable is not None:
                     self._hold(enable < len(buttons) and bool(buttons[enable]))
             elif kind == "twist":

@@ -74,10 +74,11 @@ def test_game_pad_drives_labels_stops_and_is_lost_when_it_falls_silent(device):
 
 def test_space_mouse_is_a_joy_with_its_own_layout(device):
     layout = {"x": 0, "y": 1, "z": 2, "roll": 3, "pitch": 4, "yaw": 5}
-    node, hands = device(TOOL, topic="spacenav/joy", axes=layout, buttons={}, enable_button=0, invert=("y",))
+    node, hands = device(TOOL, topic="spacenav/joy", axes=layout, enable_button=0, invert=("y",))
     out = [node.create_publisher(Joy, "spacenav/joy", 10)]
     said = Joy(axes=[0.0, 1.0, -0.3, 0.0, 0.0, 0.0], buttons=[1, 0])
     reading = until(hands, out, [said], lambda r: r.enable)
+    assert reading.presses == ()  # button 0 is the dead-man here, and no label
     np.testing.assert_allclose(reading.value, [0.0, -1.0, -(0.3 - 0.05) / 0.95, 1.0], atol=1e-6)
 
 
