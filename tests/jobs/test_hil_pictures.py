@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from robot_rl import checkpoint
+from robot_rl.real.port import ported
+from robot_rl.verbs.robot_policy import load_robot_policy
 
 TINY = [
     "env=reach",
@@ -74,6 +76,23 @@ def test_the_checkpoint_says_what_is_seen_and_hides_the_goal(runs):
     assert sorted(io.obs) == ["image.front", "image.side", "state", "tool"]
     assert not [name for name in io.obs_names if "goal" in name]
     assert sorted(io.calibration) == ["image.front", "image.side"]
+
+
+def test_policy_from_pictures_fits_a_robot_that_tells_no_goal(runs):
+    loaded = load_robot_policy(str(runs[0]), device="cpu", threads=1, trust=False)
+    assert loaded.make_port is not None
+    joints = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
+    port = ported(loaded.make_port(joints), loaded.io, ("front", "side"))
+    loaded.io.check(port.io)
+    assert port.external == ()
+    rest, still = np.full(6, 0.1), np.zeros(6)
+    port.reset(rest, still, {})
+    pictures = {f"image.{name}": np.full((48, 64, 3), 90, np.uint8) for name in port.cameras}
+    obs = port.observe(rest, still, pictures)
+    assert obs["image.front"].shape == (1, 64, 64, 3)
+    command = port.act(loaded.policy.act(obs, deterministic=True).value)
+    assert np.isfinite(command).all()
+    assert command.shape == (6,)
 
 
 def test_frozen_encoder_runs_from_demonstrations_to_trials_and_again_from_its_folder(robot_rl_in, tmp_path):
