@@ -97,7 +97,7 @@ class LegsPlant(ModelPlant):
         self._held = None
 
     def hang(self, lift: float, sway: float) -> None:
-        """Lift the harness [m], and swing the trunk in it by `sway` [rad] to and fro every 3 s, as a hand does."""
+        """Lift the harness [m], and swing the trunk in it by `sway` [rad] there and back every 3 s, as a hand does."""
         self._lift, self._sway, self._swings_since = lift, sway, self.time
 
     def hold(self) -> None:

@@ -97,7 +97,7 @@ def _judge_gravity(q: np.ndarray, force: np.ndarray, turns_as: str) -> dict[str,
         return fine | {"gravity frame": ("wrong", text)}
     words = {
         "wxyz": "read as w, x, y, z the two agree: the driver fills the scalar in first, ROS has it last",
-        "down": "its world's z axis points down (NED); ROS's points up (ENU): let the driver turn it",
+        "down": "its world's z axis points down, and ROS's points up: let the driver turn it",
         "inverse": "its inverse agrees: the driver tells the world's orientation in the trunk's frame; let it tell "
         "that of the trunk in the world",
     }

@@ -114,9 +114,7 @@ def _page(verb: str) -> str:
     models = {"new": NewOptions, "policy": PolicyOptions, "bounds": BoundsOptions, "calibrate": CalibrateOptions}
     model = models.get(verb)
     if model is None:
-        return (
-            f"robot-rl robot new|show|safety|policy|bounds|calibrate; pages of options: {', '.join(models)}"
-        )
+        return f"robot-rl robot new|show|safety|policy|bounds|calibrate; pages of options: {', '.join(models)}"
     assert model.__doc__ is not None
     return "\n".join([model.__doc__.strip(), "", "Options:", *rows(model, "")])
 

@@ -207,6 +207,26 @@ def names(args):
     return [node.name for node in graph(args)]
 
 
+def test_a_real_robot_asks_for_a_comparison_and_a_rehearsal_does_not(arguments, tmp_path):
+    def policy(**more):
+        [node] = [node for node in graph(GraphArgs(**arguments, **more)) if node.name == "policy"]
+        return {key: node.parameters.get(key) for key in ("propose", "shadow")}
+
+    folder = str(tmp_path / "flight")
+    assert policy() == {"propose": None, "shadow": None}
+    assert policy(sim=False, flight=folder) == {"propose": False, "shadow": folder}
+    assert policy(sim=False, checked=False) == {"propose": None, "shadow": None}
+    assert policy(propose=True, flight=folder) == {"propose": True, "shadow": folder}
+    for more, words in (
+        ({"sim": False, "flight": ""}, "say checked=false to drive a real robot unchecked"),
+        ({"propose": True, "flight": ""}, "flight= is empty"),
+    ):
+        with pytest.raises(GraphError, match=words):
+            graph(GraphArgs(**arguments, **more))
+    with pytest.raises(GraphError, match="give policy_path=<run folder>"):
+        graph(GraphArgs(**{**arguments, "policy_path": ""}, propose=True))
+
+
 def test_graph_of_every_choice(arguments):
     assert names(GraphArgs(**arguments)) == ["sim_robot", "safety_supervisor", "policy"]
     assert names(GraphArgs(**{**arguments, "policy_path": ""}, sim=False)) == ["safety_supervisor"]
