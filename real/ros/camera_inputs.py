@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from rclpy.node import Node
@@ -107,7 +108,7 @@ class CameraInputs(Mapping[str, Camera]):
         return found, ""
 
 
-def _shown(message: Image | CompressedImage) -> np.ndarray | bytes:
+def _shown(message: Any) -> np.ndarray | bytes:
     """What a browser is given of a message: a JPEG stays as it is."""
     if isinstance(message, CompressedImage):
         data = bytes(message.data)

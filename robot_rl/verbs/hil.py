@@ -118,7 +118,9 @@ def _drawn(cfg: DictConfig) -> EnvMaker | None:
     """The environment as it is drawn for a person: without shadows, so that it keeps up with the loop."""
     if "render_quality" not in cfg.env:
         return None
-    return env_factory(OmegaConf.merge(cfg, {"env": {"render_quality": "fast"}}))
+    drawn = cfg.copy()
+    drawn.env.render_quality = "fast"
+    return env_factory(drawn)
 
 
 def _shows(cfg: DictConfig) -> bool:
