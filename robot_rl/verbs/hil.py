@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from functools import partial
 from typing import Any, Literal
@@ -118,7 +119,7 @@ def _drawn(cfg: DictConfig) -> EnvMaker | None:
     """The environment as it is drawn for a person: without shadows, so that it keeps up with the loop."""
     if "render_quality" not in cfg.env:
         return None
-    drawn = cfg.copy()
+    drawn = copy.deepcopy(cfg)
     drawn.env.render_quality = "fast"
     return env_factory(drawn)
 

@@ -90,7 +90,7 @@ def test_policy_from_pictures_fits_a_robot_that_tells_no_goal(runs):
     pictures = {f"image.{name}": np.full((48, 64, 3), 90, np.uint8) for name in port.cameras}
     obs = port.observe(rest, still, pictures)
     assert obs["image.front"].shape == (1, 64, 64, 3)
-    command = port.act(loaded.policy.act(obs, deterministic=True).value)
+    command = port.act(np.asarray(loaded.policy.act(obs, deterministic=True).value))
     assert np.isfinite(command).all()
     assert command.shape == (6,)
 
