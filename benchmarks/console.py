@@ -66,7 +66,9 @@ def _measure(rate: float, seconds: float, size: tuple[int, int]) -> dict[str, An
             seen[number] = time.monotonic()
         begun = time.perf_counter()
         client.drawn[tick] = time.monotonic()
-        teleop.show({"episodes": 0, "success": None, "tick": tick}, lambda _: Frame(picture, time.monotonic()))
+        teleop.show(
+            {"episodes": 0, "success": None, "tick": tick, "problem": ""}, lambda _: Frame(picture, time.monotonic())
+        )
         shown.append(1e3 * (time.perf_counter() - begun))
         tick += 1
         following += period

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from robot_rl import child
 from robot_rl.real.graph import TELEOP, GraphArgs, NodeSpec, environment, from_strings, graph
 
 CHOICES = {"teleop": TELEOP, "log_level": ("debug", "info", "warn", "error")}
@@ -94,7 +94,7 @@ def _session(args: GraphArgs, text: str) -> Any:
     from launch.actions import ExecuteProcess, Shutdown
 
     return ExecuteProcess(
-        cmd=[sys.executable, "-m", "robot_rl", *session_words(args, text)],
+        cmd=child.command("robot_rl", *session_words(args, text)),
         name="hil",
         output="screen",
         emulate_tty=True,

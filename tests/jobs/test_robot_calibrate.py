@@ -137,4 +137,4 @@ def test_help_lists_the_options_of_the_line(capsys: pytest.CaptureFixture[str]) 
     assert "square=0.035" in said
     assert "record=0" in said
     assert robot_rl("--help") == 0
-    assert "robot new | show" in capsys.readouterr().out
+    assert "robot new|show" in capsys.readouterr().out

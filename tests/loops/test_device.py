@@ -1,6 +1,5 @@
 """Loops on a device: no waits, exact resumption, true successors, bridges, and what is refused."""
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from benchmarks.point_world import PointWorld
-from robot_rl.advantage import arrays
+from robot_rl.advantage import use_backend
 from robot_rl.loops.contract import every
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
@@ -25,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from device_guard import HostSyncError, no_host_sync
 
 CPU = torch.device("cpu")
-scan = importlib.import_module("robot_rl.advantage.scan")  # the package's attribute of that name is the function
 SMALL = {"batch_size": 16, "updates": 2, "actor_delay": 2, "actor_hidden": (8,), "critic_hidden": (8,), "bins": 11}
 
 
@@ -93,22 +91,20 @@ def test_guard_finds_what_waits_for_a_device(wait):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_loop_waits_for_nothing_between_two_readings(name, monkeypatch):
+def test_loop_waits_for_nothing_between_two_readings(name):
     # CPU tensors take NumPy's way through the advantage; here they go the way of tensors on a device
-    monkeypatch.setattr(arrays, "needs_torch", lambda *values: True)
-    monkeypatch.setattr(scan, "needs_torch", lambda *values: True)
-    monkeypatch.setattr(scan, "_plain", scan._on_torch)
-    loop = LOOPS[name]()
-    loop.run(48)  # beyond the random phase, several episode ends
-    before, learner = loop.env_steps, loop.learner
-    updates = learner.updates
-    with no_host_sync():
-        if name == "ppo":
-            for _ in range(2):
-                learner.update(iter((loop.collect(),)))
-        else:
-            for _ in range(12):
-                loop.step()
+    with use_backend("torch"):
+        loop = LOOPS[name]()
+        loop.run(48)  # beyond the random phase, several episode ends
+        before, learner = loop.env_steps, loop.learner
+        updates = learner.updates
+        with no_host_sync():
+            if name == "ppo":
+                for _ in range(2):
+                    learner.update(iter((loop.collect(),)))
+            else:
+                for _ in range(12):
+                    loop.step()
     assert loop.env_steps > before
     assert learner.updates > updates
     metrics = loop.read()
