@@ -76,7 +76,7 @@ class Outside:
         self.url = re.findall(r"console: (\S+)", self.said)[0]
 
     def told(self):
-        return "" if self.page is None else self.page.text("notice")
+        return "" if self.page is None else f"{self.page.text('notice')}; problem: {self.page.text('problem')}"
 
     @property
     def said(self):
@@ -250,6 +250,7 @@ def test_a_game_pad_on_its_topic_drives_and_the_trials_are_driven_on_the_same_ro
         with chromium(tmp_path / "profile") as browser:
             hil.page = page = Page(browser, hil, hil.url)
             page.shows("driver", "HOLD")
+            hil.until(lambda: pad.out.get_subscription_count() > 0)  # what nobody hears is no press
             pad.press(7)
             page.shows("driver", "POLICY")
             pad.axes[1], pad.down = 1.0, {5}
