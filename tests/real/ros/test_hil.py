@@ -56,7 +56,7 @@ class Recorded(threading.Thread):
             pixels[y : y + 80, x : x + 80] = (20, 40, 230)
             self.out.publish(CompressedImage(format="jpeg", data=self.cv2.imencode(".jpg", pixels)[1].tobytes()))
             if self.sent % 6 == 0:  # another camera at a rate of its own
-                grey = np.full((60, 80), self.sent % 250, np.uint8)
+                grey = np.full((60, 80), 100 + self.sent % 8, np.uint8)  # lives, and always shows the same scene
                 self.side.publish(Image(height=60, width=80, encoding="mono8", step=80, data=grey.tobytes()))
             self.sent += 1
             due = max(due + 1.0 / 30.0, time.monotonic())
