@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -17,21 +15,17 @@ from robot_rl.extras import require
 
 require("rclpy")
 
-import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
-from rclpy.context import Context  # noqa: E402
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.qos import QoSCompatibility, QoSProfile, ReliabilityPolicy, qos_check_compatible  # noqa: E402
 from rclpy.serialization import deserialize_message  # noqa: E402
-from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from std_msgs.msg import String  # noqa: E402
 
 from robot_rl.real.core.recording import topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import hardware_type, qos, seconds  # noqa: E402
 from robot_rl.real.ros.message_kinds import has_header, message_class  # noqa: E402
-from robot_rl.real.ros.node_base import hardware_id  # noqa: E402
+from robot_rl.real.ros.node_base import hardware_id, node_beside  # noqa: E402
 from robot_rl.real.ros.wiggle import SPINS, Wiggle, try_timeout  # noqa: E402
 
 POLICY_SIDE = ("policy", "teleop", "robot_env", "doctor")
@@ -110,32 +104,12 @@ def examine(
     spec = robot_spec if isinstance(robot_spec, RobotSpec) else RobotSpec.load(robot_spec)
     found = Findings()
     _platform(found, timing)
-    context = Context()
-    rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
-    node = rclpy.create_node("doctor", context=context, namespace=namespace or None, enable_rosout=False)
-    executor = SingleThreadedExecutor(context=context)
-    executor.add_node(node)
-    over = threading.Event()
-
-    def spin() -> None:
-        with contextlib.suppress(ExternalShutdownException):
-            while not over.is_set():
-                executor.spin_once(timeout_sec=0.1)
-
-    thread = threading.Thread(target=spin, name=SPINS, daemon=True)
-    thread.start()
-    try:
+    with node_beside("doctor", namespace=namespace, thread=SPINS) as node:
         _listen(node, spec, namespace, listen, found)
         if wiggle and found.problems:
             found.problems.append("wiggle: nothing was moved; mend these first")
         elif wiggle:
             _try(node, spec, found)
-    finally:
-        over.set()
-        thread.join(2.0)
-        executor.shutdown(timeout_sec=0.5)
-        node.destroy_node()
-        rclpy.try_shutdown(context=context)
     return found
 
 

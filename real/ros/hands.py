@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import rclpy
 from geometry_msgs.msg import TwistStamped
-from rclpy.context import Context
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-from rclpy.node import Node
-from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState, Joy
 from std_msgs.msg import Bool
 
 from robot_rl.real.ros.io import joint_arrays, twist_array
-from robot_rl.real.ros.node_base import Health, subscribe
+from robot_rl.real.ros.node_base import Health, node_beside, subscribe
 
 TOPICS = {"joy": "joy", "twist": "robot_rl/teleop/twist", "leader": "leader/joint_states"}
 """Device -> its topic, the same as of the teleop node."""
@@ -35,9 +29,8 @@ class RosHands:
     """
 
     def __init__(self, device: str, heard: Callable[[str, Any], None], *, topic: str = "", namespace: str = "") -> None:
-        self._context = Context()
-        rclpy.init(context=self._context, signal_handler_options=SignalHandlerOptions.NO)
-        self._node = node = Node("hil_hands", context=self._context, namespace=namespace or None)
+        self._open = contextlib.ExitStack()
+        node = self._open.enter_context(node_beside("hil_hands", namespace=namespace))
         health, topic = Health(node, "hands"), topic or TOPICS[device]
         if device == "joy":
             told = lambda m: heard("joy", (list(m.axes), list(m.buttons)))  # noqa: E731
@@ -47,26 +40,10 @@ class RosHands:
         else:
             subscribe(node, JointState, topic, lambda m: heard("leader", _positions(m)), "state", health)
         subscribe(node, Bool, "robot_rl/deadman", lambda m: heard("deadman", bool(m.data)), "event", health)
-        self._over = threading.Event()
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(node)
-        self._thread = threading.Thread(target=self._spin, name="hands", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """End node and thread."""
-        self._over.set()
-        self._thread.join(1.0)
-        with contextlib.suppress(Exception):
-            self._executor.shutdown(timeout_sec=0.5)
-        with contextlib.suppress(Exception):
-            self._node.destroy_node()
-        rclpy.try_shutdown(context=self._context)
-
-    def _spin(self) -> None:
-        with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
-            while not self._over.is_set():
-                self._executor.spin_once(timeout_sec=0.1)
+        self._open.close()
 
 
 def _positions(message: JointState) -> dict[str, float]:

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue  # noqa: E402
 from rclpy.clock import Clock  # noqa: E402
 from rclpy.clock_type import ClockType  # noqa: E402
+from rclpy.context import Context  # noqa: E402
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks  # noqa: E402
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
@@ -453,3 +454,36 @@ def _spin(executor: SingleThreadedExecutor, over: threading.Event, survive: Call
                 if survive is None:
                     raise
                 survive(error)
+
+
+@contextlib.contextmanager
+def node_beside(name: str, *, namespace: str = "", thread: str = "") -> Iterator[Node]:
+    """A node in a context of its own, whose callbacks run in a thread until the block ends.
+
+    Args:
+        name: of the node.
+        namespace: of the node.
+        thread: its name; left out = the node's.
+    """
+    context = Context()
+    rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+    node = rclpy.create_node(name, context=context, namespace=namespace or None, enable_rosout=False)
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+    over = threading.Event()
+
+    def spin() -> None:
+        with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
+            while not over.is_set():
+                executor.spin_once(timeout_sec=0.1)
+
+    spinner = threading.Thread(target=spin, name=thread or name, daemon=True)
+    spinner.start()
+    try:
+        yield node
+    finally:
+        over.set()
+        spinner.join(2.0)
+        executor.shutdown(timeout_sec=0.5)
+        node.destroy_node()
+        rclpy.try_shutdown(context=context)

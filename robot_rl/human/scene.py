@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
+from robot_rl.data.atomic import write_bytes
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import Pilot
 
@@ -94,8 +96,9 @@ class Scene:
         screen = None if pilot.human is None else pilot.human.newest()
         if screen is not None:
             self._start[SCREEN] = np.frombuffer(screen, np.uint8)
-        with self._path.open("wb") as file:
-            np.savez(file, **self._start)  # pyright: ignore[reportArgumentType]
+        packed = BytesIO()
+        np.savez(packed, **self._start)  # pyright: ignore[reportArgumentType]
+        write_bytes(self._path, packed.getvalue())  # whole or not at all: it is read when the session is resumed
         self._show(pilot)
 
     def _show(self, pilot: Pilot) -> None:

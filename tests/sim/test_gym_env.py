@@ -1,4 +1,5 @@
 import sys
+from functools import cached_property
 from typing import Any, cast
 
 import gymnasium as gym
@@ -7,7 +8,7 @@ import pytest
 from gymnasium import spaces
 from omegaconf import OmegaConf
 
-from robot_rl.sim import crash, gym_copies
+from robot_rl.sim import crash, gym_copies, gym_state
 from robot_rl.sim.gym_env import make, seeds
 from robot_rl.verbs.compose import compose_verb
 
@@ -293,6 +294,33 @@ def test_render_gives_frames():
 
 
 ROBOTICS = ["FetchReach-v4", "FetchPickAndPlace-v4", "HandReach-v3", "HandManipulateBlock-v1", "FrankaKitchen-v1"]
+
+
+class Remembers(gym.Env):
+    """Observes twice its seed, which it computes once an episode and keeps, as Meta-World keeps bounds of its goal."""
+
+    observation_space, action_space = spaces.Box(-1e9, 1e9, (1,), np.float64), spaces.Box(-1.0, 1.0, (1,), np.float64)
+    start = 0.0
+
+    @cached_property
+    def twice(self):
+        return spaces.Box(2.0 * self.start, 2.0 * self.start, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.start = float(seed or 0)
+        vars(self).pop("twice", None)
+        return self.twice.low, {}
+
+
+def test_what_an_environment_keeps_of_its_state_is_made_anew_when_it_is_restored():
+    one, other = Remembers(), Remembers()
+    assert one.reset(seed=3)[0] == 6.0
+    assert other.reset(seed=5)[0] == 10.0
+    state = gym_state.save(one, gym_state.nominal_model(one))
+    assert state is not None
+    gym_state.load(other, gym_state.nominal_model(other), state)
+    assert other.start == 3.0
+    assert other.twice.low == 6.0
 
 
 FOREIGN = {
