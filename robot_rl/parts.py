@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from robot_rl import checkpoint, parallel
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.types import IOSpec, Seen, Stateful
+from robot_rl.types import IOSpec, Seen, StateDict, Stateful
 
 BEST = "best"  # name of the checkpoint with the best evaluation so far: policy and learner, nothing to resume from
 
@@ -29,7 +29,7 @@ class Stored(Protocol):
 class Saved(Protocol):
     """What is saved here and loaded elsewhere."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Tensors."""
         ...
 

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.types import EnvParts, IOSpec
+from robot_rl.types import EnvParts, IOSpec, StateDict
 
 State = dict[str, np.ndarray]
 Reward = np.ndarray | dict[str, np.ndarray]
@@ -147,12 +147,12 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         """A picture of every row."""
         return tuple(self.world.picture(self.state, i) for i in range(self.num_envs))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Arrays, ticks, and where the stream of episodes stands."""
         state = {f"state.{key}": value.copy() for key, value in self.state.items()}
         return {**state, "tick": self._tick.copy(), "seed": self._start_seed, "episode": self._episode.copy()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.state = {key: np.array(state[f"state.{key}"]) for key in self.state}
         self._tick, self._episode = np.array(state["tick"]), np.array(state["episode"])

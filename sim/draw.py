@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+
+from robot_rl.types import StateDict
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -85,7 +86,7 @@ class Streams:
         """Copies of keys and counters."""
         return {"key": self.key.copy(), "counter": self.counter.copy()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue where the saved streams were."""
         self.key[:] = np.asarray(state["key"], np.uint64)
         self.counter[:] = np.asarray(state["counter"], np.uint64)

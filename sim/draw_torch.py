@@ -16,6 +16,7 @@ from torch import Tensor
 
 from robot_rl.sim import draw
 from robot_rl.sim.arrays import constant
+from robot_rl.types import StateDict
 
 
 def _signed(value: Any) -> int:
@@ -75,14 +76,14 @@ class TorchStreams:
         self.counter += count * mask
         return _mix(position)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Copies of keys and counters, as `sim.draw.Streams` saves them."""
         return {
             "key": self.key.cpu().numpy().view("uint64").copy(),
             "counter": self.counter.cpu().numpy().view("uint64").copy(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue where the saved streams were."""
         self._host.load_state_dict(state)
         self.key.copy_(torch.from_numpy(self._host.key.view("int64")))

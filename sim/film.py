@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.types import StateDict
+
 
 class Film:
     """The newest picture of each camera and environment.
@@ -62,7 +64,7 @@ class Film:
         """What is held, where it cannot be drawn again."""
         return {f"film.{key}": value.copy() for key, value in self._held.items()} if self._every > 1 else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> dict[str, np.ndarray]:
+    def load_state_dict(self, state: StateDict) -> dict[str, np.ndarray]:
         """Go on with what was held; returns it as `take` does, empty where everything is drawn anew anyway."""
         for key in self._held:
             if f"film.{key}" in state:

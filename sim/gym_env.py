@@ -29,7 +29,7 @@ from robot_rl.sim import crash, gym_copies, interface
 from robot_rl.sim.gym_copies import Copies
 from robot_rl.sim.gym_goals import gym_goals
 from robot_rl.sim.interface import checked
-from robot_rl.types import EnvParts, IOSpec, Obs, action_of, choice_of
+from robot_rl.types import EnvParts, IOSpec, Obs, StateDict, action_of, choice_of
 from robot_rl.types.data import all_finite
 from robot_rl.types.options import Count, Positive, Whole
 
@@ -254,7 +254,7 @@ class GymVectorEnv(VectorEnv):
             return None
         return tuple(frame for frames in self._each(Copies.frames) for frame in frames)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Arrays and texts from which `load_state_dict` continues.
 
         Exact for MuJoCo environments and for those whose attributes are plain data (classic control). Others cannot be
@@ -272,7 +272,7 @@ class GymVectorEnv(VectorEnv):
             out |= {f"env{i}.{key}": value for key, value in (state or {}).items()}
         return out
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue as the saved environment would have; see `state_dict` for where that is exact.
 
         Raises:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from robot_rl.extras import require_foreign
 from robot_rl.sim import interface
-from robot_rl.types import EnvParts, IOSpec, Obs
+from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
 from robot_rl.types.options import Positive
 
 _APPS: list[Any] = []
@@ -202,11 +202,11 @@ class IsaacLabVectorEnv(VectorEnv):
             raise RuntimeError("observe() before the first reset(); call reset() once")
         return {"state": self._last}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Nothing but a note: Isaac Lab's state cannot be saved, a resumed run begins new episodes."""
         return {"exact": False, "started": self._last is not None, "num_envs": self.num_envs}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Begin new episodes where the saved environment was in the middle of some.
 
         Raises:

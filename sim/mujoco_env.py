@@ -26,7 +26,7 @@ from robot_rl.sim.randomize import Randomize, Randomizer
 from robot_rl.sim.scene import Sensors, check_markers, check_scene
 from robot_rl.sim.view_rows import flags, pay, select
 from robot_rl.sim.world import Reset, View, World, parts_of
-from robot_rl.types import EnvParts, IOSpec, Obs
+from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
 from robot_rl.types.data import all_finite
 
 DEFAULTS = EngineOptions()
@@ -288,7 +288,7 @@ class MujocoVectorEnv(VectorEnv):
         self.physics.close()
         self._painters.close()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that the next steps depend on, as arrays and texts; `load_state_dict` continues bit for bit."""
         view, physics = self._view, self.physics
         out: dict[str, Any] = {
@@ -304,7 +304,7 @@ class MujocoVectorEnv(VectorEnv):
         out |= {f"random.{key}": value for key, value in self._random.state_dict().items()}
         return out
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly as the saved environment would have.
 
         Raises:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator
 
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.world import Draw
+from robot_rl.types import StateDict
 from robot_rl.types.options import Bound, Interval, Options
 
 SCALED = ("mass", "friction", "damping", "gain")
@@ -190,7 +191,7 @@ class Randomizer:
             out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
         return out
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict` of the same options.
 
         Raises:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robot_rl.sim.draw_torch import TorchStreams
 from robot_rl.sim.randomize import Randomize
+from robot_rl.types import StateDict
 
 
 class TorchRandomizer:
@@ -98,7 +99,7 @@ class TorchRandomizer:
             return state
         return state + self._streams[1].draw(mask).normal(state.shape[1], std=self._noise)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All of it, as NumPy arrays."""
         out: dict[str, Any] = {
             name: value.cpu().numpy().copy()
@@ -109,7 +110,7 @@ class TorchRandomizer:
             out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
         return out
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict` of the same options.
 
         Raises:

@@ -21,7 +21,7 @@ from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.world import World
-from robot_rl.types import EnvParts, IOSpec, Obs
+from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
 
 DEFAULTS = TensorOptions()
 
@@ -194,7 +194,7 @@ class TensorVectorEnv(VectorEnv):
             self._renderer.close()
             self._renderer = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that the next steps depend on, as NumPy arrays; `load_state_dict` continues from there."""
         episodes = self.episodes
         out: dict[str, Any] = {key: _numpy(value).copy() for key, value in self._kept().items()}
@@ -204,7 +204,7 @@ class TensorVectorEnv(VectorEnv):
         out |= {f"random.{key}": value for key, value in episodes.random.state_dict().items()}
         return out
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue as the saved environment would have.
 
         Raises:

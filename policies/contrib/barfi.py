@@ -18,7 +18,7 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout, StateDict
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 _LOG_TAU = math.log(2 * math.pi)
@@ -309,10 +309,10 @@ class _Blend:
         self.phi[1:2].clamp_(min=0.0)
         return phi.norm()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"params": self._params.state_dict(), "moments": self._moments.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         self._params.load_state_dict(state["params"])
         self._moments.load_state_dict(state["moments"])
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.net import Leaves
+from robot_rl.types import StateDict
 
 _R_MAX, _D_MAX = 3.0, 5.0
 _EPS = 1e-3
@@ -116,13 +115,13 @@ class RenormCritic(Leaves):
         """Adam, with the gradients that the backward pass wrote."""
         self.params.adam(self.lr() if callable(self.lr) else self.lr, beta1=self._beta1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, Adam's moments and running moments."""
         moments = {f"mean{i}": x.clone() for i, x in enumerate(self.mean)}
         moments |= {f"square{i}": x.clone() for i, x in enumerate(self.square)}
         return {**super().state_dict(), **moments, "passes": self.passes.clone()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         super().load_state_dict(state)
         for name, moments in (("mean", self.mean), ("square", self.square)):

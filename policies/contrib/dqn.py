@@ -13,7 +13,7 @@ from torch.nn.functional import smooth_l1_loss
 from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import Net, mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, Transitions, action_of, choice_of
+from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, StateDict, Transitions, action_of, choice_of
 from robot_rl.types.options import Count, Rate, Share
 
 
@@ -72,13 +72,13 @@ class GreedyPolicy:
         value = action_of(chosen[:, None].float(), q.shape[-1])
         return Action(value.cpu().numpy() if isinstance(obs["state"], np.ndarray) else value)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments, generator and how often it has acted."""
         state = {"critic": self._critic.params.flat.detach().clone(), "generator": self._generator.get_state()}
         state["acted"] = torch.tensor(self._acted)
         return state | ({} if self._norm is None else {"normalizer": self._norm.state_dict()})
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

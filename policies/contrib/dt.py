@@ -18,7 +18,7 @@ from robot_rl.policies.nets.module_step import DrawnDropout, ModuleStep, load_mo
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
@@ -330,11 +330,11 @@ class ReturnPolicy:
             own = torch.as_tensor(reward).to(self._device, torch.float32)
             self._owed = self._owed - (own * self.returns.reward_scale + self.returns.reward_bias)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments and the returns; what was seen is not kept."""
         return {"net": module_state(self.net), "norm": self.norm.state_dict(), "returns": self.returns.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

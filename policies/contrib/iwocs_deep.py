@@ -11,7 +11,7 @@ from torch import Tensor
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Part
 
 RETEST = ("step", "episode")
@@ -208,11 +208,11 @@ class Expert(SoftActorCritic[ExpertOptions]):
         self.model.load_state_dict(state["model"])
         self.radius = float(state["radius"])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """SAC's, and the parts of the search."""
         return {**super().state_dict(), **self.kept(), "plain_target": self.plain_target.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         super().load_state_dict(state)
         self.take(state)
@@ -324,11 +324,11 @@ class IwocsPolicy:
         action = [torch.as_tensor(e.policy.act({"state": state}, deterministic=True).value) for e in self.experts]
         return torch.stack([e.value(state, a) for e, a in zip(self.experts, action)]).amin(0)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Experts and default policy; tensors and plain values only."""
         return {"default": self.default.state_dict(), "experts": [expert.kept() for expert in self.experts]}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

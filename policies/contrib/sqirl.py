@@ -17,7 +17,7 @@ from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout, StateDict
 from robot_rl.types.options import Count, Positive, Rate, Whole
 
 _MOST = 4096  # candidate actions
@@ -191,12 +191,12 @@ class _Progress:
         self.fixed[self.decision].copy_(flat.detach())
         self.decision, self.count, self.rows = self.decision + 1, 0, {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Copies."""
         rows = {name: x.clone() for name, x in self.rows.items()}
         return {"decision": self.decision, "count": self.count, "fixed": self.fixed.clone(), "rows": rows}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Take over.
 
         Raises:
@@ -262,7 +262,7 @@ class SqirlPolicy:
             out = {name: torch.as_tensor(x, device=given.device) for name, x in out.items()}
         return Action(value, logp, out)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Fixed decisions, moments of the states, and the generator; decisions under way are not kept."""
         own = self._learner
         return {
@@ -272,7 +272,7 @@ class SqirlPolicy:
             "generator": self._generator.get_state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Options, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Options, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share
 
 
@@ -280,11 +280,11 @@ class Tdmpc2Policy(ModulePolicy):
         elif len(self._plan):
             self._plan[torch.as_tensor(rows, device=self._device)] = 0.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, generator and the plans under way."""
         return {**super().state_dict(), "plan": self._plan.clone()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         super().load_state_dict(state)
         self._plan = state["plan"].to(self._device).clone()

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Options, OuterLearner, PolicyParts, Transitions
+from robot_rl.types import (
+    Action,
+    IOSpec,
+    Metrics,
+    Needs,
+    Obs,
+    Options,
+    OuterLearner,
+    PolicyParts,
+    StateDict,
+    Transitions,
+)
 from robot_rl.types.frames import Frames
 
 
@@ -118,11 +129,11 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         """(E, B) values of actions in what the policy has just looked at; for advice."""
         return self.learner.values({"state": self.policy.features}, action)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Of both."""
         return {"method": self.learner.state_dict(), "encoder": self.encoder.state_dict(), "updates": self.updates}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place; frames that another fit encoded are encoded again before they are learned from."""
         self.learner.load_state_dict(state["method"])
         self.encoder.load_state_dict(state["encoder"])
@@ -180,11 +191,11 @@ class EncodedPolicy:
         sight, self._trail = self._encoder.look(obs, self._trail)
         return sight
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Of the encoder and of the method's policy: tensors only."""
         return {"encoder": self._encoder.state_dict()["nets"], "method": self._policy.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self._encoder.load_weights(state["encoder"])
         self._policy.load_state_dict(state["method"])

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.encoders.frozen_nets import EfficientNetLite0, Maps, open_folder
-from robot_rl.types import IOSpec, Metrics, Options
+from robot_rl.types import IOSpec, Metrics, Options, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Count, Whole
 
@@ -162,14 +162,14 @@ class Frozen:
             frames.write(run.first, torch.cat(rows).cpu().numpy())
         frames.encoded, frames.unseen = self.fits, False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Directions and count; the network is that of its package or folder."""
         return {
             "nets": {"mean": self._mean.clone(), "basis": self._basis.clone(), "mark": self._mark()},
             "fits": self.fits,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self.load_weights(state["nets"])
         self.fits = int(state["fits"])

@@ -15,7 +15,7 @@ from torch.nn.functional import smooth_l1_loss
 from robot_rl.policies.encoders.selftrained_geometry import project, triangulate
 from robot_rl.policies.encoders.selftrained_heat import HeatMaps, disturb, find_points, heat_loss
 from robot_rl.policies.encoders.selftrained_labels import Places
-from robot_rl.types import IOSpec, Metrics, Options
+from robot_rl.types import IOSpec, Metrics, Options, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
@@ -314,12 +314,12 @@ class SelfTrained:
         far = (found - places[some]).norm(dim=-1)[known[some] > 0.0]
         return float(far.median()) * 1e3
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, generator and count."""
         weights = {key: value.detach().clone() for key, value in self._nets.state_dict().items()}
         return {"nets": weights, "generator": self._generator.get_state(), "fits": self.fits}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self.load_weights(state["nets"])
         self._generator.set_state(state["generator"].cpu())

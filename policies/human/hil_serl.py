@@ -16,7 +16,7 @@ from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
-from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Number, Positive
 
 CHOICES = (-1.0, 0.0, 1.0)
@@ -168,12 +168,12 @@ class HilSerlPolicy:
         """As the arm's policy."""
         self._arm.follow_encoder(params)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights of the arm's policy and of the grasp critic."""
         held = torch.from_numpy(self._held.copy())
         return {**self._arm.state_dict(), "held": held, "grasp": self._params.flat.detach().clone()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self._held = np.array(state["held"], np.float32)
         with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import step
 from robot_rl.policies.nets.rows import valid_rows
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
-from robot_rl.types import Metrics, Obs, Transitions
+from robot_rl.types import Metrics, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 Updates = Annotated[int, Field(ge=0)]
@@ -181,11 +181,11 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
         theirs, ours = (self.head.value(self.target(state, action)).mean(0) for action in (human, own))
         return (theirs > ours).to(state.dtype)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """As SAC's, and whether there is a clone."""
         return {**super().state_dict(), "cloned": self.cloned}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         super().load_state_dict(state)
         self.cloned = bool(state["cloned"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.policies.human.relative_frame_start import StartFrame
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, OuterLearner, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, OuterLearner, PolicyParts, StateDict, Transitions
 
 
 class RelativeFrameOptions(Options):
@@ -73,11 +73,11 @@ class RelativeFrame(OuterLearner[RelativeFrameOptions, Transitions]):
             action=self.frame.from_base(batch.action, state),
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The method's."""
         return self.learner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """The method's."""
         self.learner.load_state_dict(state)
 
@@ -117,10 +117,10 @@ class RelativePolicy:
         if tell is not None and self._state is not None:
             tell(self._frame.from_base(np.asarray(action), np.asarray(self._state)))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The method's policy."""
         return self._policy.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """The method's policy."""
         self._policy.load_state_dict(state)

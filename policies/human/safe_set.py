@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions, mlp
 from robot_rl.policies.nets.imitation import human_rows
-from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Whole
 
 
@@ -121,7 +121,7 @@ class SafeExploration(OuterLearner[SafeExplorationOptions, Transitions]):
         """(E, B) of the method's critics."""
         return self.learner.values(obs, action)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The method's, and everything of the set."""
         return {
             "method": self.learner.state_dict(),
@@ -132,7 +132,7 @@ class SafeExploration(OuterLearner[SafeExplorationOptions, Transitions]):
             "metrics": dict(self._metrics),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue exactly."""
         self.learner.load_state_dict(state["method"])
         self._clone_optimiser.load_state_dict(state["clone_optimiser"])
@@ -221,7 +221,7 @@ class SafePolicy:
         asked = max(self._counts["asked"], 1)
         return {f"safe/{name}": self._counts[name] / asked for name in ("replaced", "fallback")}
 
-    def set_state(self) -> dict[str, Any]:
+    def set_state(self) -> StateDict:
         """Set, model, clone and counters."""
         return {
             "safe": self._safe.state_dict(),
@@ -229,17 +229,17 @@ class SafePolicy:
             "counts": dict(self._counts),
         }
 
-    def load_set_state(self, state: dict[str, Any]) -> None:
+    def load_set_state(self, state: StateDict) -> None:
         """Copy in place."""
         self._safe.load_state_dict(state["safe"])
         self._clone.load_state_dict(state["clone"])
         self._counts = {name: int(count) for name, count in state["counts"].items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The method's policy, and the set."""
         return {"policy": self._policy.state_dict(), **self.set_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self._policy.load_state_dict(state["policy"])
         self.load_set_state(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field, field_validator
@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.imitation import human_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Options, Transitions
+from robot_rl.types import Options, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Rate
 
 
@@ -158,7 +158,7 @@ class SafeSet:
         """States (..., S) in standard deviations of the demonstrated ones."""
         return self._norm(state).clamp(-10.0, 10.0)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Everything; the generator belongs to the owner."""
         return {
             "net": copy.deepcopy(self.net.state_dict()),
@@ -168,7 +168,7 @@ class SafeSet:
             "model": self.model.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly."""
         self.net.load_state_dict(state["net"])
         self._slow.load_state_dict(state["slow"])

@@ -27,7 +27,7 @@ from robot_rl.policies.language.agent_model import LanguageModel, Tokenizer, loc
 from robot_rl.policies.language.agent_policy import LanguagePolicy
 from robot_rl.policies.language.agent_rollout import Dialogue, expert_dialogues, play, to_batch, token_logp
 from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
-from robot_rl.types import IOSpec, Metrics, Options, OwnLoop
+from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StateDict
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 BETAS = (0.9, 0.95)
@@ -322,7 +322,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
         optimiser.step()
         return float(found)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, optimiser, generators, counters and the state of stateful estimators."""
         if self._env is None:
             return dict(self._saved or {})
@@ -337,7 +337,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
             "warmed": self.warmed,
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Inverse of `state_dict`; before `attach` it is kept until then."""
         self.env_steps, self.warmed = int(state["env_steps"]), bool(state["warmed"])
         self._updates = int(state.get("updates", self.o.lr_warmup))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from robot_rl.policies.language.agent_model import Conversation, LanguageModel, Tokenizer
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 Build = Callable[[tuple[str, ...]], tuple[LanguageModel, Tokenizer]]
 
@@ -93,7 +92,7 @@ class LanguagePolicy:
         words = torch.tensor(list("\n".join(self._words).encode()), dtype=torch.uint8)
         return {"words": words, **{f"model.{name}": x for name, x in self._model.state_dict().items()}}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Inverse of `state_dict`; a policy without a model makes one over the saved words."""
         if self._model is None:
             words = tuple(bytes(torch.as_tensor(state["words"]).tolist()).decode().split("\n"))

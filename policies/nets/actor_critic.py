@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.advantage.backends import backend
+from robot_rl.types import StateDict
 
 ACTIVATIONS = ("tanh", "relu", "elu")
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -281,11 +282,11 @@ class Adam:
         self._params.sub_(self._first / root * (rate * share))
         return norm
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Moments and step count."""
         return {"first": self._first.clone(), "second": self._second.clone(), "count": self._count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self._first.copy_(state["first"])
         self._second.copy_(state["second"])

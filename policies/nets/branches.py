@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from robot_rl.types import Transitions
+from robot_rl.types import StateDict, Transitions
 
 Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
 """(state (B, n), action (B, A)) -> next_state, reward (B,), aleatoric (B,), disagreement (B,)."""
@@ -157,11 +156,11 @@ class Branches:
                 mask=~no,
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The rows and where the next goes."""
         return {"rows": self.rows[: len(self)].clone(), "count": self.count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue with the saved rows."""
         self.count = int(state["count"])
         self.rows[: len(state["rows"])] = state["rows"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -13,7 +13,7 @@ from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.value_heads import hl_gauss_head
-from robot_rl.types import Options
+from robot_rl.types import Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Support
 
 AUTO_RANGE = 5.0
@@ -208,11 +208,11 @@ class DeviceCritic:
         """() mean mass of targets in the two end bins: above 0.05 for long, the support is too narrow."""
         return (target[:, 0] + target[:, -1]).mean()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Parameters, moments and averaged parameters."""
         return {"online": self.params.state_dict(), "target": self.target.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self.params.load_state_dict(state["online"])
         self.target.load_state_dict(state["target"])

@@ -33,7 +33,7 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Batches, IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, Transitions
+from robot_rl.types import Batches, IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative
 
 CPU_ROWS = 256
@@ -285,7 +285,7 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
             self._latest["train/reward_scale"] = float(self.reward_scale.scale)
         return dict(self._latest)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, averages, moments, optimisers, generators, counters: tensors and numbers."""
         return {
             **{name: part.state_dict() for name, part in self._parts.items() if part is not None},
@@ -293,7 +293,7 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
             "updates": self.updates,
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

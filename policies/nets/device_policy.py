@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from robot_rl.policies.nets.device_mlp import Tower, frozen
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 Rule = Callable[[Tensor, "Tensor | None"], Tensor]
 """(B, O) output of the tower and (B, A) standard normal noise, or None for the most likely action -> (B, A) action."""
@@ -81,15 +80,15 @@ class DevicePolicy:
         """(rows, A) standard normal."""
         return torch.randn(rows, self.io.action_dim, generator=self._generator, device=self._device)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, normaliser and noise generator: tensors only."""
-        state: dict[str, Any] = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
+        state: StateDict = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
         if self._normalizer is not None:
             state["normalizer"] = self._normalizer.state_dict()
         return state
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place. A generator saved on another kind of device is left as it is.
 
         Raises:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from robot_rl.policies.nets.net import Net, NetShape, mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.types import StateDict
 
 _DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
 """Of the squared weights, first layer to last; with fewer layers the last one keeps its own."""
@@ -148,12 +147,12 @@ class Dynamics:
         spread = (elite - elite.mean(0)).norm(dim=-1).amax(0)
         return state + delta[:, :-1], delta[:, -1], std.norm(dim=-1).amax(0), spread
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, those that were best, moments and the ranking of the members."""
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         return {**parts, "order": self.order.clone(), "best": self.best.clone()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])

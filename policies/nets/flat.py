@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from robot_rl.types import StateDict
 
 _ALIGN = 16  # floats: every view starts on a 64-byte line
 
@@ -98,7 +99,7 @@ class FlatParams:
         """Move towards `source`: flat <- (1 - tau) * flat + tau * source (Polyak averaging of a target network)."""
         self.flat.lerp_(source.flat, tau)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Copies of parameters and, when trainable, of moments and step count."""
         state = {"flat": self.flat.detach().clone()}
         if self.trainable:
@@ -106,7 +107,7 @@ class FlatParams:
         return state
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place, so that every view and every sharer sees the loaded values.
 
         Raises:

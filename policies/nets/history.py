@@ -12,7 +12,7 @@ from torch import Tensor
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.net import Leaves, Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 
 class HistoryEncoder(Leaves):
@@ -153,9 +153,9 @@ class HistoryPolicy:
         self.memory.took(action)
         return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, normaliser and noise generator; what was seen is not kept."""
-        state: dict[str, Any] = {
+        state: StateDict = {
             "encoder": self._encoder.params.flat.detach().clone(),
             "actor": self._actor.params.flat.detach().clone(),
             "generator": self._generator.get_state(),
@@ -165,7 +165,7 @@ class HistoryPolicy:
         return state
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -19,7 +19,7 @@ from robot_rl.policies.nets.net import Draw, Leaves, Net, NetShape
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size, valid_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
-from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Options, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Options, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Rate, Whole
 
 
@@ -133,11 +133,11 @@ class StateLearner(Learner[P_co, Data_contra]):
             {name: value.detach().float().mean() for name, value in values.items()} if due else None
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Networks, optimisers, generators and counters: tensors and numbers."""
         return self.state.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

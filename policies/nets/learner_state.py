@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robot_rl.types import Metrics, Stateful
+from robot_rl.types import Metrics, StateDict, Stateful
 
 
 class LearnerState:
@@ -80,7 +80,7 @@ class LearnerState:
             self._metrics = {f"train/{name}": value for name, value in values.items()}
         return dict(self._metrics)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All parts, counters and the latest metrics: tensors and numbers."""
         return {
             **{name: _state(part) for name, part in self._parts.items()},
@@ -89,7 +89,7 @@ class LearnerState:
             "metrics": dict(self._metrics),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place.
 
         Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts, StateDict
 
 
 class MeanPolicy:
@@ -128,14 +128,14 @@ class MeanPolicy:
         z = (action - self.mean(torch.as_tensor(obs["state"]).to(self._device, torch.float32))) / std
         return (-0.5 * z.square() - std.log() - 0.9189385332046727).sum(-1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, normaliser and noise generator: tensors only."""
-        state: dict[str, Any] = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
+        state: StateDict = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
         if self._normalizer is not None:
             state["normalizer"] = self._normalizer.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

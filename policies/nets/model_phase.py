@@ -12,7 +12,7 @@ from torch import Tensor
 from robot_rl.policies.nets.branches import Branches, Doubt, Model
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.learner import LogLearner, LogOptions
-from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Policy, Transitions
+from robot_rl.types import IOSpec, LogFacts, Metrics, Obs, Policy, StateDict, Transitions
 from robot_rl.types.options import Count, Rate, Share, Whole
 
 _VALIDATE_EVERY, _PATIENCE = 250, 5
@@ -166,7 +166,7 @@ class ModelPhase:
         own: dict[str, Any] = {"phase": self, "branches": self.branches}
         return own if self.dynamics is None else {**own, "model": self.dynamics}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Counters and held-out rows."""
         held = {str(i): {str(j): part for j, part in enumerate(row)} for i, row in enumerate(self._held)}
         return {
@@ -175,7 +175,7 @@ class ModelPhase:
             "latest": dict(self.latest),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue where the saved phase was."""
         self._steps, self._stale, self._since, terminal, ready = (int(x) for x in state["counts"])
         self._terminal, self.ready = bool(terminal), bool(ready)

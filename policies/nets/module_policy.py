@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from robot_rl.policies.nets.module_step import load_module, module_state
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import PolicyParts
+from robot_rl.types import PolicyParts, StateDict
 
 
 class ModulePolicy:
@@ -29,13 +27,13 @@ class ModulePolicy:
     ) -> None:
         self._kept, self._generator = (name, module, norm), generator
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments and generator."""
         name, module, norm = self._kept
         moments = {} if norm is None else {"normalizer": norm.state_dict()}
         return {name: module_state(module), **moments, "generator": self._generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from robot_rl.types import StateDict
 
 
 class ModuleStep:
@@ -59,7 +60,7 @@ class ModuleStep:
         self._optimiser.step()
         return norm
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Copies of weights, moments and the counter."""
         return {
             "module": module_state(self.module),
@@ -67,7 +68,7 @@ class ModuleStep:
             "steps": self._steps,
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:
@@ -99,11 +100,11 @@ class SlowCopy:
         for mine, theirs in zip(self.module.parameters(), self._source.parameters()):
             mine.lerp_(theirs, tau)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Copies of the weights."""
         return module_state(self.module)
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

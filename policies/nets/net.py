@@ -16,6 +16,7 @@ from torch import Tensor
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.kernels.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.mlp import Dropout, Mlp, MlpShape, build_mlp
+from robot_rl.types import StateDict
 
 Rate = float | Callable[[], float]
 Draw = Callable[[MlpShape, FlatParams, torch.Generator], None]
@@ -129,11 +130,11 @@ class Leaves:
         lr = self.lr
         self.lr = (lambda: 0.5 * lr()) if callable(lr) else 0.5 * lr
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Values, and Adam's moments of what learns."""
         return self.params.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self.params.load_state_dict(state)
 
@@ -355,7 +356,7 @@ class Net(Leaves):
         self.params.blend(source.params, tau)
         self.kernel.refresh()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         super().load_state_dict(state)
         self.kernel.refresh()

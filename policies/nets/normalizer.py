@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
+
+from robot_rl.types import StateDict
 
 
 class RunningNorm:
@@ -94,11 +94,11 @@ class FixedNorm:
         """Shift and scale as arrays that share this object's memory (CPU only)."""
         return self.shift.numpy(), self.scale.numpy()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Copies of shift and scale."""
         return {"shift": self.shift.clone(), "scale": self.scale.clone()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self.shift.copy_(state["shift"])
         self.scale.copy_(state["scale"])

@@ -13,7 +13,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts, StateDict
 
 
 class SquashedGaussianPolicy:
@@ -164,16 +164,16 @@ class SquashedGaussianPolicy:
                 for name in self._encoder.names:
                     self._encoder.params.view[name].copy_(params.view[name])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, normaliser and noise generator: tensors only."""
-        state: dict[str, Any] = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
+        state: StateDict = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
         if self._encoder is not None:
             state["encoder"] = self._encoder.params.flat.clone()
         if self._normalizer is not None:
             state["normalizer"] = self._normalizer.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place.
 
         Raises:

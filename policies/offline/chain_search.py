@@ -25,7 +25,7 @@ from robot_rl.policies.offline.chain_search_parts.trials import (
     lowest_rest,
     worth,
 )
-from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, Options, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Part, Positive, Share, Whole
 
 Several = Annotated[int, Field(ge=2)]
@@ -381,11 +381,11 @@ class ChainSearch(Learner[ChainSearchOptions, Transitions]):
             "searches": float(self._task["searches"]),
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Windows, models, search, policy, generator and counters: tensors and numbers."""
         return self._state.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:
@@ -412,7 +412,7 @@ class _Work:
     def __init__(self, learner: ChainSearch) -> None:
         self._of = learner
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         of = self._of
         search = of._search
         return {
@@ -423,7 +423,7 @@ class _Work:
             "search": {} if search is None else search.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         of = self._of
         of._log, of._fits, of._search, of._task = None, [], None, dict(state["task"])
         if not state["fits"]:

@@ -15,7 +15,7 @@ from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Number, Rate, Share, Whole
 
 
@@ -71,11 +71,11 @@ class GoalPolicy:
             state[..., self._desired] = 0.0
         return torch.cat([state, goal], -1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, normaliser and noise generator; the goal is configuration."""
         return self._inner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self._inner.load_state_dict(state)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -15,7 +15,7 @@ from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.estimator import Estimator, EstimatorOptions
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.rows import split
-from robot_rl.types import IOSpec, LogFacts, Metrics, Policy, Transitions
+from robot_rl.types import IOSpec, LogFacts, Metrics, Policy, StateDict, Transitions
 from robot_rl.types.options import Count, Rate
 
 _LONGEST = 1000
@@ -145,11 +145,11 @@ class ModelValue(Estimator[ModelValueOptions]):
             x = torch.minimum(torch.maximum(x + drawn[..., :-1], self._low), self._high)
         return total.view(members, count, each).mean(-1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments, optimisers, generator and counters: tensors and numbers."""
         return {**super().state_dict(), "ends": self._ends}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split
 from robot_rl.policies.offline.td3_bc import NearLog, Td3BcOptions
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Rate, Share, Whole
 
 
@@ -48,11 +48,11 @@ class TaskPolicy:
         told[:, task] = 1.0
         return torch.cat([self._norm(state), told], -1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments, noise generator and the task."""
         return {**self._inner.state_dict(), "moments": self._norm.state_dict(), "task": self.task}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self._inner.load_state_dict({k: v for k, v in state.items() if k not in ("moments", "task")})
         self._norm.load_state_dict(state["moments"])
@@ -235,7 +235,7 @@ class Oer(NearLog[OerOptions]):
         order = torch.cat([torch.nonzero(near)[:, 0], best.masked_fill(near, torch.inf).argsort(stable=True)])
         return pool[order[: min(self.o.keep, len(pool))]].clone()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, models, optimisers, generator, pool, first states and what is kept: tensors and numbers."""
         return {
             **super().state_dict(),
@@ -244,7 +244,7 @@ class Oer(NearLog[OerOptions]):
             "begin": self._begin[: self._begun].clone(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.surrogate import SurrogateOptions
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Rollout
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Rollout, StateDict
 from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
@@ -177,7 +177,7 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         self._latest = self.metrics.read("FastPPO", self.updates)
         return dict(self._latest)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments, step size, generators, counters: tensors and numbers."""
         return {
             "params": self.params.state_dict(),
@@ -187,7 +187,7 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
             "updates": self.updates,
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self.params.load_state_dict(state["params"])
         self.policy.load_state_dict(state["policy"])

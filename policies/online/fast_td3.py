@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.policies.nets.device_learner import DeviceLearner, DeviceOptions
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, StateDict
 from robot_rl.types.options import NotNegative
 
 
@@ -82,12 +82,12 @@ class FastTd3(DeviceLearner[FastTd3Options]):
         action = raw.tanh()
         return action if noise is None else action + 0.5 * (self.o.std_min + self.o.std_max) * noise
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """See the frame; also the exploration scales."""
         scales = None if self._scales is None else self._scales.clone()
         return {**super().state_dict(), "scales": scales}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         super().load_state_dict(state)
         scales = state["scales"]

@@ -31,7 +31,7 @@ from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
-from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout, StateDict
 from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 REWARD_LIMIT = 10.0
@@ -264,7 +264,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         kind = ChoicePolicy if self.io.action_choices else PpoPolicy
         return kind(self.io, self._layout, params, seed=seed, **options)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments, Adam, generators, reward scale, counters."""
         return {
             "policy": self._actor.state_dict(),
@@ -276,7 +276,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
             "lr": self._lr.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place: the next update equals that of the saved learner."""
         self._actor.load_state_dict(state["policy"])
         self._actor.load_generator_state(state["noise"])
@@ -318,11 +318,11 @@ class ReturnScale:
         spread = float(np.sqrt(self._moments.var[0] + 1e-8))
         return torch.where(sound, (reward / spread).clamp(-REWARD_LIMIT, REWARD_LIMIT), reward)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Moments and running returns."""
         return {**self._moments.state_dict(), "carry": self._carry}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Inverse of `state_dict`."""
         self._moments.load_state_dict(state)
         self._carry = None if state["carry"] is None else torch.as_tensor(state["carry"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from robot_rl.advantage import (
 )
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.policies.online.ppo import PpoLearner, PpoOptions, PpoPolicy
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, Rollout
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, Rollout, StateDict
 from robot_rl.types.options import Count, Positive, Share
 
 CRITIC_FREE = ("grpo", "rloo", "gigpo")
@@ -85,11 +85,11 @@ class PpoChunk(PpoLearner[PpoChunkOptions]):
         self.policy.reset()
         return metrics
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """As `Ppo`'s, and which environments are in the middle of an episode."""
         return {**super().state_dict(), "open": self._open}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """As `Ppo`'s."""
         super().load_state_dict(state)
         self._open = None if state["open"] is None else torch.as_tensor(state["open"])
@@ -299,11 +299,11 @@ class _Inner:
         chunk = drawn.value.reshape(len(drawn.value), *self._shape)
         return Plan(chunk, logp, extras={"raw": drawn.extras["raw"]})
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The policy's weights and moments."""
         return self.inner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Inverse of `state_dict`."""
         self.inner.load_state_dict(state)
 

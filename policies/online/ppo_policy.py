@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from robot_rl.policies.nets.actor_critic import (
     gaussian_logp,
     torch_outputs,
 )
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 OBS_LIMIT = 10.0
 COMPILED_ROWS = 4  # beyond, matrix products are as fast
@@ -240,7 +239,7 @@ class PpoPolicy:
         state = {name: view.detach().cpu().clone() for name, view in self._views.items()}
         return {**state, **{f"obs_{key}": value for key, value in self.moments.state_dict().items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place.
 
         Raises:
@@ -258,11 +257,11 @@ class PpoPolicy:
         self.moments.load_state_dict({key: state[f"obs_{key}"] for key in ("mean", "var", "count")})
         self.refresh()
 
-    def generator_state(self) -> dict[str, Any]:
+    def generator_state(self) -> StateDict:
         """State of the action noise."""
         return {"numpy": self._rng.bit_generator.state, "device": self._device_rng.get_state()}
 
-    def load_generator_state(self, state: dict[str, Any]) -> None:
+    def load_generator_state(self, state: StateDict) -> None:
         """Inverse of `generator_state`."""
         self._rng.bit_generator.state = state["numpy"]
         self._device_rng.set_state(torch.as_tensor(state["device"]).cpu())

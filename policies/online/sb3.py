@@ -17,7 +17,7 @@ from torch import Tensor
 
 from robot_rl.data.seen import StepSample
 from robot_rl.extras import require
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts, StateDict
 from robot_rl.types.option_words import near
 
 Tick = Callable[[int, Metrics], bool]
@@ -121,7 +121,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
         self.attach(env)
         self.run(total_steps, tick, due=due)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Networks, optimisers, temperature, step count, and rows of what was seen."""
         state_dicts, variables = self._model._get_torch_save_params()
         names = [*state_dicts, *(variables or [])]
@@ -129,7 +129,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
         state = {name: part.detach() if isinstance(part, Tensor) else part.state_dict() for name, part in parts.items()}
         return {"parts": state, "env_steps": self.env_steps, "rows": self.seen_rows.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue learning with saved networks and optimisers; SB3 starts with an empty replay buffer."""
         self._restore(state, int(state["env_steps"]))
         self.seen_rows.load_state_dict(state["rows"])
@@ -183,7 +183,7 @@ class Sb3LivePolicy:
         """SB3's policy tensors by their names."""
         return self._policy.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Inverse of `state_dict`."""
         self._policy.load_state_dict(state)
 

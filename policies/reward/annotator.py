@@ -18,7 +18,7 @@ from robot_rl.expression import Expression, observables
 from robot_rl.policies.nets.picture_labels import VisionModel, read_label
 from robot_rl.policies.reward.annotator_worker import LabelWorker
 from robot_rl.policies.vla.text_models import open_model, user_object
-from robot_rl.types import IOSpec, Options
+from robot_rl.types import IOSpec, Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Part, Positive
 
 _ONE = 'The goal is: "{goal}".\nThe robot reports: {first}\nDoes this help? Answer with one integer alone: 1 yes, 0 no.'
@@ -351,7 +351,7 @@ class AsyncLabelReward:
             self._file.close()
             self._file = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Exact continuation, but for what the labeller is working on: that is asked again."""
         done = {row["key"] for row in self.rows}
         first = next(iter(self._met), None)  # of "ranking": never asked about by itself
@@ -362,7 +362,7 @@ class AsyncLabelReward:
             "counts": json.dumps([dict(count) for count in self._counts]),
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue."""
         self.rows, self._met = json.loads(state["rows"]), dict.fromkeys(json.loads(state["met"]))
         self.steps, self.unreadable = int(state["steps"]), int(state["unreadable"])

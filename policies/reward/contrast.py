@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.expression import Expression, observables
 from robot_rl.policies.vla.picture_text import PictureTextEncoder, open_encoder
-from robot_rl.types import IOSpec, Options
+from robot_rl.types import IOSpec, Options, StateDict
 from robot_rl.types.options import Count, Number, Positive
 
 
@@ -148,11 +148,11 @@ class ContrastReward:
         z = np.clip(self.gap(np.asarray(seen[f"image.{self.cameras[0]}"])[rows]), 0.0, self.z_max)
         return 1.0 - z / self.z_max
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Exact continuation."""
         return {"age": self._age.copy(), "held": self._held.copy(), "z_max": self.z_max}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly."""
         self._age, self._held, self.z_max = np.array(state["age"]), np.array(state["held"]), state["z_max"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from robot_rl.policies.nets.net import Net, NetShape, mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, LogFacts, Options
+from robot_rl.types import IOSpec, LogFacts, Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
 
@@ -110,7 +110,7 @@ class Cpl:
         right = (second > first) == (drawn.preferred > 0.5)
         return {"loss": float(loss.detach()), "accuracy": float(right.float().mean())}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, optimiser, generators and the counter."""
         return {
             "actor": self.actor.state_dict(),
@@ -119,7 +119,7 @@ class Cpl:
             "updates": self.updates,
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self.actor.load_state_dict(state["actor"])
         self.policy.load_state_dict(state["policy"])

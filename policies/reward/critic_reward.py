@@ -6,13 +6,13 @@ the reward of VLAC (arXiv 2509.15937).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from robot_rl.policies.nets.progress import U_MIN
-from robot_rl.types import Options
+from robot_rl.types import Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Number, Share
 
 MODES = ("potential", "delta", "dlogw", "absolute")
@@ -256,7 +256,7 @@ class CriticReward:
         seen = rows[valid]
         self._pictures[seen] = pictures[seen]  # after a covered lens the next pair begins at the last answer
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Exact continuation."""
         arrays = {
             "u": self._u, "from": self._from, "share": self._share, "age": self._age, "run": self._run,
@@ -264,7 +264,7 @@ class CriticReward:
         }  # fmt: skip
         return {**{name: value.copy() for name, value in arrays.items()}, "sentences": list(self._sentences)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly."""
         self._u, self._from, self._share, self._age, self._run, self._met, self._pictures = (
             np.array(state[name]) for name in ("u", "from", "share", "age", "run", "met", "pictures")

@@ -13,7 +13,7 @@ from robot_rl.policies.nets.history import Memory
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Obs, Options, PolicyParts
+from robot_rl.types import Action, IOSpec, LogFacts, Obs, Options, PolicyParts, StateDict
 from robot_rl.types.options import Count, NotNegative, Positive, Rate
 
 
@@ -90,15 +90,15 @@ class CodePolicy:
         self.memory.took(action)
         return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, wanted code, normaliser."""
-        state: dict[str, Any] = {"decoder": self._decoder.state_dict(), "wanted": self._wanted.detach().clone()}
+        state: StateDict = {"decoder": self._decoder.state_dict(), "wanted": self._wanted.detach().clone()}
         if self._norm is not None:
             state["normalizer"] = self._norm.state_dict()
         return state
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self._decoder.load_state_dict(state["decoder"])
         self._wanted.copy_(state["wanted"])
@@ -208,7 +208,7 @@ class Oppo:
         accuracy = (near.to(share) * share).sum()
         return {"loss": float(error.detach()), "triplet": float(triplet.detach()), "accuracy": float(accuracy)}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, wanted code, optimisers, generator and the counter."""
         return {
             "encoder": self._encoder.state_dict(),
@@ -219,7 +219,7 @@ class Oppo:
             "updates": self.updates,
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self._encoder.load_state_dict(state["encoder"])
         self.policy.load_state_dict(state["policy"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from pydantic import model_validator
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from robot_rl.policies.nets.cautious import Combination, combine
 from robot_rl.policies.nets.image import random_shift
 from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.types import Options
+from robot_rl.types import Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 _CHUNK = 512
@@ -204,7 +203,7 @@ class PictureReward:
         ]
         return torch.cat(parts, dim=1) if parts else torch.zeros(self.members, 0, len(self.goals))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, optimiser, scales, generator."""
         return {
             "step": self._step.state_dict(),
@@ -213,7 +212,7 @@ class PictureReward:
             "generator": self._generator.get_state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self._step.load_state_dict(state["step"])
         self._mean, self._std = state["mean"].clone(), state["std"].clone()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from robot_rl.policies.nets.cautious import Combination, combine
 from robot_rl.policies.nets.net import Net, NetShape, mean_rows
 from robot_rl.policies.nets.preferences import Pairs
-from robot_rl.types import Options
+from robot_rl.types import Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Rate
 
 
@@ -123,7 +123,7 @@ class RewardEnsemble:
         every = (self._every(state, action) - self._mean[:, None]) / self._std[:, None]
         return combine(every, self.o.combination, caution=self.o.caution)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, optimiser, scales and generator: tensors only."""
         return {
             "reward": self.net.state_dict(),
@@ -132,7 +132,7 @@ class RewardEnsemble:
             "generator": self._generator.get_state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self.net.load_state_dict(state["reward"])
         self._mean, self._std = state["mean"].clone(), state["std"].clone()

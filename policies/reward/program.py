@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.expression import Expression, ProgramError, observables
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, StateDict
 from robot_rl.types.options import NotNegative, Positive, Share
 
 
@@ -97,11 +97,11 @@ class ProgramReward:
         self._before = sources["state"].copy()
         return np.clip(np.where(wrong, 0.0, value), -self.limit, self.limit) + self.keep * seen["env_reward"]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Exact continuation."""
         return {"before": self._before.copy(), "bad": self.bad, "steps": self.steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly."""
         self._before = np.array(state["before"])
         self.bad, self.steps = int(state["bad"]), int(state["steps"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift
 from robot_rl.policies.nets.net import Net, NetShape, step
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import IOSpec, Metrics, Obs, Options
+from robot_rl.types import IOSpec, Metrics, Obs, Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 
@@ -181,9 +181,9 @@ class SuccessClassifier:
         step(loss, self._net, *self._encoders)
         return float(loss.detach())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments, temperature: tensors only."""
-        state: dict[str, Any] = {
+        state: StateDict = {
             **{part.name: part.state_dict() for part in (self._net, *self._encoders)},
             "prior": self._prior.clone(),
             "temperature": self._temperature.clone(),
@@ -193,7 +193,7 @@ class SuccessClassifier:
             state["norm"] = self._norm.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         for part in (self._net, *self._encoders):
             part.load_state_dict(state[part.name])

@@ -18,7 +18,7 @@ from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 _INF = math.inf
@@ -199,16 +199,16 @@ class ArsqPolicy:
         action = own.choose(state, None if deterministic else self._generator)
         return Action(action.cpu().numpy() if isinstance(given, np.ndarray) else action)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments and generator."""
         own = self._learner
-        state: dict[str, Any] = {
+        state: StateDict = {
             "advantage": own.advantage.params.flat.detach().clone(),
             "generator": self._generator.get_state(),
         }
         return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

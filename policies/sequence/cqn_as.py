@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Support, Whole
 
 _FLAT = 1e-4  # values closer than this say nothing: a random bin is taken
@@ -300,7 +300,7 @@ class CqnAs(RowLearner[CqnAsOptions]):
         """Normalised state."""
         return state if self.norm is None else self.norm(state)
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:
@@ -324,14 +324,14 @@ class _Planner:
         state = own.seen(torch.as_tensor(obs["state"]).to(generator.device, torch.float32))
         return Plan(own.choose(state, generator, explore=not deterministic))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments and noise."""
         own = self._learner
-        state: dict[str, Any] = {"critic": own.critic.params.flat.detach().clone()}
+        state: StateDict = {"critic": own.critic.params.flat.detach().clone()}
         state |= {f"noise{i}": g.get_state() for i, g in enumerate(self._noise)}
         return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

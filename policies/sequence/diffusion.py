@@ -19,7 +19,7 @@ from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
+from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
 TIME = 16
@@ -380,14 +380,14 @@ class DiffusionPlanner:
             chunk = own.teacher(state, noise)
         return Plan(chunk.view(len(chunk), own.o.horizon_pred, -1))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments and noise."""
         own = self._learner
-        state: dict[str, Any] = {name: net.params.flat.detach().clone() for name, net in own.acting_nets().items()}
+        state: StateDict = {name: net.params.flat.detach().clone() for name, net in own.acting_nets().items()}
         state |= {f"noise{i}": g.get_state() for i, g in enumerate(self._noise)}
         return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -17,7 +17,7 @@ from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Support
 
 
@@ -200,14 +200,14 @@ class _Planner:
             chunk = learner.choose(learner.seen(state), self._noise[int(deterministic)])
         return Plan(chunk.view(len(chunk), learner.o.horizon, -1))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments and noise."""
         own = self._learner
-        state: dict[str, Any] = {name: net.params.flat.detach().clone() for name, net in own.acting_nets().items()}
+        state: StateDict = {name: net.params.flat.detach().clone() for name, net in own.acting_nets().items()}
         state |= {f"noise{i}": g.get_state() for i, g in enumerate(self._noise)}
         return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -11,7 +11,7 @@ import torch
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
 from robot_rl.policies.nets.rows import windowed
 from robot_rl.policies.online.sac import Sac, SacOptions
-from robot_rl.types import IOSpec, Learner, Metrics, Needs, Transitions
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, StateDict, Transitions
 from robot_rl.types.options import Count
 
 
@@ -122,11 +122,11 @@ class SacJ(Learner[SacJOptions, Transitions]):
             rows, action=rows.action[:, 0], reward=reward, discount=discount, mask=rows.mask[:, 0], extras={}
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Those of `Sac`."""
         return self.sac.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.sequence.srl_actor import RecurrentActor
 from robot_rl.policies.sequence.srl_model import RecallModel, RecallModelOptions
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, PolicyParts, Transitions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 
@@ -225,7 +225,7 @@ class Srl(RowLearner[SrlOptions]):
         q = self._critic.compute(x)[..., 0].amin(0).view(len(state), steps)
         return (weight * (self.alpha * density - q)).mean(0).sum(), density, weight
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:
@@ -276,7 +276,7 @@ class SrlPlanner:
             norms |= {"model_in": self.model.norms[0], "model_out": self.model.norms[1]}
         return norms
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, moments and noise."""
         return {
             "actor": self.actor.params.flat.detach().clone(),
@@ -285,7 +285,7 @@ class SrlPlanner:
             **{name: norm.state_dict() for name, norm in self._norms().items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

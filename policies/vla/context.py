@@ -25,7 +25,7 @@ from robot_rl.policies.vla.context_clips import ContextBatch, ContextSampler, Sh
 from robot_rl.policies.vla.context_net import TEXT, ContextNet
 from robot_rl.policies.vla.critic import Clips, CriticTrainer, CriticTraining, ReadFrames, TinyCritic
 from robot_rl.policies.vla.interface import checked_goal
-from robot_rl.types import Array
+from robot_rl.types import Array, StateDict
 from robot_rl.types.options import NotNegative
 
 
@@ -187,11 +187,11 @@ class ContextLearner(CriticTrainer[ContextCriticOptions, ContextNet, ContextBatc
             self.net, platts=self.platts, readout=readout or self.o.readout, gap_s=self.gap_s, anchor=self.o.anchor
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Tensors and plain values; exact continuation."""
         return {**super().state_dict(), "platts": [[platt.slope, platt.bias] for platt in self.platts]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly."""
         super().load_state_dict(state)
         self.platts = tuple(Platt(*pair) for pair in state["platts"])

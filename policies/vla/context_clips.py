@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.reference import BOTH, FRAMES, MOST, SHOWN, TOLD, RefClip, announced, reference_indices
 from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, DrawOptions, FrameBatch, _plain, _unplain
+from robot_rl.types import StateDict
 from robot_rl.types.options import NotNegative, Share
 
 
@@ -116,11 +117,11 @@ class ContextSampler(ClipSampler):
             goal=torch.as_tensor(goal),
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Both generators' states."""
         return {**super().state_dict(), "drawing": _plain(self._drawing.bit_generator.state)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue with the same draws."""
         super().load_state_dict(state)
         self._drawing.bit_generator.state = _unplain(state["drawing"])

@@ -36,7 +36,7 @@ from robot_rl.policies.vla.interface import (
     checked_images,
     shows_something,
 )
-from robot_rl.types import Array, Metrics
+from robot_rl.types import Array, Metrics, StateDict
 from robot_rl.types.options import Count, NotNegative, Pixels, Rate, Share
 
 _EDGE = 1.0 + 1.0 / (BINS - 1)  # centres at -1, -.95, ..., 1
@@ -337,7 +337,7 @@ class CriticTrainer(ABC, Generic[OptionsT, NetT, BatchT]):
         """Arrays and facts of a generator as this learner's data; see `Clips.of`."""
         return Clips.of(arrays, facts)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Tensors and plain values; exact continuation."""
         return {
             "net": self.net.state_dict(),
@@ -348,7 +348,7 @@ class CriticTrainer(ABC, Generic[OptionsT, NetT, BatchT]):
             "gap_s": list(self.gap_s),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly."""
         self.net.load_state_dict(state["net"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from robot_rl.policies.nets.progress import CLIP, work_share
 from robot_rl.policies.nets.reference import FRAMES, RefClip
 from robot_rl.policies.nets.vla_words import HashedWords
-from robot_rl.types import Options
+from robot_rl.types import Options, StateDict
 from robot_rl.types.options import Count, Share
 
 
@@ -270,11 +270,11 @@ class ClipSampler:
             tensor(done_mask, torch.bool),
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The generator's state."""
         return {"random": _plain(self._random.bit_generator.state)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue with the same draws."""
         self._random.bit_generator.state = _unplain(state["random"])
 

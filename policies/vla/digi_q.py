@@ -17,7 +17,7 @@ from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, windowed
 from robot_rl.policies.vla.frozen import PROPRIO, FrozenReader, Sight
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Share, Whole
 
 
@@ -218,11 +218,11 @@ class DigiQ(NetLearner[DigiQOptions]):
         """What acts now: the policy once the extraction has begun, else the clone."""
         return self.actor if self.o.acts == "best" and self.state.updates > self.o.clone_updates else self.clone
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, targets, optimisers, generators and counters: tensors and numbers; not the frozen weights."""
         return {**super().state_dict(), "scale": self._scale.clone()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:
@@ -253,7 +253,7 @@ class _Planner:
         chunk = flow.sample(seen, start)
         return Plan(chunk.view(len(chunk), own.o.horizon, -1))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights of both flows, which of them acts, moments, noise, and the digest of the frozen reader."""
         own = self._own
         return {
@@ -264,7 +264,7 @@ class _Planner:
             "noise": self._noise.get_state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

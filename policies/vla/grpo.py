@@ -19,7 +19,7 @@ from robot_rl.data.seen import StepSample
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
 from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
-from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StepEnv
+from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StateDict, StepEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Positive, Rate, Share, Whole
 
 DRIFT = 0.02
@@ -364,7 +364,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, Any]):
         """
         return save_folder(folder, self.planner, frozen=("critic",))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, those at the beginning, optimiser, memory, generators and counters."""
         if self._first is None:
             return {"kind": "vla_grpo"}  # has no policy yet
@@ -382,7 +382,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, Any]):
             "rows": self.seen_rows.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Go on with a run of this learner, or begin with the policy of an imitation.
 
         Raises:

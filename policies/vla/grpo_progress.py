@@ -8,12 +8,12 @@ successes of each task, and clips in which nothing happened.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import numpy as np
 import torch
 
 from robot_rl.advantage.anchors import components
+from robot_rl.types import StateDict
 
 
 class SuccessMemory:
@@ -60,7 +60,7 @@ class SuccessMemory:
             return np.zeros(len(x))
         return np.clip((far - _distance(x, medoids).min(1)) / (far - near), 0.0, 1.0)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All embeddings, as tensors."""
         kinds = {"won": self._won, "idle": self._idle}
         return {
@@ -68,7 +68,7 @@ class SuccessMemory:
             for kind, kept in kinds.items()
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Inverse of `state_dict`."""
         self._won, self._idle = {}, {}
         for task, rows in state["won"].items():

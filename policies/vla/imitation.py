@@ -17,7 +17,7 @@ from robot_rl.advantage.regression import awr_weight
 from robot_rl.chunks import chunk_rows
 from robot_rl.policies.vla.imitation_weights import mean_one, progress_weights, top_share
 from robot_rl.policies.vla.player import PROPRIO, Recipe, VLAObs, VlaPlanner, VlaPlayer, limit_stats, save_folder
-from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Options, Transitions
+from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Options, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 _SEEN = 20_000
@@ -234,7 +234,7 @@ class ChunkCloning(Learner[V_co, Transitions]):
         planner.model.stats = limit_stats(self.io, self._actions if len(self._actions) > 1 else None)
         return save_folder(folder, planner, frozen=("critic",))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, their average, optimiser, generators and counters."""
         return {
             "kind": "vla_imitation",
@@ -248,7 +248,7 @@ class ChunkCloning(Learner[V_co, Transitions]):
             "metrics": dict(self._metrics),
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

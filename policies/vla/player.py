@@ -28,7 +28,7 @@ from robot_rl.policies.vla.player_parts import (
     probe_obs,
     semantics_of,
 )
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import IOSpec, Obs, StateDict
 
 __all__ = [
     "PROPRIO",
@@ -97,7 +97,7 @@ class VlaPlanner:
         weight = guidance_weights(delay, max(h - self.recipe.exec_len, delay), h).to(previous)
         return self.model.stats.from_robot(self.to_robot(previous)), weight * running.to(previous.dtype)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Weights, statistics and the recipe as its bytes."""
         raw = json.dumps(self.recipe.to_dict(), sort_keys=True).encode()
         stats = self.model.stats
@@ -109,7 +109,7 @@ class VlaPlanner:
             **{f"model.{name}": x.detach().clone() for name, x in self.model.state_dict().items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place; a policy of another recipe becomes that of the saved one.
 
         Raises:
@@ -136,7 +136,7 @@ class VlaPlayer(ChunkedPolicy):
     def __init__(self, io: IOSpec, planner: VlaPlanner) -> None:
         super().__init__(io, planner, _execution(io, planner.recipe))
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Weights, and with them the lengths of the chunks."""
         self.planner.load_state_dict(state)
         self.execution = _execution(self.io, self.planner.recipe)

@@ -14,7 +14,7 @@ from robot_rl.chunks.horizons import Horizons
 from robot_rl.chunks.latency import DelayEstimate, LatencyModel, ticks_of
 from robot_rl.chunks.meter import ChunkMeter
 from robot_rl.chunks.policy import Plan, Planner
-from robot_rl.types import Action, Array, IOSpec, Obs, Options, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, Options, PolicyParts, StateDict
 from robot_rl.types.options import Count, Whole
 
 
@@ -209,11 +209,11 @@ class DelayedPolicy:
             "stops": float(self.stops),
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The planner's; queues are not kept."""
         return self.planner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Inverse of `state_dict`."""
         self.planner.load_state_dict(state)
         self.reset()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robot_rl.chunks.execution import Execution
 from robot_rl.chunks.meter import ChunkMeter
-from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts, StateDict
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Planner(Protocol):
         """
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Tensors only."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         ...
 
@@ -192,11 +192,11 @@ class ChunkedPolicy:
         self.execution.load_state_dict(memory["execution"])
         self._kept = {name: np.array(x) for name, x in memory["kept"].items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The planner's; chunks under way are not kept."""
         return self.planner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Inverse of `state_dict`."""
         self.planner.load_state_dict(state)
         self.reset()
@@ -218,11 +218,11 @@ class Held:
         value = _numpy(self.policy.act(obs, deterministic=deterministic).value)
         return Plan(np.repeat(value[:, None], self._horizon, axis=1))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The policy's."""
         return self.policy.state_dict()  # type: ignore[attr-defined]
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Inverse of `state_dict`."""
         self.policy.load_state_dict(state)  # type: ignore[attr-defined]
 

@@ -22,7 +22,7 @@ from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.segments import Segments
-from robot_rl.types import Batches, Episode, IOSpec, Step, Transitions
+from robot_rl.types import Batches, Episode, IOSpec, StateDict, Step, Transitions
 
 
 class Replay:
@@ -89,7 +89,7 @@ class Replay:
             raise ValueError("the replay buffer is empty; add steps or episodes before sampling")
         return self._collect(self._ring.draw(size, self._generator))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Everything that the next `add` and the next batch depend on.
 
         The large tensors are views of the buffer's own memory: write them out before adding more, and prefer `save`
@@ -98,7 +98,7 @@ class Replay:
         small = {name: torch.from_numpy(value) for name, value in self._small().items()}
         return {"meta": self._meta(), **self._ring.state_dict(), **small}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly as the saved buffer would have.
 
         Raises:

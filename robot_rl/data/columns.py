@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.arrays import Arrays, HostArrays, Store
+from robot_rl.types import StateDict
 
 
 class ColumnRing:
@@ -56,12 +57,12 @@ class ColumnRing:
             return slice(start, stop)
         return self.arrays.put(np.arange(start, stop) % self.capacity, "int64")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The count, and views of what is filled."""
         filled = min(self.count, self.capacity)
         return {"count": self.count, **{name: self.arrays.tensor(x[:filled]) for name, x in self.store.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Take over the newest rows that there is room for, each with its number; in place."""
         self.count = int(state["count"])
         for name, store in self.store.items():

@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from robot_rl.data.chains import draw_between
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.types import Transitions
+from robot_rl.types import StateDict, Transitions
 
 
 class GoalStream(ABC):
@@ -37,11 +36,11 @@ class GoalStream(ABC):
     def _with_goals(self, batch: Transitions) -> Transitions:
         """The batch under goals."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Position in the stream of samples and goals."""
         return {"data": self.data.state_dict(), "generator": self._generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly as the saved one would have.
 
         Raises:

@@ -14,7 +14,7 @@ from robot_rl.data.arrays import HostArrays, arrays_for
 from robot_rl.data.chains import all_true, check_sizes, sum_ahead
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.store import Store
-from robot_rl.types import Batches, Transitions
+from robot_rl.types import Batches, StateDict, Transitions
 
 _BLOCK = 1 << 15
 """Indices drawn at once."""
@@ -236,11 +236,11 @@ class LogDataset:
         action = self.store.column("action")[row]
         return obs, action if self._clip is None else action.clip(-self._clip, self._clip), self._length
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Position in the stream of samples."""
         return {"streams": [stream.state_dict() for stream in self._streams], "data": self.store.fingerprint}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly as the saved data set would have.
 
         Raises:
@@ -421,10 +421,10 @@ class _Stream:
     def _draw(self) -> None:
         self._block = torch.randint(self._high, (_BLOCK,), generator=self._generator).numpy()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"generator": self._before.clone(), "next": self._next, "drawn": len(self._block)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._generator.set_state(state["generator"].cpu())
         self._before, self._next = self._generator.get_state(), int(state["next"])
         self._block = np.zeros(0, np.int64)

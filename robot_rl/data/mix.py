@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.types import Sampler, Transitions
+from robot_rl.types import Sampler, StateDict, Transitions
 
 
 class Mix:
@@ -68,11 +67,11 @@ class Mix:
         """One batch of `size` rows."""
         return next(self.batches(size))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The carried-over rounding, and the state of every part."""
         return {"credit": dict(self._credit), "parts": {name: part.state_dict() for name, part in self.parts.items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly as the saved mix would have.
 
         Raises:

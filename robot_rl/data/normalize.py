@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.types import StateDict
+
 
 class DataNorm:
     """Standardises vectors by the mean and variance of all data seen, in NumPy and torch alike.
@@ -97,7 +99,7 @@ class DataNorm:
         mean, scale = self._constants(value)
         return value / scale + mean
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Statistics as float64 tensors."""
         return {
             "count": self._count,
@@ -106,7 +108,7 @@ class DataNorm:
             "frozen": self.frozen,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from saved statistics.
 
         Raises:

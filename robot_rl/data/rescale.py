@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from robot_rl.types import Sampler, Transitions
+from robot_rl.types import Sampler, StateDict, Transitions
 
 
 class Rescaled:
@@ -30,10 +29,10 @@ class Rescaled:
             bias = self.bias * batch.mask if batch.reward.dim() > 1 else self.bias  # a window's missing steps stay 0
             yield replace(batch, reward=batch.reward * self.scale + bias)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """That of the source."""
         return self.source.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Inverse of `state_dict`."""
         self.source.load_state_dict(state)

@@ -7,7 +7,7 @@ meets a foreign row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from robot_rl.data.chains import all_true
 from robot_rl.data.columns import ColumnRing
 from robot_rl.data.frames import FrameRing
 from robot_rl.data.layout import RecordLayout
-from robot_rl.types import Episode, Transitions
+from robot_rl.types import Episode, StateDict, Transitions
 
 
 class TransitionRing(ColumnRing):
@@ -203,7 +203,7 @@ class TransitionRing(ColumnRing):
             meta={"columns": columns} if columns else {},
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Views of rows and frames, and the links between them."""
         state = {**super().state_dict(), "oldest": self.oldest, "distance": torch.from_numpy(self.distances())}
         if self.frames is not None:
@@ -211,7 +211,7 @@ class TransitionRing(ColumnRing):
             state["frames"] = self.frames.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Take over rows, frames and links; of more rows than there is room for, the newest."""
         super().load_state_dict(state)
         if self.frames is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.types import Array, IOSpec, Obs, Seen
+from robot_rl.types import Array, IOSpec, Obs, Seen, StateDict
 from robot_rl.types.io import CELLS, mosaic
 
 MOST = 50_000
@@ -82,12 +82,12 @@ class RowSample:
         action = rows.pop("action").clamp(-1.0, 1.0)
         return {key.removeprefix("obs."): value for key, value in rows.items()}, action, self._count
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The rows and where it stands."""
         rows = {key: value.cpu() for key, value in self._join().items()}
         return {"count": self._count, "share": self._share, "mark": self._mark.astype(np.int64), "rows": rows}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on as the one that `state_dict` was taken of."""
         self._count, self._share = int(state["count"]), int(state["share"])
         self._mark = np.asarray(state["mark"]).astype(np.uint64)
@@ -119,12 +119,12 @@ class StepSample(RowSample):
         self._flush()
         return super().look(most)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The rows and where it stands."""
         self._flush()
         return super().state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on as the one that `state_dict` was taken of."""
         self._steps.clear()
         super().load_state_dict(state)

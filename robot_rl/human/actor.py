@@ -15,7 +15,7 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.pieces import Outbox, Place
 from robot_rl.human.stats import EpisodeFacts
 from robot_rl.human.waiting import meanwhile
-from robot_rl.types import Episode, IOSpec, Learner, Metrics, Needs, Options, Policy
+from robot_rl.types import Episode, IOSpec, Learner, Metrics, Needs, Options, Policy, StateDict
 
 _OWN = ("generator", "held")  # what a policy remembers of its own acting: the actor's, never the learner's
 
@@ -93,11 +93,11 @@ class OutboxMemory:
     def promote(self, rows: Sequence[int]) -> None:
         """The learner does that, from the episode's facts."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Nothing: the log is what is sent."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Nothing."""
 
 
@@ -121,11 +121,11 @@ class Follower(Learner[Any, Any]):
         """Nothing to do here."""
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The policy's."""
         return {"policy": self.policy.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         self.policy.load_state_dict(state["policy"])
 
@@ -140,11 +140,11 @@ class NoRows:
     def __len__(self) -> int:
         return 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Nothing."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Nothing."""
 
 

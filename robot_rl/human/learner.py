@@ -18,7 +18,7 @@ from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pieces import Inbox, PieceHead, Place, Received
 from robot_rl.human.session import batch_rows
-from robot_rl.types import Learner, Metrics, Sampler, Transitions
+from robot_rl.types import Learner, Metrics, Sampler, StateDict, Transitions
 
 Hook = Callable[[int, Metrics], bool]
 
@@ -219,7 +219,7 @@ class HilLearner:
             time.sleep(0.05)
         return False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Counters; the rows are in the inbox. Credit is counted anew from them."""
         return {
             "kind": "hil_learner",
@@ -228,7 +228,7 @@ class HilLearner:
             "memory": self.memory.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue: what was driven since the checkpoint has earned its updates already, in the constructor.
 
         Raises:

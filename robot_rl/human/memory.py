@@ -17,7 +17,7 @@ from robot_rl.data.hil_record import ControlStep, Source
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import MOST_PICTURES, space_rows
-from robot_rl.types import Batches, IOSpec, Obs, Transitions
+from robot_rl.types import Batches, IOSpec, Obs, StateDict, Transitions
 from robot_rl.types.frames import FrameRun
 
 VIEWS = ("online", "demo", "human")
@@ -162,7 +162,7 @@ class HilMemory:
         few = self._ring.gather(slot[space_rows(len(slot), MOST_PICTURES)], pictures).obs if pictures else {}
         return {**batch.obs, **{key: few[key] for key in pictures}}, batch.action, self.count
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Generators of the views, and what an encoder saw; the rows are in the episode log, which is the buffer."""
         views = {name: view.state_dict() for name, view in self.views.items()}
         return {"count": self.count, "views": views, **({"frames": self._seen()} if self._sight else {})}
@@ -171,7 +171,7 @@ class HilMemory:
         numbers = np.arange(self._frames.oldest, self._frames.count)
         return {"count": self._frames.count, "encoded": self.encoded, "sight": self.read("sight", numbers)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue the sampling; the rows have to be back already."""
         for name, view in self.views.items():
             view.load_state_dict(state["views"][name])
@@ -313,12 +313,12 @@ class MemoryView:
             raise ValueError("this view of the memory is empty; record steps or demonstrations before sampling")
         return self._memory.take(rows[self._rng.integers(0, len(rows), size)])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The generator's state."""
         state = self._rng.bit_generator.state
         return {"rng": {**state, "state": {key: int(value) for key, value in state["state"].items()}}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue the generator."""
         self._rng.bit_generator.state = state["rng"]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from robot_rl.data.mix import merge
 from robot_rl.human.memory import HilMemory
-from robot_rl.types import Transitions
+from robot_rl.types import StateDict, Transitions
 
 
 class NewSteps:
@@ -54,12 +53,12 @@ class NewSteps:
                 parts["demo"] = replace(shown, extras={**shown.extras, "boundary": flag})
             yield merge(parts, ("online", "demo"))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """How many rows were handed out, of those that there are; numbers change when a memory is filled anew."""
         rows = self._memory.views["online"].rows()
         return {"taken": int(np.searchsorted(rows, self._last, side="right"))}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue; the rows have to be back already."""
         rows, taken = self._memory.views["online"].rows(), int(state["taken"])
         self._last = int(rows[min(taken, len(rows)) - 1]) if taken and len(rows) else -1

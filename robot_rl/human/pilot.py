@@ -14,7 +14,7 @@ from robot_rl.human.devices.teleop import Camera, Teleop
 from robot_rl.real.action_safety import ActionSafety, Axes, SafetyLimits
 from robot_rl.real.core.clock import Clock, ManualClock, SteadyClock
 from robot_rl.real.core.spec import SpecError
-from robot_rl.types import IOSpec, Obs, StepEnv
+from robot_rl.types import IOSpec, Obs, StateDict, StepEnv
 from robot_rl.types.option_words import near
 
 
@@ -377,14 +377,14 @@ class Pilot:
         if self.human is not None:
             self.human.close()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Clock and a scripted person's generator; between episodes."""
-        state: dict[str, Any] = {"now": None if self.realtime else self.clock.now()}
+        state: StateDict = {"now": None if self.realtime else self.clock.now()}
         if self.human is not None:
             state["human"] = self.human.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue simulated time and the scripted person."""
         if state["now"] is not None and isinstance(self.clock, ManualClock):
             self.clock.sleep_until(float(state["now"]))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from robot_rl.types import StepEnv
+from robot_rl.types import StateDict, StepEnv
 
 
 class Recovery:
@@ -71,13 +70,13 @@ class Recovery:
                 self._way = np.array([d if a is None else a for a, d in zip(self._action, drawn)], np.float32)
         return self._way if self._left > 0 else None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Between episodes."""
         state = self._rng.bit_generator.state
         numbers = {key: int(value) for key, value in state["state"].items()}
         return {"count": self.count, "rng": {**state, "state": numbers}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue."""
         self.count = int(state["count"])
         self._rng.bit_generator.state = state["rng"]

@@ -29,7 +29,7 @@ from robot_rl.human.scene import Scene
 from robot_rl.human.stats import HilStats
 from robot_rl.human.watch import Watch
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Learner, Obs, Sampler, Transitions, VecEnv
+from robot_rl.types import Learner, Obs, Sampler, StateDict, Transitions, VecEnv
 
 
 class StepMemory(Protocol):
@@ -57,11 +57,11 @@ class StepMemory(Protocol):
         """Rows of an unaided success join the demonstrations."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What the log does not hold."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue."""
         ...
 
@@ -207,7 +207,7 @@ class Session:
         """Fill the memory from the log, with what was said about the episodes since."""
         self.labels.restore(self.options.promote_success)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that continuation needs besides learner, sampler and log; between episodes."""
         rng, stepper = self.rng.bit_generator.state, self.stepper
         return {
@@ -228,7 +228,7 @@ class Session:
             "stepper": stepper.state_dict() if self.env.parts.saves and stepper.obs else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue. Episodes that were recorded after the checkpoint are kept and count as own steps.
 
         Raises:

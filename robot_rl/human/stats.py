@@ -11,7 +11,7 @@ import numpy as np
 
 from robot_rl.data.hil_record import ControlStep
 from robot_rl.stats import wilson
-from robot_rl.types import Metrics
+from robot_rl.types import Metrics, StateDict
 
 LATE_MS = 5.0
 """How late a tick may be for unattended operation: a real robot's ticks last a period, not less."""
@@ -171,7 +171,7 @@ class HilStats:
             row["rollout/cycle_s"] = float(np.mean(cycle)) / self._hz
         return row
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Plain numbers."""
         kept = [{**asdict(facts), "tick_ms": [], "gaps": []} for facts in self._last]
         return {
@@ -183,7 +183,7 @@ class HilStats:
             "last": kept,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue."""
         self.episodes, self.steps = int(state["episodes"]), int(state["steps"])
         self.demo_steps, self.human_steps = int(state["demo_steps"]), int(state["human_steps"])

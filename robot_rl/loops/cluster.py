@@ -22,7 +22,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.extras import require
 from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Episode, IOSpec, Learner, Metrics, Sampler, Step
+from robot_rl.types import Episode, IOSpec, Learner, Metrics, Sampler, StateDict, Step
 
 MakeEnv = Callable[[int, int, bool], Any]
 MakeLearner = Callable[[IOSpec], Any]
@@ -405,7 +405,7 @@ class ClusterOffPolicy:
         if text.isdigit() and int(text) > 0 and int(text) != self.cluster.workers:
             self.cluster.resize(int(text))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Counters; the workers' environments begin new episodes after a resume."""
         return {
             "kind": "cluster_off_policy",
@@ -416,7 +416,7 @@ class ClusterOffPolicy:
             "window": {name: list(values) for name, values in self._window.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Inverse of `state_dict`.
 
         Raises:

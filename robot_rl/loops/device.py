@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.types import Metrics, OffPolicyDeviceLearner, StepEnv
+from robot_rl.types import Metrics, OffPolicyDeviceLearner, StateDict, StepEnv
 
 
 class DeviceOffPolicy:
@@ -119,7 +118,7 @@ class DeviceOffPolicy:
         self._world.check()
         return {**self.learner.read_metrics(), **self.stats.metrics(), "train/updates": float(self.learner.updates)}  # type: ignore[attr-defined]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that continuation needs besides learner and replay."""
         return {
             "kind": "device_off_policy",
@@ -131,7 +130,7 @@ class DeviceOffPolicy:
             "world": self._world.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly where `state_dict` was taken.
 
         Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from robot_rl import parallel
 from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout, StepEnv
+from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout, StateDict, StepEnv
 
 
 class DeviceOnPolicy:
@@ -120,7 +119,7 @@ class DeviceOnPolicy:
         self._world.check()
         return {**self.learner.read_metrics(), **self.stats.metrics()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that continuation needs besides the learner."""
         return {
             "kind": "device_on_policy",
@@ -131,7 +130,7 @@ class DeviceOnPolicy:
             "world": self._world.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly where `state_dict` was taken.
 
         Raises:

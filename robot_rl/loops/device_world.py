@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from robot_rl.loops.stepping import NonFiniteError, Stepper, as_obs, autoreset_mode
-from robot_rl.types import Metrics, Obs, Step
+from robot_rl.types import Metrics, Obs, StateDict, Step
 
 
 class DeviceWorld(Protocol):
@@ -35,11 +35,11 @@ class DeviceWorld(Protocol):
         """Raise what went wrong since the last check; waits for the device."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What continues exactly; empty where the environment cannot save itself."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any], seed: int) -> None:
+    def load_state_dict(self, state: StateDict, seed: int) -> None:
         """Inverse of `state_dict`; with an empty state the world is reset with `seed`."""
         ...
 
@@ -141,13 +141,13 @@ class TensorWorld:
                 "(smaller timestep, softer contacts) or a broken observation term"
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """State of the environment, where it has one, and the observation."""
         if not self.env.parts.saves:
             return {}
         return {"env": self.env.state_dict(), "obs": {key: value.cpu() for key, value in self.obs.items()}}
 
-    def load_state_dict(self, state: dict[str, Any], seed: int) -> None:
+    def load_state_dict(self, state: StateDict, seed: int) -> None:
         """Continue, or begin anew where the environment could not be saved."""
         self.reset(seed)
         if state:
@@ -199,11 +199,11 @@ class HostWorld:
     def check(self) -> None:
         """Nothing to do: the stepper looks at every step."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """State of the environment, where it has one."""
         return self._stepper.state_dict() if self._stepper.env.parts.saves else {}
 
-    def load_state_dict(self, state: dict[str, Any], seed: int) -> None:
+    def load_state_dict(self, state: StateDict, seed: int) -> None:
         """Continue, or begin anew where the environment could not be saved."""
         self.reset(seed)
         if state:
@@ -261,7 +261,7 @@ class DeviceEpisodeStats:
                 self._last["rollout/success"] = success / count
         return {"rollout/episodes": self._episodes, **self._last}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Running and counted episodes."""
         return {
             "return": self._return.cpu(),
@@ -272,7 +272,7 @@ class DeviceEpisodeStats:
             "last": dict(self._last),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict`.
 
         Raises:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import numpy as np
 import torch
 
 from robot_rl.loops.reward_terms import RewardTerms, to_numpy
-from robot_rl.types import Metrics, Step
+from robot_rl.types import Metrics, StateDict, Step
 
 
 class EpisodeStats:
@@ -63,7 +62,7 @@ class EpisodeStats:
                 row[f"rollout/{name}"] = float(np.mean(values))
         return row
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Running and finished episodes, as tensors and numbers."""
         return {
             "episodes": self.episodes,
@@ -76,7 +75,7 @@ class EpisodeStats:
             "terms": self._terms.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict`.
 
         Raises:

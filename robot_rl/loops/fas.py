@@ -11,7 +11,7 @@ import numpy as np
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons
 from robot_rl.data.units import InUnits
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Policy, StepEnv
+from robot_rl.types import Policy, StateDict, StepEnv
 
 INTERVALS = (1, *range(2, 31, 2))
 """1, 2, 4, ..., 30 control steps per decision: 16 lengths."""
@@ -110,11 +110,11 @@ class _Stretched:
         more = self._steps - chunk.shape[1]
         return replace(plan, chunk=np.concatenate([chunk, chunk[:, -1:].repeat(more, 1)], 1) if more else chunk)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The planner's."""
         return self._planner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Inverse of `state_dict`."""
         self._planner.load_state_dict(state)
 

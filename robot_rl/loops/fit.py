@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from robot_rl.loops.contract import Due, Tick
-from robot_rl.types import Metrics
+from robot_rl.types import Metrics, StateDict
 
 
 class Fit:
@@ -55,10 +54,10 @@ class Fit:
                     return done
         return True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that continuation needs besides what is trained and what it is trained on."""
         return {"kind": "fit", "updates": self.updates}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.updates = int(state["updates"])

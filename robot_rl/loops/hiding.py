@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.loops.stepping import autoreset_mode
-from robot_rl.types import EnvParts, IOSpec, Obs
+from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
 
 
 class Hiding(VectorWrapper):
@@ -59,20 +59,20 @@ class Hiding(VectorWrapper):
         """What the environment offers, without its goals: what they pay is not what is paid here."""
         return replace(self.inner.parts, goals=None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """State of the environment and of the wrapper; "exact" as the environment says it."""
         inner = self.inner.state_dict()
         return {"env": inner, "own": self._own_state(), "exact": inner.get("exact", True)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly."""
         self.inner.load_state_dict(state["env"])
         self._load_own_state(state["own"])
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> StateDict:
         return {}
 
-    def _load_own_state(self, state: dict[str, Any]) -> None:
+    def _load_own_state(self, state: StateDict) -> None:
         pass
 
     def _shown(self, obs: Obs) -> Any:

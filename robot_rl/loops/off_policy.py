@@ -12,7 +12,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Learner, Metrics, Sampler, StepEnv
+from robot_rl.types import Learner, Metrics, Sampler, StateDict, StepEnv
 
 
 class OffPolicy:
@@ -137,7 +137,7 @@ class OffPolicy:
                 if stop:
                     return
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that continuation needs besides learner and buffer; chunks under way are part of it."""
         memory = self.learner.policy.parts.save
         return {
@@ -153,7 +153,7 @@ class OffPolicy:
             "stepper": self._stepper.state_dict() if self.env.parts.saves else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly where `state_dict` was taken."""
         if state.get("kind") != "off_policy":
             raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected off_policy")

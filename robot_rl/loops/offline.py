@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from robot_rl.loops.contract import Due, Tick, every, update_learner
-from robot_rl.types import Learner, Metrics, Sampler
+from robot_rl.types import Learner, Metrics, Sampler, StateDict
 
 
 class Offline:
@@ -59,11 +59,11 @@ class Offline:
                 if stop:
                     return
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that continuation needs besides learner and sampler."""
         return {"kind": "offline", "updates": self.updates}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly where `state_dict` was taken."""
         if state.get("kind") != "offline":
             raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected offline")

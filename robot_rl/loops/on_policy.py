@@ -14,7 +14,7 @@ from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, Step, StepEnv
+from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, StateDict, Step, StepEnv
 
 
 class OnPolicy:
@@ -75,7 +75,7 @@ class OnPolicy:
             if now and tick is not None and tick(self.env_steps, metrics):
                 return
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Environment, observation, statistics and counters; the learner saves itself."""
         memory = self._learner.policy.parts.save
         return {
@@ -87,7 +87,7 @@ class OnPolicy:
             "rows": self.rows.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly where `state_dict` was taken, given the learner's state of the same moment."""
         self.stats.load_state_dict(state["episodes"])
         self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])

@@ -15,7 +15,7 @@ from robot_rl.loops.contract import Due, Tick, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.on_policy import RolloutStorage, collect
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Metrics, StaleLearner, StepEnv
+from robot_rl.types import Metrics, StaleLearner, StateDict, StepEnv
 
 WAIT = 0.2
 """Seconds between looks at the other thread while waiting for it."""
@@ -86,7 +86,7 @@ class AsyncOnPolicy:
         elif self.env_steps < total_steps:
             self._run_threaded(total_steps, look)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Environment, statistics, counters, older weights (with a lag) and the actor's noise.
 
         While a thread collects, this waits until its rollout is complete.
@@ -102,7 +102,7 @@ class AsyncOnPolicy:
                 "noise": None if self._actor.parts.save is None else self._actor.parts.save(),
             }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue where `state_dict` was taken, given the learner's state of the same moment."""
         self.rows.load_state_dict(state["rows"])
         self._started = state["stepper"] is not None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
-from robot_rl.types import Array, Metrics, Step
+from robot_rl.types import Array, Metrics, StateDict, Step
 
 BLOCK = 256
 """Steps that are added up at a time: a step costs a list's append."""
@@ -37,12 +35,12 @@ class RewardTerms:
         self._sums = {}
         return row
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Sums since the last reading."""
         self._sum_up()
         return {name: list(sums) for name, sums in self._sums.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict`."""
         self._kept, self._sums = [], {name: (sums[0], sums[1], sums[2], sums[3]) for name, sums in state.items()}
 

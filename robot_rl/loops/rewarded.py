@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.hiding import Hiding
-from robot_rl.types import VecEnv
+from robot_rl.types import StateDict, VecEnv
 
 
 class Rewarder(Protocol):
@@ -25,11 +25,11 @@ class Rewarder(Protocol):
         """(reward, met, over) of one control step."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Exact continuation."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue."""
         ...
 
@@ -98,10 +98,10 @@ class Rewarded(Hiding):
         self._look_after(new | ended, met, info)
         return self._shown(obs), reward.astype(np.float32), terminated, truncated, info
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> StateDict:
         return self._reward.state_dict()
 
-    def _load_own_state(self, state: dict[str, Any]) -> None:
+    def _load_own_state(self, state: StateDict) -> None:
         self._reward.load_state_dict(state)
 
     def _sentences(self) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.types import Array, Obs, Step
+from robot_rl.types import Array, Obs, StateDict, Step
 from robot_rl.types.data import all_finite
 
 _DOUBLE = (np.dtype(np.float64), torch.float64)
@@ -74,7 +74,7 @@ class Stepper:
             self._ended = result.terminated | result.truncated
         return result
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Environment state, current observation and pending resets.
 
         Raises:
@@ -87,7 +87,7 @@ class Stepper:
             )
         return {"env": self.env.state_dict(), "obs": dict(self.obs), "ended": self._ended}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.env.load_state_dict(state["env"])
         self.obs = {key: _like_env(value, self.env) for key, value in state["obs"].items()}

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.hiding import Hiding
-from robot_rl.types import IOSpec, VecEnv
+from robot_rl.types import IOSpec, StateDict, VecEnv
 
 
 class Watcher(Protocol):
@@ -34,11 +34,11 @@ class Watcher(Protocol):
         """(N,) reward of a control step; `seen` holds the true successors."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Exact continuation."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue."""
         ...
 
@@ -109,10 +109,10 @@ class Watched(Hiding):
         info = {**info, "env_reward": own.astype(np.float32), "reward_terms": {}}  # those were of the own one
         return self._shown(obs), np.asarray(reward, np.float32), terminated, truncated, info
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> StateDict:
         return self._reward.state_dict()
 
-    def _load_own_state(self, state: dict[str, Any]) -> None:
+    def _load_own_state(self, state: StateDict) -> None:
         self._reward.load_state_dict(state)
 
     def close(self, **options: object) -> None:

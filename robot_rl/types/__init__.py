@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from robot_rl.types.options import Options
     from robot_rl.types.policy import Action, Critic, Loaded, Policy, PolicyParts, ProgressCritic, TrainedPolicy
-    from robot_rl.types.track import Callback, Stateful, Tracker
+    from robot_rl.types.track import Callback, StateDict, Stateful, Tracker
 
 __all__ = [
     "Action",
@@ -55,6 +55,7 @@ __all__ = [
     "Sampler",
     "Seen",
     "StaleLearner",
+    "StateDict",
     "Stateful",
     "Step",
     "StepEnv",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
 
+from robot_rl.types.track import StateDict
+
 if TYPE_CHECKING:  # the processes of a robot that acts without torch load none
     from torch import Generator, Tensor
 
@@ -215,11 +217,11 @@ class Sampler(Protocol):
 
     def __len__(self) -> int: ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What the next batches depend on, besides rows that are stored elsewhere."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly as the saved one would have."""
         ...
 

@@ -15,6 +15,7 @@ from robot_rl.types.frames import Frames
 from robot_rl.types.io import IOSpec
 from robot_rl.types.options import Options
 from robot_rl.types.policy import Policy
+from robot_rl.types.track import StateDict
 
 if TYPE_CHECKING:
     import torch
@@ -175,11 +176,11 @@ class Learner(Generic[O_co, Data_contra]):
         """Draw as many batches as the method needs (UTD, epochs) and improve the policy."""
         raise NotImplementedError(f"{type(self).__name__}.update is missing: a method is a loss")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """All that the next update depends on: weights, optimisers, generators, counters; tensors and numbers."""
         raise NotImplementedError(f"{type(self).__name__}.state_dict is missing")
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place: optimisers keep their parameters."""
         raise NotImplementedError(f"{type(self).__name__}.load_state_dict is missing")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from robot_rl.types.data import Array, Obs
 from robot_rl.types.io import IOSpec
+from robot_rl.types.track import StateDict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,11 +112,11 @@ class Loaded:
 class TrainedPolicy(Policy, Protocol):
     """A policy with weights: what a checkpoint's policy.pt holds."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Tensors only."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         ...
 

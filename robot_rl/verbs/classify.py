@@ -25,7 +25,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options
+from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options, StateDict
 from robot_rl.types.options import Count, Part, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, choice, run_folder, saved_config, settings_of, threads, tracker_factory
@@ -57,11 +57,11 @@ class Classifier(Protocol):
         """(N,)."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Tensors."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         ...
 

@@ -18,7 +18,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Metrics
+from robot_rl.types import Metrics, StateDict
 from robot_rl.verbs.critic_clips import load_clips
 
 
@@ -43,11 +43,11 @@ class ClipLearner(Protocol):
         """Fit done on held-out clips."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Exact continuation."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue."""
         ...
 

@@ -40,7 +40,7 @@ from robot_rl.parts import BEST, Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Learner, Metrics, Needs
+from robot_rl.types import IOSpec, Learner, Metrics, Needs, StateDict
 from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
 from robot_rl.verbs.build import EnvMaker, MakeEnv
 
@@ -455,10 +455,10 @@ class Shares:
     def __init__(self, sampler: Mix | NewSteps) -> None:
         self._sampler = sampler
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Without parts."""
         return {**self._sampler.state_dict(), "parts": {}}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue."""
         self._sampler.load_state_dict(state)

@@ -14,6 +14,7 @@ import torch
 
 from robot_rl.data import recorder
 from robot_rl.track import Many
+from robot_rl.types import StateDict
 from robot_rl.verbs.critic_clips import without_pictures
 from robot_rl.verbs.logs import open_log
 from robot_rl.verbs.prefer_rounds import TIE, LabelledPair, PairSettings, Place, PreferenceJob, chance_of
@@ -184,11 +185,11 @@ class PictureJob(PreferenceJob):
             "accuracy_truth": self._accuracy(clear(test), better),
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Of the rounds, and what became of the questions."""
         return {**super().state_dict(), "counts": asdict(self._model.counts)}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue."""
         super().load_state_dict(state)
         for name, value in state["counts"].items():

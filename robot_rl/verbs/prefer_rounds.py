@@ -25,7 +25,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Metrics, Options
+from robot_rl.types import Metrics, Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
 Place = tuple[int, int]
@@ -53,11 +53,11 @@ class LearntReward(Protocol):
         """(N,) of states and actions, or of pictures and a goal."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Tensors."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue exactly."""
         ...
 
@@ -331,12 +331,12 @@ class PreferenceJob(ABC):
         """Further lines of the report."""
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """How far the rounds are."""
         state = self._before if self._progress.asking else self._rng.bit_generator.state
         return {"progress": asdict(self._progress), "fit": self._fit.state_dict(), "rng": state}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue exactly, but for what a person, a model or a script that stands for one answers."""
         self._progress = Progress(**state["progress"])
         self._fit.load_state_dict(state["fit"])

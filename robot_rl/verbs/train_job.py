@@ -30,7 +30,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Callback, Learner, Needs, OwnLoop, Seen
+from robot_rl.types import Callback, Learner, Needs, OwnLoop, Seen, StateDict
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.build import EnvMaker
@@ -449,12 +449,12 @@ class Beside:
     def __init__(self, mix: Any, without: str) -> None:
         self._mix, self._without = mix, without
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Of the mix and its other parts."""
         state = self._mix.state_dict()
         return {**state, "parts": {name: part for name, part in state["parts"].items() if name != self._without}}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue."""
         self._mix.load_state_dict(state)
 

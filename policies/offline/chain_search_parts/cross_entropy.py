@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from robot_rl.types import StateDict
 
 
 class CrossEntropy:
@@ -47,10 +47,10 @@ class CrossEntropy:
         self.std.fill_(std)
         self._least = 0.02 * self.std
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The Gaussian."""
         return {"mean": self.mean.clone(), "std": self.std.clone(), "least": self._least.clone()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from the saved one."""
         self.mean, self.std, self._least = (state[name].clone() for name in ("mean", "std", "least"))

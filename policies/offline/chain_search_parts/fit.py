@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from robot_rl.policies.offline.chain_search_parts.log import MARGIN, Signals
 from robot_rl.policies.offline.chain_search_parts.mechanics import STICTION_SPEED, HingeChain, running
+from robot_rl.types import StateDict
 
 _DELAYS = torch.arange(0.0, 4.01, 0.5, dtype=torch.float64)
 _SPEED_WEIGHT = 0.05
@@ -165,7 +165,7 @@ class ChainFit:
         usual = self.friction[self.weight > 0].median(0).values if friction is None else friction
         return HingeChain.unpack(self.numbers, [usual[i] for i in range(len(usual))])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Constants, nuisance parameters, damping."""
         return {
             "numbers": self.numbers,
@@ -177,7 +177,7 @@ class ChainFit:
             "steps": self.steps,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue with the saved constants."""
         for name in ("numbers", "friction", "delay", "weight"):
             setattr(self, name, state[name].clone())

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.types import IOSpec, Transitions
+from robot_rl.types import IOSpec, StateDict, Transitions
 
 MARGIN = 5
 """Steps at both ends of a window that shifted signals may need."""
@@ -112,11 +112,11 @@ class Windows:
         """Every column as one tensor."""
         return {name: torch.cat([part[name] for part in self.rows]) for name in self.rows[0]} if self.rows else {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The windows so far."""
         return {"rows": self.joined()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue with the saved windows."""
         self.rows = [dict(state["rows"])] if state["rows"] else []
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robot_rl.policies.offline.chain_search_parts.log import StateLayout
 from robot_rl.policies.offline.chain_search_parts.mechanics import Columns, HingeChain, linearise, regulator, running
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts, StateDict
 
 _SIGN_SPEED = 0.1
 
@@ -189,11 +189,11 @@ class ChainPolicy:
             value = torch.zeros(len(x), len(c["driven"]))
         return Action(value.to(state.device) if isinstance(given, Tensor) else np.asarray(value))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Constants of model, goal, regulator and weights."""
         return {name: value.clone() for name, value in self.constants.items()}
 
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.
 
         Raises:

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from robot_rl.arbiter import Reading
-from robot_rl.types import Obs
+from robot_rl.types import Obs, StateDict
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Teleop(ABC):
             views: name -> (H, W, 3) what the policy saw.
         """
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What continues it exactly, between episodes; a person of flesh and blood has nothing."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: StateDict) -> None:  # noqa: B027
         """Continue."""
 
     def close(self) -> None:  # noqa: B027
