@@ -17,8 +17,9 @@ class Saved:
     """An object that continues exactly from the attributes that it names.
 
     A state has an entry for each of `saved`, without a leading underscore. Tensors and arrays are copied in place, so
-    that views and optimisers that share them see the loaded values; parts load their own state; numbers, texts and
-    collections of them are replaced. What is not an attribute of the object's own is given by `saved_parts`.
+    that views and optimisers that share them see the loaded values (empty ones are replaced); parts load their own
+    state; numbers, texts and collections of them are replaced. What is no attribute of the object's own is given by
+    `saved_parts`.
 
     Attributes:
         saved: names of attributes.
@@ -31,15 +32,15 @@ class Saved:
     def saved_parts(self) -> dict[str, object]:
         """Key in the state -> tensor, array, generator, part with a state of its own, or plain value.
 
-        Plain values can be put back where their key is that of an attribute in `saved`. A part that is None has no
-        entry where `saved_parts` is overridden: the options decide whether it is there.
+        Plain values can be put back where their key is that of an attribute in `saved`. Another part that is None has
+        no entry: the options decide whether it is there.
         """
         return {name.lstrip("_"): vars(self)[name] for name in self.saved}
 
     def state_dict(self) -> StateDict:
         """Copies of all parts: tensors, arrays and plain values only."""
         kind = {"kind": self.kind} if self.kind else {}
-        return {**kind, **take(self.saved_parts())}
+        return {**kind, **take(self._there())}
 
     def load_state_dict(self, state: StateDict, /) -> None:
         """Continue exactly as the saved object would have.
@@ -51,9 +52,14 @@ class Saved:
         if self.kind and state.get("kind") != self.kind:
             raise ValueError(f"this state is of a '{state.get('kind')}', expected {self.kind}")
         own = {name.lstrip("_"): name for name in self.saved}
-        for key, value in put_back(self.saved_parts(), state, what).items():
+        given = {key: value for key, value in state.items() if key != "kind"} if self.kind else state
+        for key, value in put_back(self._there(), given, what).items():
             vars(self)[own[key]] = value
         self.loaded()
+
+    def _there(self) -> dict[str, object]:
+        own = {name.lstrip("_") for name in self.saved}
+        return {key: part for key, part in self.saved_parts().items() if part is not None or key in own}
 
     def loaded(self) -> None:
         """Called behind `load_state_dict`: forget or make anew what was derived from the older values."""
@@ -69,17 +75,16 @@ def put_back(parts: Mapping[str, object], state: Mapping[str, object], what: str
 
     Args:
         parts: as given to `take`.
-        state: what it returned, or what a checkpoint made of it; further entries are left alone.
+        state: what it returned, or what a checkpoint made of it.
         what: name of the whole, for messages.
 
     Raises:
-        ValueError: an entry is missing or of another size.
+        ValueError: an entry is missing, unknown or of another size.
     """
-    missing = sorted(parts.keys() - state.keys())
-    if missing:
+    if parts.keys() != state.keys():
         raise ValueError(
-            f"the saved state of {what} lacks {', '.join(missing)}; it has {', '.join(sorted(state)) or 'nothing'}: "
-            "build it with the method and options that it was saved with"
+            f"the saved {what} has {', '.join(sorted(state)) or 'nothing'}, this one {', '.join(sorted(parts))}; build "
+            "it with the method and options that it was saved with"
         )
     for name, part in parts.items():  # all sizes before the first change: a refused state leaves everything as it was
         _check_size(part, state[name], f"{what}'s {name}")
@@ -114,11 +119,18 @@ def _take(part: object) -> object:
 
 
 def _check_size(part: object, saved: object, where: str) -> None:
-    if isinstance(part, (Tensor, np.ndarray)) and isinstance(saved, (Tensor, np.ndarray)) and part.shape != saved.shape:
+    if not isinstance(part, (Tensor, np.ndarray)) or not isinstance(saved, (Tensor, np.ndarray)):
+        return
+    if part.shape != saved.shape and not _has_no_size_yet(part):
         raise ValueError(
             f"{where} was saved with shape {tuple(saved.shape)}, here it is {tuple(part.shape)}; build it with the "
             "sizes and the number of environments that it was saved with"
         )
+
+
+def _has_no_size_yet(part: Tensor | np.ndarray) -> bool:
+    """Whether it is empty: rows that come with the first episode, for instance; it is replaced."""
+    return 0 in part.shape
 
 
 def _put_back(part: object, saved: object, where: str) -> object:
@@ -129,6 +141,8 @@ def _put_back(part: object, saved: object, where: str) -> object:
             part.set_state(given.cpu())
     elif isinstance(part, np.random.Generator):
         part.bit_generator.state = dict(_mapping(saved, where))
+    elif isinstance(part, (Tensor, np.ndarray)) and _has_no_size_yet(part):
+        return _take(saved)
     elif isinstance(part, Tensor) and saved is not None:
         with torch.no_grad():
             part.copy_(torch.as_tensor(saved))

@@ -18,7 +18,8 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 _LOG_TAU = math.log(2 * math.pi)
@@ -266,8 +267,10 @@ def _dot(a: list[Tensor], b: list[Tensor]) -> float:
     return float(sum((x * y).sum() for x, y in zip(a, b)))
 
 
-class _Blend:
+class _Blend(Saved):
     """phi, gamma_phi, and the running spread of both rewards."""
+
+    saved = ("_params", "_moments")
 
     def __init__(self, gamma: float, device: str) -> None:
         bound = min(max(gamma, 1e-3), 1.0 - 1e-4)
@@ -308,13 +311,6 @@ class _Blend:
         self._params.adam(lr)
         self.phi[1:2].clamp_(min=0.0)
         return phi.norm()
-
-    def state_dict(self) -> StateDict:
-        return {"params": self._params.state_dict(), "moments": self._moments.state_dict()}
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        self._params.load_state_dict(state["params"])
-        self._moments.load_state_dict(state["moments"])
 
 
 class _Gaussian(nn.Module):

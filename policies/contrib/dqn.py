@@ -13,7 +13,8 @@ from torch.nn.functional import smooth_l1_loss
 from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import Net, mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, StateDict, Transitions, action_of, choice_of
+from robot_rl.state import Saved
+from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, Transitions, action_of, choice_of
 from robot_rl.types.options import Count, Rate, Share
 
 
@@ -30,7 +31,7 @@ class DqnOptions(TdOptions):
     """Actions over which the share falls from one to the other."""
 
 
-class GreedyPolicy:
+class GreedyPolicy(Saved):
     """The choice with the largest Q; a falling share of random ones where it explores.
 
     Args:
@@ -40,6 +41,8 @@ class GreedyPolicy:
         options: of the method.
         seed: of the random choices.
     """
+
+    saved = ("_acted",)
 
     parts = PolicyParts()
 
@@ -72,30 +75,10 @@ class GreedyPolicy:
         value = action_of(chosen[:, None].float(), q.shape[-1])
         return Action(value.cpu().numpy() if isinstance(obs["state"], np.ndarray) else value)
 
-    def state_dict(self) -> StateDict:
-        """Weights, moments, generator and how often it has acted."""
-        state = {"critic": self._critic.params.flat.detach().clone(), "generator": self._generator.get_state()}
-        state["acted"] = torch.tensor(self._acted)
-        return state | ({} if self._norm is None else {"normalizer": self._norm.state_dict()})
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes.
-        """
-        own = self._critic.params.flat
-        if state["critic"].shape != own.shape or ("normalizer" in state) != (self._norm is not None):
-            raise ValueError(
-                f"the saved policy has {state['critic'].numel()} weights, this one {own.numel()}; build it with the "
-                "configuration that it was saved with"
-            )
-        with torch.no_grad():
-            own.copy_(state["critic"])
-        if self._norm is not None:
-            self._norm.load_state_dict(state["normalizer"])
-        self._generator.set_state(state["generator"].cpu())
-        self._acted = int(state["acted"])
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, generator, how often it has acted, and moments, where there are some."""
+        parts = {"critic": self._critic.params.flat, "generator": self._generator, "acted": self._acted}
+        return {**parts, "normalizer": self._norm}
 
 
 class Dqn(TdLearner[DqnOptions]):

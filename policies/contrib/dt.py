@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -18,12 +18,13 @@ from robot_rl.policies.nets.module_step import DrawnDropout, ModuleStep, load_mo
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
+from robot_rl.state import Saved
 from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
 @dataclass
-class Returns:
+class Returns(Saved):
     """What returns to go mean: their scale, the range that the log holds, and the one that is aimed at.
 
     Attributes:
@@ -35,22 +36,14 @@ class Returns:
         reward_bias: added behind it.
     """
 
+    saved = ("target", "scale", "low", "high", "reward_scale", "reward_bias")
+
     target: float
     scale: float
     low: float = math.inf
     high: float = -math.inf
     reward_scale: float = 1.0
     reward_bias: float = 0.0
-
-    def state_dict(self) -> dict[str, float]:
-        """Plain numbers."""
-        return {name: float(value) for name, value in asdict(self).items()}
-
-    def load_state_dict(self, state: dict[str, float], /) -> None:
-        """Take over."""
-        self.target, self.scale = float(state["target"]), float(state["scale"])
-        self.low, self.high = float(state["low"]), float(state["high"])
-        self.reward_scale, self.reward_bias = float(state["reward_scale"]), float(state["reward_bias"])
 
 
 class ReturnOptions(RowOptions):

@@ -286,7 +286,7 @@ class Tdmpc2Policy(ModulePolicy):
 
     def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
-        super().load_state_dict(state)
+        super().load_state_dict({key: value for key, value in state.items() if key != "plan"})
         self._plan = state["plan"].to(self._device).clone()
 
     def _noise(self, *shape: int) -> Tensor:

@@ -14,7 +14,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.imitation import human_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Options, StateDict, Transitions
+from robot_rl.state import Saved
+from robot_rl.types import Options, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Rate
 
 
@@ -44,7 +45,7 @@ class SafeSetOptions(Options):
         return value
 
 
-class SafeSet:
+class SafeSet(Saved):
     """P(safe | s), learnt from demonstrations and widened by experience.
 
     Targets of the classifier f:
@@ -59,6 +60,8 @@ class SafeSet:
     Sparse Reward Iterative Tasks (recalled), who learn them in an image's code and plan with them. Ours: states instead
     of codes, and noise off the data as negatives, since a few demonstrations hold no unsafe ones.
     """
+
+    saved = ("net", "_slow", "_optimiser", "_norm", "model")
 
     def __init__(self, options: SafeSetOptions, state: int, action: int, *, generator: torch.Generator) -> None:
         """Build classifier and model.
@@ -157,24 +160,6 @@ class SafeSet:
     def scaled(self, state: Tensor) -> Tensor:
         """States (..., S) in standard deviations of the demonstrated ones."""
         return self._norm(state).clamp(-10.0, 10.0)
-
-    def state_dict(self) -> StateDict:
-        """Everything; the generator belongs to the owner."""
-        return {
-            "net": copy.deepcopy(self.net.state_dict()),
-            "slow": copy.deepcopy(self._slow.state_dict()),
-            "optimiser": copy.deepcopy(self._optimiser.state_dict()),
-            "moments": self._norm.state_dict(),
-            "model": self.model.state_dict(),
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly."""
-        self.net.load_state_dict(state["net"])
-        self._slow.load_state_dict(state["slow"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._norm.load_state_dict(state["moments"])
-        self.model.load_state_dict(state["model"])
 
 
 def mlp(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:

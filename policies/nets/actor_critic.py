@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.advantage.backends import backend
-from robot_rl.types import StateDict
+from robot_rl.state import Saved
 
 ACTIVATIONS = ("tanh", "relu", "elu")
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -236,7 +236,7 @@ def build_actor_critic(layout: ActorCriticLayout, params: Tensor, activation: st
     return (ExplicitActorCritic if explicit else AutogradActorCritic)(layout, params, activation)
 
 
-class Adam:
+class Adam(Saved):
     """Adam on one flat vector, in place, after clipping the gradient to a norm.
 
     A gradient that is not finite (one row of an absurd observation is enough) is no step: weights and moments stay.
@@ -252,6 +252,8 @@ class Adam:
 
     Source: Kingma and Ba, Adam, algorithm 1.
     """
+
+    saved = ("_first", "_second", "_count")
 
     def __init__(self, params: Tensor, lr: float, max_norm: float, eps: float = 1e-5) -> None:
         self.lr, self._max_norm, self._params, self._eps = lr, max_norm, params, eps
@@ -281,16 +283,6 @@ class Adam:
         root.mul_(root_scale).add_(self._eps)
         self._params.sub_(self._first / root * (rate * share))
         return norm
-
-    def state_dict(self) -> StateDict:
-        """Moments and step count."""
-        return {"first": self._first.clone(), "second": self._second.clone(), "count": self._count}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place."""
-        self._first.copy_(state["first"])
-        self._second.copy_(state["second"])
-        self._count = int(state["count"])
 
 
 def adam(grad: np.ndarray, params: np.ndarray, first: np.ndarray, second: np.ndarray, numbers: np.ndarray) -> float:

@@ -13,7 +13,8 @@ from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.value_heads import hl_gauss_head
-from robot_rl.types import Options, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Support
 
 AUTO_RANGE = 5.0
@@ -87,7 +88,7 @@ def project(atoms: Tensor, probability: Tensor, low: float, high: float) -> Tens
     return out.scatter_add(-1, index, probability * (1.0 - share)).scatter_add(-1, index + 1, probability * share)
 
 
-class DeviceRewardScale:
+class DeviceRewardScale(Saved):
     """`value_heads.RewardScale` without a wait: the divisor of rewards that keeps values inside [-v_max, v_max].
 
     scale = max(headroom E|r| / (1 - E discount), max |r|) / v_max, over all rewards seen, on all processes.
@@ -100,6 +101,8 @@ class DeviceRewardScale:
     Source: Lee et al., Hyperspherical Normalization for Scalable Deep RL (reward scaling); the estimate from single
     transitions is ours (docs/sac.md).
     """
+
+    saved = ("_sum", "_largest", "scale")
 
     def __init__(self, v_max: float, *, headroom: float = 2.0, device: torch.device) -> None:
         self._v_max, self._headroom = v_max, headroom
@@ -117,18 +120,8 @@ class DeviceRewardScale:
         expected = self._headroom * self._sum[1] / self._sum[2].clamp_min(1e-6)
         self.scale.copy_(torch.maximum(expected, self._largest).clamp_min(1e-8) / self._v_max)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Sums and scale."""
-        return {"sum": self._sum.clone(), "largest": self._largest.clone(), "scale": self.scale.clone()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy in place."""
-        self._sum.copy_(state["sum"])
-        self._largest.copy_(state["largest"])
-        self.scale.copy_(state["scale"])
-
-
-class DeviceCritic:
+class DeviceCritic(Saved):
     """E distributional critics and their Polyak copies.
 
     Attributes:
@@ -138,6 +131,8 @@ class DeviceCritic:
         low: first value of the support.
         high: last value.
     """
+
+    saved = ("params", "target")
 
     def __init__(
         self, options: DeviceCriticOptions, features: int, actions: int, *, generator: torch.Generator
@@ -207,15 +202,6 @@ class DeviceCritic:
     def edge_mass(self, target: Tensor) -> Tensor:
         """() mean mass of targets in the two end bins: above 0.05 for long, the support is too narrow."""
         return (target[:, 0] + target[:, -1]).mean()
-
-    def state_dict(self) -> StateDict:
-        """Parameters, moments and averaged parameters."""
-        return {"online": self.params.state_dict(), "target": self.target.state_dict()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place."""
-        self.params.load_state_dict(state["online"])
-        self.target.load_state_dict(state["target"])
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from robot_rl.policies.nets.device_critic import (
     descend,
 )
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
-from robot_rl.policies.nets.device_policy import DevicePolicy, restore
+from robot_rl.policies.nets.device_policy import DevicePolicy
 from robot_rl.policies.nets.device_step import (
     DeviceMetrics,
     Repeated,
@@ -33,7 +33,8 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Batches, IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, StateDict, Transitions
+from robot_rl.state import Saved
+from robot_rl.types import Batches, IOSpec, Metrics, Needs, Obs, OffPolicyDeviceLearner, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative
 
 CPU_ROWS = 256
@@ -67,7 +68,7 @@ class DeviceOptions(DeviceCriticOptions):
 D_co = TypeVar("D_co", bound=DeviceOptions, covariant=True)
 
 
-class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
+class DeviceLearner(Saved, OffPolicyDeviceLearner[D_co, Transitions], ABC):
     """The frame of a method.
 
     Attributes:
@@ -76,6 +77,8 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
         updates: critic steps so far.
         critic: online and averaged critics.
     """
+
+    saved = ("updates",)
 
     policy: DevicePolicy
     source_rows: ClassVar[int]
@@ -285,30 +288,9 @@ class DeviceLearner(OffPolicyDeviceLearner[D_co, Transitions], ABC):
             self._latest["train/reward_scale"] = float(self.reward_scale.scale)
         return dict(self._latest)
 
-    def state_dict(self) -> StateDict:
-        """Weights, averages, moments, optimisers, generators, counters: tensors and numbers."""
-        return {
-            **{name: part.state_dict() for name, part in self._parts.items() if part is not None},
-            "noise": self._noise.get_state(),
-            "updates": self.updates,
-        }
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other parts or sizes.
-        """
-        parts = {name: part for name, part in self._parts.items() if part is not None}
-        missing = sorted(parts.keys() - state.keys())
-        if missing:
-            raise ValueError(
-                f"the saved state lacks {', '.join(missing)}; it is not of {self.method} with these options"
-            )
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        restore(self._noise, state["noise"])
-        self.updates = int(state["updates"])
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, averages, moments, optimisers, the generator, the counter."""
+        return {**self._parts, "noise": self._noise, "updates": self.updates}
 
 
 def vector_size(io: IOSpec) -> int:

@@ -10,13 +10,14 @@ from torch import Tensor
 from robot_rl.policies.nets.device_mlp import Tower, frozen
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 Rule = Callable[[Tensor, "Tensor | None"], Tensor]
 """(B, O) output of the tower and (B, A) standard normal noise, or None for the most likely action -> (B, A) action."""
 
 
-class DevicePolicy:
+class DevicePolicy(Saved):
     """Shares its parameters with the learner that trains it; takes arrays or tensors from anywhere.
 
     Args:
@@ -80,34 +81,6 @@ class DevicePolicy:
         """(rows, A) standard normal."""
         return torch.randn(rows, self.io.action_dim, generator=self._generator, device=self._device)
 
-    def state_dict(self) -> StateDict:
-        """Weights, normaliser and noise generator: tensors only."""
-        state: StateDict = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
-        if self._normalizer is not None:
-            state["normalizer"] = self._normalizer.state_dict()
-        return state
-
-    @torch.no_grad()
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place. A generator saved on another kind of device is left as it is.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes or parts.
-        """
-        own = self.state_dict()
-        if own.keys() != state.keys() or own["actor"].shape != state["actor"].shape:
-            raise ValueError(
-                f"the saved policy has {sorted(state)} with {state.get('actor', torch.zeros(0)).numel()} actor "
-                f"parameters, this one {sorted(own)} with {own['actor'].numel()}; build it with the configuration "
-                "that it was saved with"
-            )
-        self._params.flat.copy_(state["actor"])
-        if self._normalizer is not None:
-            self._normalizer.load_state_dict(state["normalizer"])
-        restore(self._generator, state["generator"])
-
-
-def restore(generator: torch.Generator, state: Tensor) -> None:
-    """Set a generator; a state of another kind of device (another length) is left out."""
-    if state.numel() == generator.get_state().numel():
-        generator.set_state(state.cpu())
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, noise generator and normaliser, where there is one."""
+        return {"actor": self._params.flat, "generator": self._generator, "normalizer": self._normalizer}

@@ -8,7 +8,7 @@ from torch.nn.functional import softplus
 
 from robot_rl.policies.nets.net import Net, NetShape, mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.types import StateDict
+from robot_rl.state import Saved
 
 _DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
 """Of the squared weights, first layer to last; with fewer layers the last one keeps its own."""
@@ -28,7 +28,7 @@ class _Decayed(Net):
         super().apply()
 
 
-class Dynamics:
+class Dynamics(Saved):
     """Members with weights of their own, each trained on rows of its own; the best ones on held-out rows predict.
 
     Loss per member: mean((mu - y)^2 exp(-logvar) + logvar), plus 0.01 (sum of upper - sum of lower limits of logvar,
@@ -37,6 +37,8 @@ class Dynamics:
     Source: Chua et al., Deep RL in a Handful of Trials (PETS); sizes, limits and decay of Yu et al., MOPO, as in
     OfflineRL-Kit. Where we differ: ReLU in place of Swish; targets are standardised too.
     """
+
+    saved = ("net", "_kept", "input_norm", "target_norm", "order", "best")
 
     def __init__(
         self,
@@ -146,17 +148,3 @@ class Dynamics:
         elite = mean[chosen]
         spread = (elite - elite.mean(0)).norm(dim=-1).amax(0)
         return state + delta[:, :-1], delta[:, -1], std.norm(dim=-1).amax(0), spread
-
-    def state_dict(self) -> StateDict:
-        """Weights, those that were best, moments and the ranking of the members."""
-        parts = {name: part.state_dict() for name, part in self._parts().items()}
-        return {**parts, "order": self.order.clone(), "best": self.best.clone()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place."""
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-        self.order, self.best = state["order"].clone(), state["best"].clone()
-
-    def _parts(self) -> dict[str, Net | RunningNorm]:
-        return {"net": self.net, "kept": self._kept, "inputs": self.input_norm, "targets": self.target_norm}

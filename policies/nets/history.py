@@ -12,7 +12,8 @@ from torch import Tensor
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.net import Leaves, Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 
 class HistoryEncoder(Leaves):
@@ -95,7 +96,7 @@ class Memory:
         self._taken = action.clone()
 
 
-class HistoryPolicy:
+class HistoryPolicy(Saved):
     """tanh of a network of z over the last `history` observations; forgets at every reset."""
 
     parts = PolicyParts(remembers=True)
@@ -153,30 +154,11 @@ class HistoryPolicy:
         self.memory.took(action)
         return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
 
-    def state_dict(self) -> StateDict:
-        """Weights, normaliser and noise generator; what was seen is not kept."""
-        state: StateDict = {
-            "encoder": self._encoder.params.flat.detach().clone(),
-            "actor": self._actor.params.flat.detach().clone(),
-            "generator": self._generator.get_state(),
-        }
-        if self._norm is not None:
-            state["normalizer"] = self._norm.state_dict()
-        return state
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, noise generator, and normaliser, where there is one; what was seen is not kept."""
+        nets = {"encoder": self._encoder.params.flat, "actor": self._actor.params.flat}
+        return {**nets, "generator": self._generator, "normalizer": self._norm}
 
-    @torch.no_grad()
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes or parts.
-        """
-        own = self.state_dict()
-        if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in ("encoder", "actor")):
-            raise ValueError("the saved policy has other sizes; build it with the configuration that it was saved with")
-        self._encoder.params.flat.copy_(state["encoder"])
-        self._actor.params.flat.copy_(state["actor"])
+    def loaded(self) -> None:
+        """Take over the new weights."""
         self._actor.kernel.refresh()
-        if self._norm is not None:
-            self._norm.load_state_dict(state["normalizer"])
-        self._generator.set_state(state["generator"].cpu())

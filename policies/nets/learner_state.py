@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robot_rl.types import Metrics, StateDict, Stateful
+from robot_rl.state import put_back, take
+from robot_rl.types import Metrics, StateDict
 
 
 class LearnerState:
@@ -82,12 +83,8 @@ class LearnerState:
 
     def state_dict(self) -> StateDict:
         """All parts, counters and the latest metrics: tensors and numbers."""
-        return {
-            **{name: _state(part) for name, part in self._parts.items()},
-            "updates": self.updates,
-            "bound": self.bound,
-            "metrics": dict(self._metrics),
-        }
+        counters = {"updates": self.updates, "bound": self.bound, "metrics": dict(self._metrics)}
+        return {**take(self._parts), **counters}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Copy in place.
@@ -95,21 +92,8 @@ class LearnerState:
         Raises:
             ValueError: the state belongs to another method or to other sizes.
         """
-        missing = sorted(self._parts.keys() - state.keys())
-        if missing:
-            raise ValueError(
-                f"the saved state lacks {', '.join(missing)}; it is not of {self.method} with these options"
-            )
-        for name, part in self._parts.items():
-            if isinstance(part, torch.Generator):
-                part.set_state(state[name].cpu())
-            else:
-                part.load_state_dict(state[name])
+        put_back(self._parts, {name: state[name] for name in self._parts if name in state}, self.method)
         self.updates, self.bound = int(state["updates"]), float(state["bound"])
         self._metrics = {name: float(value) for name, value in state["metrics"].items()}
         for network in self._networks:
             network.refresh()
-
-
-def _state(part: Stateful | torch.Generator) -> Any:
-    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()

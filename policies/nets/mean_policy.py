@@ -10,10 +10,11 @@ from torch import Tensor
 
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts
 
 
-class MeanPolicy:
+class MeanPolicy(Saved):
     """a = clip(mean(s) + std * noise, -1, 1), sharing the learner's parameters: no copy when weights change.
 
     The mean is the network's output, through tanh or not. `deterministic` leaves the noise out; so does a policy
@@ -128,28 +129,6 @@ class MeanPolicy:
         z = (action - self.mean(torch.as_tensor(obs["state"]).to(self._device, torch.float32))) / std
         return (-0.5 * z.square() - std.log() - 0.9189385332046727).sum(-1)
 
-    def state_dict(self) -> StateDict:
-        """Weights, normaliser and noise generator: tensors only."""
-        state: StateDict = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
-        if self._normalizer is not None:
-            state["normalizer"] = self._normalizer.state_dict()
-        return state
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes or parts.
-        """
-        own = self.state_dict()
-        if own.keys() != state.keys() or own["actor"].shape != state["actor"].shape:
-            sizes = [f"{sorted(s)} with {s['actor'].numel() if 'actor' in s else 0} parameters" for s in (state, own)]
-            raise ValueError(
-                f"saved policy has {sizes[0]}, this one {sizes[1]}; build it with the configuration that it was saved "
-                "with"
-            )
-        with torch.no_grad():
-            self._params.flat.copy_(state["actor"])
-        if self._normalizer is not None:
-            self._normalizer.load_state_dict(state["normalizer"])
-        self._generator.set_state(state["generator"].cpu())
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, noise generator and normaliser, where there is one."""
+        return {"actor": self._params.flat, "generator": self._generator, "normalizer": self._normalizer}

@@ -7,10 +7,11 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from robot_rl.state import Saved
 from robot_rl.types import StateDict
 
 
-class ModuleStep:
+class ModuleStep(Saved):
     """AdamW on the parameters of a module; saved and loaded as one part of a learner.
 
     Args:
@@ -24,6 +25,8 @@ class ModuleStep:
     Attributes:
         lr: may be changed between steps.
     """
+
+    saved = ("module", "_optimiser", "_steps")
 
     def __init__(
         self,
@@ -59,25 +62,6 @@ class ModuleStep:
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), torch.inf if self._clip is None else self._clip)
         self._optimiser.step()
         return norm
-
-    def state_dict(self) -> StateDict:
-        """Copies of weights, moments and the counter."""
-        return {
-            "module": module_state(self.module),
-            "optimiser": copy.deepcopy(self._optimiser.state_dict()),
-            "steps": self._steps,
-        }
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the weights are of other sizes.
-        """
-        load_module(self.module, state["module"])
-        # torch's optimisers keep the tensors that they are given: two learners would share their moments
-        self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
-        self._steps = int(state["steps"])
 
 
 class SlowCopy:

@@ -6,15 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.types import StateDict
+from robot_rl.state import Saved
 
 
-class RunningNorm:
+class RunningNorm(Saved):
     """(x - mean) / std with moments gathered from the batches that a learner sees.
 
     Each batch weighs by its size, so the moments settle as data accumulates. Before the first batch it changes
     nothing. The factor 1/std is at most `max_scale`: components that hardly vary are not blown up to noise.
     """
+
+    saved = ("count", "mean", "square", "shift", "scale")
 
     def __init__(self, size: int, *, max_scale: float = 50.0, device: str | torch.device = "cpu") -> None:
         """Moments of `size` components."""
@@ -54,17 +56,8 @@ class RunningNorm:
             "count": self.count, "mean": self.mean, "square": self.square, "shift": self.shift, "scale": self.scale,
         }  # fmt: skip
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all moments."""
-        return {name: value.clone() for name, value in self._moments().items()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy in place."""
-        for name, value in self._moments().items():
-            value.copy_(state[name])
-
-
-class FixedNorm:
+class FixedNorm(Saved):
     """(x - mean) / (std + eps) with moments of a whole data set, set once before training.
 
     A component with std below 1e-6 passes with scale 1: with 1 / eps any later change would be blown up a thousand
@@ -72,6 +65,8 @@ class FixedNorm:
 
     Source: Fujimoto and Gu, A Minimalist Approach to Offline RL (eps 1e-3); the exception for constants is ours.
     """
+
+    saved = ("shift", "scale")
 
     def __init__(self, size: int, *, eps: float = 1e-3, device: str | torch.device = "cpu") -> None:
         """Identity of `size` components."""
@@ -93,12 +88,3 @@ class FixedNorm:
     def numpy(self) -> tuple[np.ndarray, np.ndarray]:
         """Shift and scale as arrays that share this object's memory (CPU only)."""
         return self.shift.numpy(), self.scale.numpy()
-
-    def state_dict(self) -> StateDict:
-        """Copies of shift and scale."""
-        return {"shift": self.shift.clone(), "scale": self.scale.clone()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place."""
-        self.shift.copy_(state["shift"])
-        self.scale.copy_(state["scale"])

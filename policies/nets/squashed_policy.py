@@ -13,10 +13,11 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts
 
 
-class SquashedGaussianPolicy:
+class SquashedGaussianPolicy(Saved):
     """a = tanh(mean + std * noise), shared with the learner that trains it: no copy when weights change.
 
     NumPy observations are answered with plain NumPy on views of the weights (CPU, state observations); tensors and
@@ -164,34 +165,11 @@ class SquashedGaussianPolicy:
                 for name in self._encoder.names:
                     self._encoder.params.view[name].copy_(params.view[name])
 
-    def state_dict(self) -> StateDict:
-        """Weights, normaliser and noise generator: tensors only."""
-        state: StateDict = {"actor": self._params.flat.detach().clone(), "generator": self._generator.get_state()}
-        if self._encoder is not None:
-            state["encoder"] = self._encoder.params.flat.clone()
-        if self._normalizer is not None:
-            state["normalizer"] = self._normalizer.state_dict()
-        return state
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes or parts.
-        """
-        own = self.state_dict()
-        if own.keys() != state.keys() or own["actor"].shape != state["actor"].shape:
-            raise ValueError(
-                f"saved policy has {_summary(state)}, this one has {_summary(own)}; "
-                "build it with the configuration that it was saved with"
-            )
-        with torch.no_grad():
-            self._params.flat.copy_(state["actor"])
-            if self._encoder is not None:
-                self._encoder.params.flat.copy_(state["encoder"])
-        if self._normalizer is not None:
-            self._normalizer.load_state_dict(state["normalizer"])
-        self._generator.set_state(state["generator"].cpu())
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, noise generator, and normaliser and encoder, where there are some."""
+        encoder = None if self._encoder is None else self._encoder.params.flat
+        parts = {"actor": self._params.flat, "generator": self._generator}
+        return {**parts, "encoder": encoder, "normalizer": self._normalizer}
 
 
 def _summary(state: dict[str, Any]) -> str:

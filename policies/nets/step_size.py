@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from robot_rl.state import Saved
+
 LrSchedule = Literal["constant", "linear", "cosine", "adaptive"]
 """Names of the schedules, see `StepSize`."""
 LIMITS = 1e-5, 1e-2
 """Between which `adaptive` stays, as in rsl_rl."""
 
 
-class StepSize:
+class StepSize(Saved):
     """What Adam's step size is now.
 
     - constant: `lr`.
@@ -33,6 +35,8 @@ class StepSize:
     are used here for the step size); Rudin et al., Learning to Walk in Minutes, for legged robots.
     """
 
+    saved = ("value",)
+
     def __init__(self, lr: float, schedule: LrSchedule = "constant", kl: float = 0.01) -> None:
         self.value, self.progress, self._schedule, self._kl = lr, 0.0, schedule, kl
 
@@ -53,11 +57,3 @@ class StepSize:
             self.value = max(self.value / 1.5, low)
         elif kl < 0.5 * self._kl:
             self.value = min(self.value * 1.5, high)
-
-    def state_dict(self) -> dict[str, float]:
-        """What `adaptive` has come to."""
-        return {"value": self.value}
-
-    def load_state_dict(self, state: dict[str, float], /) -> None:
-        """Inverse of `state_dict`."""
-        self.value = float(state["value"])

@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from robot_rl.state import Saved
+
 HEADS = ("mse", "twohot", "hlgauss", "c51", "quantile")
 
 
@@ -377,7 +379,7 @@ def build_head(
     return hl_gauss_head(low, high, bins, sigma_ratio=sigma_ratio, device=device, symlog=symlog)
 
 
-class RewardScale:
+class RewardScale(Saved):
     """Divisor of rewards that keeps values inside [-v_max, v_max] without tuning (automatic support).
 
     The rule of the source is max(std of returns, max |return| / v_max), over returns of whole trajectories. A learner
@@ -387,6 +389,8 @@ class RewardScale:
 
     Source: Lee et al., Hyperspherical Normalization for Scalable Deep RL (SimbaV2), reward scaling; estimate ours.
     """
+
+    saved = ("sums", "scale")
 
     def __init__(self, v_max: float, *, headroom: float = 2.0, device: str | torch.device = "cpu") -> None:
         """Start without data; `scale` is 1 until the first `observe`."""
@@ -404,12 +408,3 @@ class RewardScale:
         _, total, decay, largest = self.sums.tolist()
         expected = self.headroom * total / max(decay, 1e-6)
         self.scale = max(expected, largest, 1e-8) / self.v_max
-
-    def state_dict(self) -> dict[str, Tensor | float]:
-        """Running sums."""
-        return {"sums": self.sums.clone(), "scale": self.scale}
-
-    def load_state_dict(self, state: dict[str, Tensor | float]) -> None:
-        """Copy in place."""
-        self.sums.copy_(torch.as_tensor(state["sums"]))
-        self.scale = float(state["scale"])

@@ -16,7 +16,7 @@ from robot_rl.advantage.rows import RolloutRows
 from robot_rl.policies.nets.actor_critic import backward_from
 from robot_rl.policies.nets.device_learner import vector_size
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
-from robot_rl.policies.nets.device_policy import DevicePolicy, restore
+from robot_rl.policies.nets.device_policy import DevicePolicy
 from robot_rl.policies.nets.device_step import (
     DeviceMetrics,
     Repeated,
@@ -28,7 +28,8 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.surrogate import SurrogateOptions
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Rollout, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Rollout
 from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
@@ -74,7 +75,7 @@ class FastPpoOptions(SurrogateOptions):
     """Compiled and captured steps; auto: compile_graph on CUDA, eager on the CPU."""
 
 
-class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
+class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
     """PPO whose rollout, advantages and updates are tensors on the device; the step size follows the KL divergence.
 
     Args:
@@ -91,6 +92,8 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
     Massively Parallel Deep RL (defaults, step size by KL). Where we differ: the divergence is estimated from samples
     (Schulman's k3), and truncated episodes bootstrap from their true successor.
     """
+
+    saved = ("params", "policy", "lr", "_shuffle", "updates")
 
     def __init__(
         self, options: FastPpoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
@@ -176,24 +179,6 @@ class FastPpo(OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         """
         self._latest = self.metrics.read("FastPPO", self.updates)
         return dict(self._latest)
-
-    def state_dict(self) -> StateDict:
-        """Weights, moments, step size, generators, counters: tensors and numbers."""
-        return {
-            "params": self.params.state_dict(),
-            "policy": self.policy.state_dict(),
-            "lr": self.lr.clone(),
-            "shuffle": self._shuffle.get_state(),
-            "updates": self.updates,
-        }
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place."""
-        self.params.load_state_dict(state["params"])
-        self.policy.load_state_dict(state["policy"])
-        self.lr.copy_(state["lr"])
-        restore(self._shuffle, state["shuffle"])
-        self.updates = int(state["updates"])
 
     def _take(self, rollout: Rollout) -> None:
         """Advantages, and all columns flat in memory that stays where it is."""

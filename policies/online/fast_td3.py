@@ -89,8 +89,8 @@ class FastTd3(DeviceLearner[FastTd3Options]):
 
     def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
-        super().load_state_dict(state)
         scales = state["scales"]
+        super().load_state_dict({key: value for key, value in state.items() if key != "scales"})
         if scales is not None:
             if self._scales is None or len(self._scales) != len(scales):
                 self._scales = torch.empty_like(scales, device=self.device)

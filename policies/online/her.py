@@ -10,6 +10,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
+from robot_rl.state import Saved
 from robot_rl.types import IOSpec, Needs
 from robot_rl.types.options import Count, Positive, Rate
 
@@ -30,12 +31,14 @@ class HerOptions(SacOptions):
     which have scaled theirs."""
 
 
-class RewardRange:
+class RewardRange(Saved):
     """The smallest and the largest reward seen so far, and the largest discount.
 
     Args:
         device: of the batches.
     """
+
+    saved = ("ends",)
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self.ends = torch.tensor([float("inf"), -float("inf"), 0.0], dtype=torch.float64, device=device)
@@ -52,14 +55,6 @@ class RewardRange:
         low, high, gamma = self.ends.tolist()
         longest = 1.0 / (1.0 - gamma) if gamma < 1.0 else float("inf")
         return (low * longest if low < 0.0 else low), (high * longest if high > 0.0 else high)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """A copy."""
-        return {"ends": self.ends.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy in place."""
-        self.ends.copy_(state["ends"])
 
 
 class Her(SoftActorCritic[HerOptions]):

@@ -31,6 +31,7 @@ from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
 from robot_rl.policies.online.ppo_policy import Moments, PpoPolicy, obs_dim
+from robot_rl.state import Saved
 from robot_rl.types import Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout, StateDict
 from robot_rl.types.options import Count, NotNegative, Number, Positive
 
@@ -288,7 +289,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         self.updates = int(state["updates"])
 
 
-class ReturnScale:
+class ReturnScale(Saved):
     """Divides rewards by the running standard deviation of the discounted return, clipped to [-10, 10].
 
     Args:
@@ -296,6 +297,8 @@ class ReturnScale:
 
     Source: Engstrom et al., Implementation Matters in Deep RL, reward scaling.
     """
+
+    saved = ("_moments", "_carry")
 
     def __init__(self, gamma: float) -> None:
         self._gamma, self._moments = gamma, Moments(1)
@@ -317,15 +320,6 @@ class ReturnScale:
         self._moments.add(total[rollout.valid][:, None])
         spread = float(np.sqrt(self._moments.var[0] + 1e-8))
         return torch.where(sound, (reward / spread).clamp(-REWARD_LIMIT, REWARD_LIMIT), reward)
-
-    def state_dict(self) -> StateDict:
-        """Moments and running returns."""
-        return {**self._moments.state_dict(), "carry": self._carry}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Inverse of `state_dict`."""
-        self._moments.load_state_dict(state)
-        self._carry = None if state["carry"] is None else torch.as_tensor(state["carry"])
 
 
 def standardize(advantage: Array, size: int) -> None:

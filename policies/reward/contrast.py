@@ -9,7 +9,8 @@ import numpy as np
 
 from robot_rl.expression import Expression, observables
 from robot_rl.policies.vla.picture_text import PictureTextEncoder, open_encoder
-from robot_rl.types import IOSpec, Options, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import IOSpec, Options
 from robot_rl.types.options import Count, Number, Positive
 
 
@@ -45,7 +46,7 @@ class OpenedContrastOptions(ContrastOptions):
     """A CLIP model's folder or a file of `TinyEncoder.save`."""
 
 
-class ContrastReward:
+class ContrastReward(Saved):
     """Contrasting goals with state synthesis; for `rewarder=contrast`.
 
         z = cos(picture, bad) - cos(picture, good), cut to [0, z_max];   r_clg = 1 - z / z_max
@@ -65,6 +66,8 @@ class ContrastReward:
     Source: VLM-RL: contrasting language goal as reward, z_max .03 and 25 km/h there. z_max as the 95th percentile on
     random frames, and the lower bound of r_speed, are ours.
     """
+
+    saved = ("_age", "_held", "z_max")
 
     def __init__(self, options: ContrastOptions, encoder: PictureTextEncoder) -> None:
         self._encoder, self._every, self._v_max = encoder, options.every, options.v_max
@@ -147,14 +150,6 @@ class ContrastReward:
             raise ValueError("z_max is not known; calibrate on pictures of a random policy, or set it")
         z = np.clip(self.gap(np.asarray(seen[f"image.{self.cameras[0]}"])[rows]), 0.0, self.z_max)
         return 1.0 - z / self.z_max
-
-    def state_dict(self) -> StateDict:
-        """Exact continuation."""
-        return {"age": self._age.copy(), "held": self._held.copy(), "z_max": self.z_max}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly."""
-        self._age, self._held, self.z_max = np.array(state["age"]), np.array(state["held"]), state["z_max"]
 
 
 def contrast(options: OpenedContrastOptions) -> ContrastReward:

@@ -13,7 +13,8 @@ from robot_rl.policies.nets.net import Net, NetShape, mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, LogFacts, Options, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import IOSpec, LogFacts, Options
 from robot_rl.types.options import Count, NotNegative, Rate, Share, Whole
 
 
@@ -60,7 +61,7 @@ class CplOptions(Options):
     """Gradients written out, or by torch's own operators (the reference)."""
 
 
-class Cpl:
+class Cpl(Saved):
     """Policy from preferred segments: cloning of all segments first, then the contrastive loss with a new optimiser.
 
     The policy is deterministic; its log-density stands for -|pi(s) - a|^2.
@@ -68,6 +69,8 @@ class Cpl:
     Source: Hejna et al., Contrastive Preference Learning: Learning from Human Feedback without RL; defaults of
     jhejna/cpl (state). Where we differ: no dropout.
     """
+
+    saved = ("actor", "policy", "_generator", "updates")
 
     def __init__(self, options: CplOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the network.
@@ -109,19 +112,3 @@ class Cpl:
         self.actor.step(loss + o.bc_weight * mean_rows(error))
         right = (second > first) == (drawn.preferred > 0.5)
         return {"loss": float(loss.detach()), "accuracy": float(right.float().mean())}
-
-    def state_dict(self) -> StateDict:
-        """Weights, optimiser, generators and the counter."""
-        return {
-            "actor": self.actor.state_dict(),
-            "policy": self.policy.state_dict(),
-            "generator": self._generator.get_state(),
-            "updates": self.updates,
-        }
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place."""
-        self.actor.load_state_dict(state["actor"])
-        self.policy.load_state_dict(state["policy"])
-        self._generator.set_state(state["generator"].cpu())
-        self.updates = int(state["updates"])

@@ -13,7 +13,8 @@ from robot_rl.policies.nets.history import Memory
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Obs, Options, PolicyParts, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Action, IOSpec, LogFacts, Obs, Options, PolicyParts
 from robot_rl.types.options import Count, NotNegative, Positive, Rate
 
 
@@ -63,7 +64,7 @@ class _Decoder(nn.Module):
         return self.head(self.body(tokens)[:, 1::3]).tanh()  # what follows a state is its action
 
 
-class CodePolicy:
+class CodePolicy(Saved):
     """Acts as segments with the wanted code do; remembers as many steps as a segment has."""
 
     parts = PolicyParts(remembers=True)
@@ -90,20 +91,9 @@ class CodePolicy:
         self.memory.took(action)
         return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
 
-    def state_dict(self) -> StateDict:
-        """Weights, wanted code, normaliser."""
-        state: StateDict = {"decoder": self._decoder.state_dict(), "wanted": self._wanted.detach().clone()}
-        if self._norm is not None:
-            state["normalizer"] = self._norm.state_dict()
-        return state
-
-    @torch.no_grad()
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place."""
-        self._decoder.load_state_dict(state["decoder"])
-        self._wanted.copy_(state["wanted"])
-        if self._norm is not None:
-            self._norm.load_state_dict(state["normalizer"])
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, wanted code, and normaliser, where there is one."""
+        return {"decoder": self._decoder, "wanted": self._wanted, "normalizer": self._norm}
 
 
 class OppoOptions(Options):
@@ -135,7 +125,7 @@ class OppoOptions(Options):
     """Standardise states by the data's moments."""
 
 
-class Oppo:
+class Oppo(Saved):
     """Preferences without a reward: segments are encoded so that the preferred lie near one wanted code.
 
     Loss: mean squared error of both segments' actions, decoded from their codes, + triplet_weight max(|w - z+| -
@@ -146,6 +136,8 @@ class Oppo:
     of bkkgbkjb/OPPO. Where we differ: steps are counted inside a segment, not from the episode's start, which pairs do
     not tell; the code is a mean over tokens.
     """
+
+    saved = ("_encoder", "policy", "_optimiser", "_wanted_optimiser", "_generator", "updates")
 
     def __init__(self, options: OppoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build encoder, decoder and the wanted code.
@@ -207,23 +199,3 @@ class Oppo:
             near = (self._wanted - better).norm(dim=-1) < (self._wanted - worse).norm(dim=-1)
         accuracy = (near.to(share) * share).sum()
         return {"loss": float(error.detach()), "triplet": float(triplet.detach()), "accuracy": float(accuracy)}
-
-    def state_dict(self) -> StateDict:
-        """Weights, wanted code, optimisers, generator and the counter."""
-        return {
-            "encoder": self._encoder.state_dict(),
-            "optimiser": self._optimiser.state_dict(),
-            "wanted_optimiser": self._wanted_optimiser.state_dict(),
-            "policy": self.policy.state_dict(),
-            "generator": self._generator.get_state(),
-            "updates": self.updates,
-        }
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place."""
-        self._encoder.load_state_dict(state["encoder"])
-        self.policy.load_state_dict(state["policy"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._wanted_optimiser.load_state_dict(state["wanted_optimiser"])
-        self._generator.set_state(state["generator"].cpu())
-        self.updates = int(state["updates"])

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from robot_rl.policies.nets.cautious import Combination, combine
 from robot_rl.policies.nets.image import random_shift
 from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.types import Options, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 _CHUNK = 512
@@ -94,7 +95,7 @@ class _Net(nn.Module):
         return self.head(self.body(pictures.permute(0, 3, 1, 2).float().mul(1.0 / 255.0).sub(0.5)))
 
 
-class PictureReward:
+class PictureReward(Saved):
     """An ensemble of networks r(picture, goal); P(second nearer) = sigmoid(r(second) - r(first)), cross-entropy.
 
     One head for each goal on shared convolutions. Every member draws pairs of its own. `calibrate` brings each to
@@ -104,6 +105,8 @@ class PictureReward:
     Source: Wang et al., RL-VLM-F: one frame, kernels 5, 3, 3, 3, channels 16, 32, 64, 128, strides 3, 2, 2, 2, three
     members, Adam 3e-4, batches of 64. Heads per goal, standardised members, wco and uwo, and shifts are ours.
     """
+
+    saved = ("_step", "_mean", "_std", "_generator")
 
     def __init__(
         self,
@@ -202,18 +205,3 @@ class PictureReward:
             for i in range(0, len(pictures), _CHUNK)
         ]
         return torch.cat(parts, dim=1) if parts else torch.zeros(self.members, 0, len(self.goals))
-
-    def state_dict(self) -> StateDict:
-        """Weights, optimiser, scales, generator."""
-        return {
-            "step": self._step.state_dict(),
-            "mean": self._mean.clone(),
-            "std": self._std.clone(),
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place."""
-        self._step.load_state_dict(state["step"])
-        self._mean, self._std = state["mean"].clone(), state["std"].clone()
-        self._generator.set_state(state["generator"].cpu())

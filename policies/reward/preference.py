@@ -12,7 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from robot_rl.policies.nets.cautious import Combination, combine
 from robot_rl.policies.nets.net import Net, NetShape, mean_rows
 from robot_rl.policies.nets.preferences import Pairs
-from robot_rl.types import Options, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Rate
 
 
@@ -35,7 +36,7 @@ class RewardOptions(Options):
     """Gradients written out, or by torch's own operators (the reference)."""
 
 
-class RewardEnsemble:
+class RewardEnsemble(Saved):
     """Reward networks of a state and an action, learnt from preferred segments.
 
     A segment's score is the sum of its rewards; P(second better) = sigmoid(score_2 - score_1); cross-entropy against
@@ -44,6 +45,8 @@ class RewardEnsemble:
     Source: Christiano et al., Deep RL from Human Preferences; sizes and tanh output of RL-VLM-F's reward_model.py.
     Where we differ: ReLU in place of LeakyReLU.
     """
+
+    saved = ("net", "_mean", "_std", "_generator")
 
     def __init__(self, options: RewardOptions, state: int, action: int, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the networks.
@@ -122,18 +125,3 @@ class RewardEnsemble:
         """(N,) combined reward of states (N, n) and actions (N, A)."""
         every = (self._every(state, action) - self._mean[:, None]) / self._std[:, None]
         return combine(every, self.o.combination, caution=self.o.caution)
-
-    def state_dict(self) -> StateDict:
-        """Weights, optimiser, scales and generator: tensors only."""
-        return {
-            "reward": self.net.state_dict(),
-            "mean": self._mean.clone(),
-            "std": self._std.clone(),
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place."""
-        self.net.load_state_dict(state["reward"])
-        self._mean, self._std = state["mean"].clone(), state["std"].clone()
-        self._generator.set_state(state["generator"].cpu())

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from robot_rl.expression import Expression, ProgramError, observables
-from robot_rl.types import IOSpec, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import IOSpec
 from robot_rl.types.options import NotNegative, Positive, Share
 
 
-class ProgramReward:
+class ProgramReward(Saved):
     """Pays what a program says of every control step; for `rewarder=program`.
 
     r = clip(program, -limit, limit) + keep * the environment's own reward. Where the program gives no finite number, 0
@@ -30,6 +31,8 @@ class ProgramReward:
 
     Source: ICPL (rewards in code from a language model, ranked by people); the language and its parser are ours.
     """
+
+    saved = ("_before", "bad", "steps")
 
     cameras: tuple[str, ...] = ()
 
@@ -96,15 +99,6 @@ class ProgramReward:
             )
         self._before = sources["state"].copy()
         return np.clip(np.where(wrong, 0.0, value), -self.limit, self.limit) + self.keep * seen["env_reward"]
-
-    def state_dict(self) -> StateDict:
-        """Exact continuation."""
-        return {"before": self._before.copy(), "bad": self.bad, "steps": self.steps}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly."""
-        self._before = np.array(state["before"])
-        self.bad, self.steps = int(state["bad"]), int(state["steps"])
 
 
 def places(io: IOSpec, only: Collection[str] | None = None) -> dict[str, tuple[str, list[int]]]:

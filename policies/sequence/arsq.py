@@ -18,7 +18,8 @@ from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
+from robot_rl.state import Saved
+from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 _INF = math.inf
@@ -180,7 +181,7 @@ class Arsq(NetLearner[ArsqOptions]):
         return state if self.norm is None else self.norm(state)
 
 
-class ArsqPolicy:
+class ArsqPolicy(Saved):
     """Chooses digit by digit; shares the learner's parameters."""
 
     parts = PolicyParts()
@@ -199,32 +200,14 @@ class ArsqPolicy:
         action = own.choose(state, None if deterministic else self._generator)
         return Action(action.cpu().numpy() if isinstance(given, np.ndarray) else action)
 
-    def state_dict(self) -> StateDict:
-        """Weights, moments and generator."""
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, generator, and moments, where there are some."""
         own = self._learner
-        state: StateDict = {
-            "advantage": own.advantage.params.flat.detach().clone(),
-            "generator": self._generator.get_state(),
-        }
-        return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
+        return {"advantage": own.advantage.params.flat, "generator": self._generator, "norm": own.norm}
 
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes.
-        """
-        own = self._learner
-        if "advantage" not in state or state["advantage"].shape != own.advantage.params.flat.shape:
-            raise ValueError(
-                f"the saved policy is not one of {own.advantage.params.flat.numel()} parameters; build it alike"
-            )
-        with torch.no_grad():
-            own.advantage.params.flat.copy_(state["advantage"])
-        self._generator.set_state(state["generator"].cpu())
-        if own.norm is not None:
-            own.norm.load_state_dict(state["norm"])
-        own.advantage.kernel.refresh()
+    def loaded(self) -> None:
+        """Take over the new weights."""
+        self._learner.advantage.kernel.refresh()
 
 
 def normalised(raw: Tensor, alpha: float) -> Tensor:

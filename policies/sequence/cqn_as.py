@@ -20,6 +20,7 @@ from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
+from robot_rl.state import Saved
 from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Support, Whole
 
@@ -310,7 +311,7 @@ class CqnAs(RowLearner[CqnAsOptions]):
             super().load_state_dict(state)
 
 
-class _Planner:
+class _Planner(Saved):
     """The acting half; shares the learner's parameters."""
 
     def __init__(self, learner: CqnAs, seed: int) -> None:
@@ -324,28 +325,11 @@ class _Planner:
         state = own.seen(torch.as_tensor(obs["state"]).to(generator.device, torch.float32))
         return Plan(own.choose(state, generator, explore=not deterministic))
 
-    def state_dict(self) -> StateDict:
-        """Weights, moments and noise."""
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, noise, and moments, where there are some."""
         own = self._learner
-        state: StateDict = {"critic": own.critic.params.flat.detach().clone()}
-        state |= {f"noise{i}": g.get_state() for i, g in enumerate(self._noise)}
-        return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes.
-        """
-        params = self._learner.critic.params
-        if "critic" not in state or state["critic"].shape != params.flat.shape:
-            raise ValueError(f"the saved policy is not one of {params.flat.numel()} parameters; build it alike")
-        with torch.no_grad():
-            params.flat.copy_(state["critic"])
-        for i, generator in enumerate(self._noise):
-            generator.set_state(state[f"noise{i}"].cpu())
-        if self._learner.norm is not None:
-            self._learner.norm.load_state_dict(state["norm"])
+        noise = {f"noise{i}": generator for i, generator in enumerate(self._noise)}
+        return {"critic": own.critic.params.flat, **noise, "norm": own.norm}
 
 
 def _step(params: FlatParams, loss: Tensor, lr: float) -> None:

@@ -19,7 +19,8 @@ from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
+from robot_rl.state import Saved
+from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
 TIME = 16
@@ -349,7 +350,7 @@ class DiffusionPolicy(ChunkedPolicy):
         self.reset()
 
 
-class DiffusionPlanner:
+class DiffusionPlanner(Saved):
     """The acting half; shares the learner's parameters. Samples have no mode: `deterministic` keeps their noise apart
     from that of training."""
 
@@ -380,30 +381,13 @@ class DiffusionPlanner:
             chunk = own.teacher(state, noise)
         return Plan(chunk.view(len(chunk), own.o.horizon_pred, -1))
 
-    def state_dict(self) -> StateDict:
-        """Weights, moments and noise."""
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, noise, and moments, where there are some."""
         own = self._learner
-        state: StateDict = {name: net.params.flat.detach().clone() for name, net in own.acting_nets().items()}
-        state |= {f"noise{i}": g.get_state() for i, g in enumerate(self._noise)}
-        return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
+        noise = {f"noise{i}": generator for i, generator in enumerate(self._noise)}
+        return {**{name: net.params.flat for name, net in own.acting_nets().items()}, **noise, "norm": own.norm}
 
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes or parts.
-        """
-        own = self._learner
-        nets = own.acting_nets()
-        for name, net in nets.items():
-            flat = net.params.flat
-            if name not in state or state[name].shape != flat.shape:
-                raise ValueError(f"the saved policy lacks '{name}' of {flat.numel()} parameters; build it alike")
-        with torch.no_grad():
-            for name, net in nets.items():
-                net.params.flat.copy_(state[name])
-                net.kernel.refresh()
-        for i, generator in enumerate(self._noise):
-            generator.set_state(state[f"noise{i}"].cpu())
-        if own.norm is not None:
-            own.norm.load_state_dict(state["norm"])
+    def loaded(self) -> None:
+        """Take over the new weights."""
+        for net in self._learner.acting_nets().values():
+            net.kernel.refresh()

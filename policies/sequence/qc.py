@@ -17,7 +17,8 @@ from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, StateDict, Transitions
+from robot_rl.state import Saved
+from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Support
 
 
@@ -183,7 +184,7 @@ class Qc(ChunkValues[QcOptions]):
         return chunk.view(-1, o.samples, self.flat)[torch.arange(len(best), device=best.device), best]
 
 
-class _Planner:
+class _Planner(Saved):
     """The acting half; shares the learner's parameters. Samples have no mode: `deterministic` only keeps their noise
     apart, so that an evaluation does not change the training that goes on after it."""
 
@@ -200,30 +201,13 @@ class _Planner:
             chunk = learner.choose(learner.seen(state), self._noise[int(deterministic)])
         return Plan(chunk.view(len(chunk), learner.o.horizon, -1))
 
-    def state_dict(self) -> StateDict:
-        """Weights, moments and noise."""
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, noise, and moments, where there are some."""
         own = self._learner
-        state: StateDict = {name: net.params.flat.detach().clone() for name, net in own.acting_nets().items()}
-        state |= {f"noise{i}": g.get_state() for i, g in enumerate(self._noise)}
-        return state if own.norm is None else {**state, "norm": own.norm.state_dict()}
+        noise = {f"noise{i}": generator for i, generator in enumerate(self._noise)}
+        return {**{name: net.params.flat for name, net in own.acting_nets().items()}, **noise, "norm": own.norm}
 
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes or parts.
-        """
-        own = self._learner
-        nets = own.acting_nets()
-        for name, net in nets.items():
-            flat = net.params.flat
-            if name not in state or state[name].shape != flat.shape:
-                raise ValueError(f"the saved policy lacks '{name}' of {flat.numel()} parameters; build it alike")
-        with torch.no_grad():
-            for name, net in nets.items():
-                net.params.flat.copy_(state[name])
-                net.kernel.refresh()
-        for i, generator in enumerate(self._noise):
-            generator.set_state(state[f"noise{i}"].cpu())
-        if own.norm is not None:
-            own.norm.load_state_dict(state["norm"])
+    def loaded(self) -> None:
+        """Take over the new weights."""
+        for net in self._learner.acting_nets().values():
+            net.kernel.refresh()

@@ -27,6 +27,7 @@ from robot_rl.policies.sequence.diffusion import (
 )
 from robot_rl.policies.sequence.rl100_chain import DenoisingChain, chain_loss
 from robot_rl.policies.sequence.rl100_judge import ChunkJudge, JudgeOptions
+from robot_rl.state import Saved
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, Options, Rollout, Transitions
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Share, Whole
 
@@ -328,7 +329,7 @@ class Chains:
     advantage: Tensor
 
 
-class _Memory:
+class _Memory(Saved):
     """What the gate remembers, as a saved part.
 
     Attributes:
@@ -336,17 +337,10 @@ class _Memory:
         states: (n, S) newest logged states.
     """
 
+    saved = ("counts", "states")
+
     def __init__(self, states: Tensor) -> None:
         self.counts, self.states = torch.zeros(3, dtype=torch.int64), states
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies."""
-        return {"counts": self.counts.clone(), "states": self.states.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor], /) -> None:
-        """Take over."""
-        self.counts.copy_(state["counts"])
-        self.states = state["states"].to(self.states)
 
 
 class _ChainPlanner(DiffusionPlanner):

@@ -11,6 +11,7 @@ from torch import Tensor
 from robot_rl.chunks import critic_action, critic_width
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.net import Net, NetShape, mean_rows
+from robot_rl.state import Saved
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Mixing, Part, Rate
 
@@ -170,13 +171,15 @@ class ChunkJudge:
         return total / count
 
 
-class _Range:
+class _Range(Saved):
     """What logged decisions look like, as running means; a saved part.
 
     Attributes:
         low: () tenth percentile of min Q.
         spread: () ninth decile of how far the models are apart.
     """
+
+    saved = ("low", "spread", "count")
 
     def __init__(self, device: torch.device) -> None:
         self.low, self.spread = torch.zeros((), device=device), torch.zeros((), device=device)
@@ -188,13 +191,3 @@ class _Range:
         weight = 1.0 / self.count.clamp_max(100.0)
         self.low += weight * (low - self.low)
         self.spread += weight * (spread - self.spread)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies."""
-        return {"low": self.low.clone(), "spread": self.spread.clone(), "count": self.count.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor], /) -> None:
-        """Copy in place."""
-        self.low.copy_(state["low"])
-        self.spread.copy_(state["spread"])
-        self.count.copy_(state["count"])

@@ -20,6 +20,7 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.sequence.srl_actor import RecurrentActor
 from robot_rl.policies.sequence.srl_model import RecallModel, RecallModelOptions
+from robot_rl.state import Saved
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
@@ -235,7 +236,7 @@ class Srl(RowLearner[SrlOptions]):
             super().load_state_dict(state)
 
 
-class SrlPlanner:
+class SrlPlanner(Saved):
     """Plans any number of steps from the newest observation and the action executed last.
 
     Args:
@@ -276,46 +277,10 @@ class SrlPlanner:
             norms |= {"model_in": self.model.norms[0], "model_out": self.model.norms[1]}
         return norms
 
-    def state_dict(self) -> StateDict:
-        """Weights, moments and noise."""
-        return {
-            "actor": self.actor.params.flat.detach().clone(),
-            "generator": self._generator.get_state(),
-            **({} if self.model is None else {"model": self.model.target.flat.detach().clone()}),
-            **{name: norm.state_dict() for name, norm in self._norms().items()},
-        }
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: other sizes, or saved with other `normalize`, `plan` or `model_normalize`.
-        """
-        norms = self._norms()
-        for name, option, here in (
-            ("norm", "normalize", "norm" in norms),
-            ("model", "plan=model", self.model is not None),
-            ("model_in", "model_normalize", "model_in" in norms),
-        ):
-            if (name in state) != here:
-                have, lack = ("with", "without") if name in state else ("without", "with")
-                raise ValueError(
-                    f"the policy was saved {have} {option}, this one was built {lack} it; set {option.split('=')[0]} "
-                    "alike"
-                )
-        weights = {"actor": self.actor.params.flat, **({} if self.model is None else {"model": self.model.target.flat})}
-        for name, flat in weights.items():
-            if state[name].shape != flat.shape:
-                raise ValueError(
-                    f"the saved {name} has {state[name].numel()} parameters, this one {flat.numel()}; build it with "
-                    "the run's own sizes"
-                )
-        with torch.no_grad():
-            for name, flat in weights.items():
-                flat.copy_(state[name])
-        for name, norm in norms.items():
-            norm.load_state_dict(state[name])
-        self._generator.set_state(state["generator"].cpu())
+    def saved_parts(self) -> dict[str, object]:
+        """Weights, noise, and what the options add."""
+        model = None if self.model is None else self.model.target.flat
+        return {"actor": self.actor.params.flat, "generator": self._generator, "model": model, **self._norms()}
 
 
 class SrlPolicy(ChunkedPolicy):

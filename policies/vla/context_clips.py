@@ -11,8 +11,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from robot_rl.policies.nets.reference import BOTH, FRAMES, MOST, SHOWN, TOLD, RefClip, announced, reference_indices
-from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, DrawOptions, FrameBatch, _plain, _unplain
-from robot_rl.types import StateDict
+from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, DrawOptions, FrameBatch
 from robot_rl.types.options import NotNegative, Share
 
 
@@ -76,6 +75,8 @@ class ContextSampler(ClipSampler):
         ValueError: no goal with two clips that show it.
     """
 
+    saved = ("_random", "_drawing")
+
     def __init__(self, clips: Clips, options: ShowOptions, *, words: int = 509, seed: int = 0) -> None:
         super().__init__(clips, options, words=words, seed=seed)
         shares = np.array(options.shares)
@@ -116,15 +117,6 @@ class ContextSampler(ClipSampler):
             how=torch.as_tensor(how),
             goal=torch.as_tensor(goal),
         )
-
-    def state_dict(self) -> StateDict:
-        """Both generators' states."""
-        return {**super().state_dict(), "drawing": _plain(self._drawing.bit_generator.state)}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue with the same draws."""
-        super().load_state_dict(state)
-        self._drawing.bit_generator.state = _unplain(state["drawing"])
 
     def _asked_for(self, row: int, at: np.ndarray, goal: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws how this goal is given; see `ClipSampler`."""

@@ -14,7 +14,8 @@ from typing_extensions import Self
 from robot_rl.policies.nets.progress import CLIP, work_share
 from robot_rl.policies.nets.reference import FRAMES, RefClip
 from robot_rl.policies.nets.vla_words import HashedWords
-from robot_rl.types import Options, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Options
 from robot_rl.types.options import Count, Share
 
 
@@ -161,7 +162,7 @@ class DrawOptions(Options):
     """Share of clips whose first goal is not theirs; the further ones are drawn from the rest."""
 
 
-class ClipSampler:
+class ClipSampler(Saved):
     """Endless batches by one recipe.
 
     All ordered pairs of an item's frames are labelled, so adjacent frames, long gaps, reversals and regressions come
@@ -179,6 +180,8 @@ class ClipSampler:
     Raises:
         ValueError: unknown labels; nothing to draw from; "vlac" labels with failures.
     """
+
+    saved = ("_random",)
 
     def __init__(
         self,
@@ -270,14 +273,6 @@ class ClipSampler:
             tensor(done_mask, torch.bool),
         )
 
-    def state_dict(self) -> StateDict:
-        """The generator's state."""
-        return {"random": _plain(self._random.bit_generator.state)}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue with the same draws."""
-        self._random.bit_generator.state = _unplain(state["random"])
-
     def _asked_for(self, row: int, at: np.ndarray, goal: int) -> tuple[np.ndarray, np.ndarray]:
         """Remaining work (K,) and whether the goal is met (K,) in the frames `at` of clip `row`."""
         return self.clips.work[at, goal], self.clips.done[at, goal]
@@ -334,16 +329,3 @@ class ClipSampler:
                 continue
             out.append(word)
         return " ".join(out) or text
-
-
-def _plain(state: object) -> Any:
-    """Generator states hold integers of 128 bits: as text, for checkpoints."""
-    if isinstance(state, dict):
-        return {key: _plain(value) for key, value in state.items()}
-    return f"int:{state}" if isinstance(state, int) else state
-
-
-def _unplain(state: object) -> Any:
-    if isinstance(state, dict):
-        return {key: _unplain(value) for key, value in state.items()}
-    return int(state[4:]) if isinstance(state, str) and state.startswith("int:") else state

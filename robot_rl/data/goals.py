@@ -11,11 +11,14 @@ import torch
 
 from robot_rl.data.chains import draw_between
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.types import StateDict, Transitions
+from robot_rl.state import Saved
+from robot_rl.types import Transitions
 
 
-class GoalStream(ABC):
+class GoalStream(Saved, ABC):
     """A `LogDataset` whose batches are given goals, with a generator of their own."""
+
+    saved = ("data", "_generator")
 
     def __init__(self, data: LogDataset, *, seed: int) -> None:
         self.data = data
@@ -35,19 +38,6 @@ class GoalStream(ABC):
     @abstractmethod
     def _with_goals(self, batch: Transitions) -> Transitions:
         """The batch under goals."""
-
-    def state_dict(self) -> StateDict:
-        """Position in the stream of samples and goals."""
-        return {"data": self.data.state_dict(), "generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly as the saved one would have.
-
-        Raises:
-            ValueError: it read other data.
-        """
-        self.data.load_state_dict(state["data"])
-        self._generator.set_state(state["generator"].cpu())
 
 
 class GoalDataset(GoalStream):

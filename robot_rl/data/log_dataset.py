@@ -183,7 +183,7 @@ class LogDataset:
         for episode in self.episodes:
             begin = int(self.store.start_obs[episode])
             norm.update(rows[begin : begin + int(self.store.length[episode])])
-        return norm.mean, np.sqrt(norm.state_dict()["square"].numpy() / max(norm.count, 1))
+        return norm.mean, np.sqrt(norm.square / max(norm.count, 1))
 
     def reward_range(self) -> tuple[float, float]:
         """Smallest and largest reward of one step after scale and bias."""

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.types import StateDict
+from robot_rl.state import Saved
 
 
-class DataNorm:
+class DataNorm(Saved):
     """Standardises vectors by the mean and variance of all data seen, in NumPy and torch alike.
 
     Statistics are float64 and are merged batch by batch, so that the result does not depend on how the data was cut
@@ -26,6 +26,8 @@ class DataNorm:
     Source: Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing sample variances (1979).
     """
 
+    saved = ("_count", "_mean", "square", "frozen")
+
     def __init__(self, shape: tuple[int, ...] | int, *, clip: float | None = 10.0, floor: float = 1e-6) -> None:
         if clip is not None and not clip > 0:
             raise ValueError(f"clip is {clip}, expected a positive bound or None")
@@ -35,7 +37,8 @@ class DataNorm:
         """True: `update` does nothing."""
         self._count = 0
         self._mean = np.zeros(self.shape)
-        self._square = np.zeros(self.shape)  # sum of squared distances from the mean
+        self.square = np.zeros(self.shape)
+        """Sum of squared distances from the mean, float64."""
         self._cache: dict[Any, tuple[Any, Any]] = {}
 
     @property
@@ -53,7 +56,7 @@ class DataNorm:
         """What the components are divided by, float64: the standard deviation, or 1 below the floor or without data."""
         if self._count < 2:
             return np.ones(self.shape)
-        std = np.sqrt(self._square / self._count)
+        std = np.sqrt(self.square / self._count)
         return np.where(std < self.floor, 1.0, std)
 
     def update(self, batch: np.ndarray | Tensor) -> None:
@@ -82,7 +85,7 @@ class DataNorm:
         total = self._count + n
         shift = mean - self._mean
         self._mean = self._mean + shift * (n / total)
-        self._square = self._square + square + np.square(shift) * (self._count * n / total)
+        self.square = self.square + square + np.square(shift) * (self._count * n / total)
         self._count = total
         self._cache.clear()
 
@@ -99,26 +102,8 @@ class DataNorm:
         mean, scale = self._constants(value)
         return value / scale + mean
 
-    def state_dict(self) -> StateDict:
-        """Statistics as float64 tensors."""
-        return {
-            "count": self._count,
-            "mean": torch.from_numpy(self._mean.copy()),
-            "square": torch.from_numpy(self._square.copy()),
-            "frozen": self.frozen,
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from saved statistics.
-
-        Raises:
-            ValueError: they are of another shape.
-        """
-        mean = np.array(state["mean"].cpu(), np.float64)
-        if mean.shape != self.shape:
-            raise ValueError(f"the saved statistics have shape {mean.shape}, expected {self.shape}")
-        self._mean, self._square = mean, np.array(state["square"].cpu(), np.float64)
-        self._count, self.frozen = int(state["count"]), bool(state["frozen"])
+    def loaded(self) -> None:
+        """Forget scales of the older statistics."""
         self._cache.clear()
 
     def _constants(self, value: object) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from robot_rl.loops.stepping import NonFiniteError, Stepper, as_obs, autoreset_mode
+from robot_rl.state import Saved
 from robot_rl.types import Metrics, Obs, StateDict, Step
 
 
@@ -217,13 +218,15 @@ class HostWorld:
         return torch.as_tensor(np.asarray(value)).to(self.device, copy=True)  # environments reuse their arrays
 
 
-class DeviceEpisodeStats:
+class DeviceEpisodeStats(Saved):
     """Mean return, length and success of the episodes that ended since the last reading, added up on the device.
 
     Args:
         num_envs: N.
         device: of the steps.
     """
+
+    saved = ("_return", "_length", "_sum", "_success", "_episodes", "_last")
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self._return = torch.zeros(num_envs, device=device)
@@ -260,31 +263,3 @@ class DeviceEpisodeStats:
             if self._success:
                 self._last["rollout/success"] = success / count
         return {"rollout/episodes": self._episodes, **self._last}
-
-    def state_dict(self) -> StateDict:
-        """Running and counted episodes."""
-        return {
-            "return": self._return.cpu(),
-            "length": self._length.cpu(),
-            "sum": self._sum.cpu(),
-            "success": self._success,
-            "episodes": self._episodes,
-            "last": dict(self._last),
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from `state_dict`.
-
-        Raises:
-            ValueError: the number of environments differs.
-        """
-        if len(state["return"]) != len(self._return):
-            raise ValueError(
-                f"the saved statistics are of {len(state['return'])} environments, this run has {len(self._return)}; "
-                "resume with the same num_envs"
-            )
-        self._return.copy_(state["return"])
-        self._length.copy_(state["length"])
-        self._sum.copy_(state["sum"])
-        self._success, self._episodes = bool(state["success"]), float(state["episodes"])
-        self._last = {name: float(value) for name, value in state["last"].items()}

@@ -7,15 +7,19 @@ from collections.abc import Callable
 import numpy as np
 
 from robot_rl.loops.contract import Due, Tick
-from robot_rl.types import Metrics, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Metrics
 
 
-class Fit:
+class Fit(Saved):
     """Updates until a number of them, or until they are enough; counts over several calls of `run`.
 
     Attributes:
         updates: so far, those before a resume included.
     """
+
+    kind = "fit"
+    saved = ("updates",)
 
     def __init__(self) -> None:
         self.updates = 0
@@ -53,11 +57,3 @@ class Fit:
                 if tick(self.updates, means):
                     return done
         return True
-
-    def state_dict(self) -> StateDict:
-        """All that continuation needs besides what is trained and what it is trained on."""
-        return {"kind": "fit", "updates": self.updates}
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Continue exactly where `state_dict` was taken."""
-        self.updates = int(state["updates"])

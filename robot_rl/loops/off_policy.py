@@ -12,6 +12,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
+from robot_rl.state import Saved
 from robot_rl.types import Learner, Metrics, Sampler, StateDict, StepEnv
 
 
@@ -173,12 +174,14 @@ class OffPolicy:
             self._stepper.load_state_dict(state["stepper"])
 
 
-class _Hold:
+class _Hold(Saved):
     """Where decisions of several ticks begin, in N environments; random ones are held as long as the policy's.
 
     Attributes:
         start: (N,) bool, a decision began in this tick.
     """
+
+    saved = ("_age", "_action")
 
     def __init__(self, num_envs: int, action_dim: int, interval: int) -> None:
         self._interval = interval
@@ -199,14 +202,6 @@ class _Hold:
     def tick(self, over: np.ndarray) -> None:
         """A step was made; an episode ended in the rows `over` (N,)."""
         self._age = np.where(over, 0, np.where(self.start, 1, self._age + 1))
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies."""
-        return {"age": self._age.copy(), "action": self._action.copy()}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Take over."""
-        self._age, self._action = np.array(state["age"], np.int64), np.array(state["action"], np.float32)
 
 
 def host(x: Any) -> np.ndarray:

@@ -6,14 +6,18 @@ import time
 from typing import Any
 
 from robot_rl.loops.contract import Due, Tick, every, update_learner
-from robot_rl.types import Learner, Metrics, Sampler, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import Learner, Metrics, Sampler
 
 
-class Offline:
+class Offline(Saved):
     """The offline loop as an object, so that its exact state can be saved and continued.
 
     Deterministic from the seeds of learner and sampler; wall clock decides nothing.
     """
+
+    kind = "offline"
+    saved = ("updates",)
 
     def __init__(self, learner: Learner[Any, Any], sampler: Sampler, *, batch_size: int = 256) -> None:
         """Join what the loop moves data between.
@@ -58,13 +62,3 @@ class Offline:
                 mark, mark_updates = time.perf_counter(), self.updates
                 if stop:
                     return
-
-    def state_dict(self) -> StateDict:
-        """All that continuation needs besides learner and sampler."""
-        return {"kind": "offline", "updates": self.updates}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly where `state_dict` was taken."""
-        if state.get("kind") != "offline":
-            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected offline")
-        self.updates = int(state["updates"])

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     )
     from robot_rl.types.options import Options
     from robot_rl.types.policy import Action, Critic, Loaded, Policy, PolicyParts, ProgressCritic, TrainedPolicy
-    from robot_rl.types.track import Callback, StateDict, Stateful, Tracker
+    from robot_rl.types.state import StateDict, Stateful
+    from robot_rl.types.track import Callback, Tracker
 
 __all__ = [
     "Action",
@@ -72,8 +73,8 @@ def __getattr__(name: str) -> Any:
     """A contract, loaded on first use: most name tensors, and the safety supervisor loads no torch."""
     if name not in __all__:
         raise AttributeError(f"module 'robot_rl.types' has no attribute '{name}'")
-    from robot_rl.types import data, env, io, learner, options, policy, track
+    from robot_rl.types import data, env, io, learner, options, policy, state, track
 
-    for module in (data, env, io, learner, options, policy, track):
+    for module in (data, env, io, learner, options, policy, state, track):
         globals().update({key: value for key, value in vars(module).items() if key in __all__})
     return globals()[name]

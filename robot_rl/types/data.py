@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
 
-from robot_rl.types.track import StateDict
+from robot_rl.types.state import StateDict
 
 if TYPE_CHECKING:  # the processes of a robot that acts without torch load none
     from torch import Generator, Tensor
@@ -221,7 +221,7 @@ class Sampler(Protocol):
         """What the next batches depend on, besides rows that are stored elsewhere."""
         ...
 
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: StateDict, /) -> None:
         """Continue exactly as the saved one would have."""
         ...
 

@@ -15,7 +15,7 @@ from robot_rl.types.frames import Frames
 from robot_rl.types.io import IOSpec
 from robot_rl.types.options import Options
 from robot_rl.types.policy import Policy
-from robot_rl.types.track import StateDict
+from robot_rl.types.state import StateDict
 
 if TYPE_CHECKING:
     import torch

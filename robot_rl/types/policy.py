@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from robot_rl.types.data import Array, Obs
 from robot_rl.types.io import IOSpec
-from robot_rl.types.track import StateDict
+from robot_rl.types.state import StateDict
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robot_rl.types import StateDict
+from robot_rl.state import Saved
 
 
-class CrossEntropy:
+class CrossEntropy(Saved):
     """Maximises a noisy function of D numbers.
 
     Candidate 0 of every generation is the mean itself, so that its score is known.
 
     Source: De Boer et al., A Tutorial on the Cross-Entropy Method; smoothing of mean and deviation as there.
     """
+
+    saved = ("mean", "std", "_least")
 
     def __init__(self, mean: Tensor, std: Tensor, generator: torch.Generator, *, elites: float, smooth: float) -> None:
         """Begin at `mean` with deviations `std`, both (D,).
@@ -46,11 +48,3 @@ class CrossEntropy:
         """Go on from the present mean with this deviation of every number."""
         self.std.fill_(std)
         self._least = 0.02 * self.std
-
-    def state_dict(self) -> StateDict:
-        """The Gaussian."""
-        return {"mean": self.mean.clone(), "std": self.std.clone(), "least": self._least.clone()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from the saved one."""
-        self.mean, self.std, self._least = (state[name].clone() for name in ("mean", "std", "least"))

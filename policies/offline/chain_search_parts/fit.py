@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robot_rl.policies.offline.chain_search_parts.log import MARGIN, Signals
 from robot_rl.policies.offline.chain_search_parts.mechanics import STICTION_SPEED, HingeChain, running
-from robot_rl.types import StateDict
+from robot_rl.state import Saved
 
 _DELAYS = torch.arange(0.0, 4.01, 0.5, dtype=torch.float64)
 _SPEED_WEIGHT = 0.05
@@ -21,7 +21,7 @@ _EVERY = 5
 """Every fifth step of a simulated window is compared."""
 
 
-class ChainFit:
+class ChainFit(Saved):
     """One set of constants, fitted by damped Gauss-Newton steps on simulated windows (output error, multiple shooting).
 
     All recordings share inertia, rotors, gravity and damping; every recording has dry friction and a command delay of
@@ -31,6 +31,8 @@ class ChainFit:
     Source: Ljung, System Identification (output error); Bock, Multiple shooting; Levenberg-Marquardt. The nuisance
     parameters per recording are ours.
     """
+
+    saved = ("numbers", "friction", "delay", "weight", "damp", "cost", "steps")
 
     def __init__(self, log: Signals, driven: Sequence[int], weight: Tensor, *, reach: int = 30) -> None:
         """Begin with the regression.
@@ -165,23 +167,8 @@ class ChainFit:
         usual = self.friction[self.weight > 0].median(0).values if friction is None else friction
         return HingeChain.unpack(self.numbers, [usual[i] for i in range(len(usual))])
 
-    def state_dict(self) -> StateDict:
-        """Constants, nuisance parameters, damping."""
-        return {
-            "numbers": self.numbers,
-            "friction": self.friction,
-            "delay": self.delay,
-            "weight": self.weight,
-            "damp": self.damp,
-            "cost": self.cost,
-            "steps": self.steps,
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue with the saved constants."""
-        for name in ("numbers", "friction", "delay", "weight"):
-            setattr(self, name, state[name].clone())
-        self.damp, self.cost, self.steps = float(state["damp"]), float(state["cost"]), int(state["steps"])
+    def loaded(self) -> None:
+        """Cut the stretches anew."""
         self._cut()
 
 
