@@ -81,10 +81,11 @@ def put_back(parts: Mapping[str, object], state: Mapping[str, object], what: str
     Raises:
         ValueError: an entry is missing, unknown or of another size.
     """
-    if parts.keys() != state.keys():
+    lacks, more = sorted(parts.keys() - state.keys()), sorted(state.keys() - parts.keys())
+    if lacks or more:
+        told = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(more)} besides"] * bool(more)
         raise ValueError(
-            f"the saved {what} has {', '.join(sorted(state)) or 'nothing'}, this one {', '.join(sorted(parts))}; build "
-            "it with the method and options that it was saved with"
+            f"the saved {what} {' and '.join(told)}; build it with the method and options that it was saved with"
         )
     for name, part in parts.items():  # all sizes before the first change: a refused state leaves everything as it was
         _check_size(part, state[name], f"{what}'s {name}")

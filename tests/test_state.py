@@ -104,7 +104,7 @@ def test_a_state_is_a_copy() -> None:
         ({"weights": torch.zeros(4)}, r"Whole's weights was saved with shape \(4,\), here it is \(3,\)"),
         ({"net": {"weight": torch.zeros(2, 2)}}, "Whole's net does not fit"),
         ({"inner": 3}, "Whole's inner was saved as a int"),
-        ({"more": 1}, "the saved Whole has .*more"),
+        ({"more": 1}, "the saved Whole has more besides"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(change: dict[str, object], words: str) -> None:
@@ -122,5 +122,5 @@ def test_a_part_that_the_options_leave_out_has_no_entry() -> None:
             return {"weights": torch.ones(1), "norm": self.norm}
 
     assert sorted(Policy(None).state_dict()) == ["weights"]
-    with pytest.raises(ValueError, match="the saved Policy has norm, weights, this one weights"):
+    with pytest.raises(ValueError, match="the saved Policy has norm besides"):
         Policy(None).load_state_dict(Policy(_Inner()).state_dict())

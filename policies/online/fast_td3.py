@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.policies.nets.device_learner import DeviceLearner, DeviceOptions
-from robot_rl.types import IOSpec, StateDict
+from robot_rl.types import IOSpec
 from robot_rl.types.options import NotNegative
 
 
@@ -47,6 +47,7 @@ class FastTd3(DeviceLearner[FastTd3Options]):
     """
 
     method = "FastTD3"
+    saved = ("updates", "_scales")
     source_rows = 32768
 
     def __init__(self, options: FastTd3Options, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
@@ -82,16 +83,10 @@ class FastTd3(DeviceLearner[FastTd3Options]):
         action = raw.tanh()
         return action if noise is None else action + 0.5 * (self.o.std_min + self.o.std_max) * noise
 
-    def state_dict(self) -> StateDict:
+    def saved_parts(self) -> dict[str, object]:
         """See the frame; also the exploration scales."""
-        scales = None if self._scales is None else self._scales.clone()
-        return {**super().state_dict(), "scales": scales}
+        return {**super().saved_parts(), "scales": self._scales}
 
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place."""
-        scales = state["scales"]
-        super().load_state_dict({key: value for key, value in state.items() if key != "scales"})
-        if scales is not None:
-            if self._scales is None or len(self._scales) != len(scales):
-                self._scales = torch.empty_like(scales, device=self.device)
-            self._scales.copy_(scales)
+    def loaded(self) -> None:
+        """The scales live with the networks."""
+        self._scales = None if self._scales is None else self._scales.to(self.device)
