@@ -66,7 +66,7 @@ def by_task(result: Evaluation, names: Sequence[str]) -> dict[str, tuple[int, in
 
 
 def evaluate(
-    env: Any,
+    env: StepEnv,
     policy: Policy,
     *,
     episodes: int,

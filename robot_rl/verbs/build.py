@@ -21,7 +21,7 @@ from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of
-from robot_rl.types import IOSpec, Loaded, Options
+from robot_rl.types import IOSpec, Loaded, Options, TrainedPolicy
 from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
@@ -94,7 +94,7 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any 
         own, known = meaning_of(own, known, read_action_meaning(cfg))
         io = agree(own, world, known)
     if graph_of(path):
-        policy: Any = OnnxPolicy(str(path), io, device=str(cfg.device))
+        policy: TrainedPolicy = OnnxPolicy(str(path), io, device=str(cfg.device))
     else:
         made = OmegaConf.merge(run_config, {"device": cfg.device})
         policy = learner_factory(made)(io).policy  # type: ignore[arg-type]
