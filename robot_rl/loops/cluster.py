@@ -22,10 +22,10 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.extras import require
 from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import AnyLearner, Episode, IOSpec, Metrics, Sampler, StateDict, Step
+from robot_rl.types import AnyLearner, Episode, IOSpec, Metrics, Sampler, StateDict, Step, VecEnv
 
-MakeEnv = Callable[[int, int, bool], Any]
-MakeLearner = Callable[[IOSpec], Any]
+MakeEnv = Callable[[int, int, bool], VecEnv]
+MakeLearner = Callable[[IOSpec], AnyLearner]
 _TRIES = 3  # workers that may die one after the other without a single fragment
 _WAIT = 1.0  # seconds until the loop looks whether it was interrupted
 

@@ -158,7 +158,7 @@ class HilMakers:
     """
 
     env: MakeEnv
-    learner: Callable[[Any], Any]
+    learner: Callable[[IOSpec], AnyLearner]
     pilot: Callable[[Any, bool], Any]
     tracker: Callable[[str, int | None], Many]
     pictures: bool = False
