@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.types import IOSpec, Obs, StepEnv
+from robot_rl.types import IOSpec, Obs
 
 
 class _World:
@@ -35,7 +35,7 @@ class _World:
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or None")
         seed = int(np.random.SeedSequence().generate_state(1)[0])  # unseeded episodes differ, as Gymnasium wants it
-        self.env: StepEnv = api.make(name, num_envs, seed=seed, render=render_mode is not None, **options)
+        self.env: Any = api.make(name, num_envs, seed=seed, render=render_mode is not None, **options)
         self.io: IOSpec = self.env.io
         space = self.env.single_observation_space
         self.plain = list(space) == ["state"]

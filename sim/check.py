@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.types import IOSpec, Obs, StepEnv
+from robot_rl.types import IOSpec, Obs
 
 
-def check(env: StepEnv, *, steps: int = 1200, seed: int = 0) -> list[str]:
+def check(env: Any, *, steps: int = 1200, seed: int = 0) -> list[str]:
     """Run an environment through the contract; it is reset and stepped, not closed.
 
     Args:
@@ -56,7 +56,7 @@ def _place(error: BaseException) -> str:
 class _Run:
     """The environment, its sizes and a source of actions."""
 
-    def __init__(self, env: StepEnv, seed: int) -> None:
+    def __init__(self, env: Any, seed: int) -> None:
         self.env, self.seed = env, seed
         self.io: IOSpec = env.io
         self.count = int(env.num_envs)
@@ -80,7 +80,7 @@ def _numpy(value: object) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def _spaces(env: StepEnv) -> list[str]:
+def _spaces(env: Any) -> list[str]:
     io = getattr(env, "io", None)
     if not isinstance(io, IOSpec):
         return [

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, PolicyParts, StateDict, TrainedPolicy, Transitions
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Number, Positive
 
 CHOICES = (-1.0, 0.0, 1.0)
@@ -91,7 +91,7 @@ class HilSerl(SoftActorCritic[HilSerlOptions]):
         self.grasp = self.net("grasp", self.features, len(CHOICES), layer_norm=True)
         self.grasp_target = self.target_copy("grasp_target", self.grasp)
         self._grasp_metrics: Metrics = {}
-        self.policy: TrainedPolicy = HilSerlPolicy(self._whole, self.policy, self._grasp_of, self.grasp.params)
+        self.policy: Any = HilSerlPolicy(self._whole, self.policy, self._grasp_of, self.grasp.params)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As SAC's; adds train/grasp_loss and train/grasp_q."""

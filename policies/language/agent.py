@@ -27,7 +27,7 @@ from robot_rl.policies.language.agent_model import LanguageModel, Tokenizer, loc
 from robot_rl.policies.language.agent_policy import LanguagePolicy
 from robot_rl.policies.language.agent_rollout import Dialogue, expert_dialogues, play, to_batch, token_logp
 from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
-from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StateDict, StepEnv
+from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StateDict
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 BETAS = (0.9, 0.95)
@@ -153,7 +153,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
         self.warmed = False
         self.policy = LanguagePolicy(io, longest=o.longest, context=o.context, build=self._make)
 
-    def attach(self, env: StepEnv) -> None:
+    def attach(self, env: Any) -> None:
         """Set the text environment that `run` trains on, and make the model over its words.
 
         Raises:

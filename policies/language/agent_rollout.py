@@ -13,7 +13,6 @@ from torch import Tensor
 
 from robot_rl.advantage import TurnBatch, dense_ids, from_tokens, text_anchor
 from robot_rl.policies.language.agent_model import Conversation, LanguageModel, Tokenizer
-from robot_rl.types import StepEnv
 
 
 @dataclass
@@ -80,7 +79,7 @@ class Dialogue:
 
 
 def play(
-    env: StepEnv,
+    env: Any,
     model: LanguageModel,
     tokenizer: Tokenizer,
     seeds: Sequence[int],
@@ -142,7 +141,7 @@ def play(
     return dialogues
 
 
-def expert_dialogues(env: StepEnv, tokenizer: Tokenizer, seeds: Sequence[int]) -> list[Dialogue]:
+def expert_dialogues(env: Any, tokenizer: Tokenizer, seeds: Sequence[int]) -> list[Dialogue]:
     """Dialogues of the scripted expert, in the same form; their log-probabilities and values are 0."""
     out = []
     for seed in seeds:

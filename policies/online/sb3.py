@@ -17,7 +17,7 @@ from torch import Tensor
 
 from robot_rl.data.seen import StepSample
 from robot_rl.extras import require
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts, StateDict, StepEnv
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts, StateDict
 from robot_rl.types.option_words import near
 
 Tick = Callable[[int, Metrics], bool]
@@ -78,7 +78,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
         self.policy = self._actor
         self._env: VectorEnvForSb3 | None = None
 
-    def attach(self, env: StepEnv) -> None:
+    def attach(self, env: Any) -> None:
         """Set the vector environment that `run` trains on.
 
         Raises:
@@ -116,7 +116,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
             )
             self.env_steps = int(self._model.num_timesteps)
 
-    def train(self, env: StepEnv, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
+    def train(self, env: Any, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """`attach` and `run` in one call."""
         self.attach(env)
         self.run(total_steps, tick, due=due)
@@ -200,7 +200,7 @@ class VectorEnvForSb3(_vec_env.VecEnv):
         ValueError: another autoreset mode.
     """
 
-    def __init__(self, env: StepEnv, io: IOSpec, rows: StepSample | None = None) -> None:
+    def __init__(self, env: Any, io: IOSpec, rows: StepSample | None = None) -> None:
         if env is not None:
             mode = env.metadata.get("autoreset_mode")
             if mode is not gymnasium.vector.AutoresetMode.SAME_STEP:

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from robot_rl.extras import require
 from robot_rl.policies.nets.critic_scores import voc
 from robot_rl.policies.vla.interface import NORMS, ActionStats, MomentCritic, PolicyMeta
-from robot_rl.types import TrainedPolicy
 
 CHECKS = (
     "files", "keys", "finite", "untouched", "digest", "class", "tokenizer", "vocabulary", "image_size", "channels",
@@ -112,7 +111,7 @@ Probe = Callable[[Any], np.ndarray]
 
 
 def save(
-    folder: Path, policy: TrainedPolicy, config: Mapping[str, object], *, probe: Probe, frozen: Collection[str] = ()
+    folder: Path, policy: Any, config: Mapping[str, object], *, probe: Probe, frozen: Collection[str] = ()
 ) -> None:
     """Write a checkpoint folder; it appears whole or not at all.
 
@@ -400,7 +399,7 @@ def _check_data(guard: _Guard, numbers: dict[str, np.ndarray], meta: PolicyMeta,
             )
 
 
-def _check_tokenizer(guard: _Guard, policy: TrainedPolicy, meta: PolicyMeta) -> None:
+def _check_tokenizer(guard: _Guard, policy: Any, meta: PolicyMeta) -> None:
     here = policy.backbone.fingerprint()
     if here != meta.tokenizer:
         guard.fail("tokenizer", f"the model was trained with {meta.tokenizer}, this one reads with {here}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +11,10 @@ from robot_rl.human.pilot import Pilot
 from robot_rl.human.stats import Trials
 from robot_rl.loops.evaluate import LONGEST
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Policy, TrainedPolicy, VecEnv
+from robot_rl.types import Policy, VecEnv
 
 
-def tell(policy: TrainedPolicy, executed: np.ndarray) -> None:
+def tell(policy: Any, executed: np.ndarray) -> None:
     """Policies that remember their last command hear what was really done."""
     call = policy.parts.executed
     if call is not None:

@@ -22,9 +22,9 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.extras import require
 from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import AnyLearner, Episode, IOSpec, Metrics, Sampler, StateDict, Step, VecEnv
+from robot_rl.types import AnyLearner, Episode, IOSpec, Metrics, Sampler, StateDict, Step
 
-MakeEnv = Callable[[int, int, bool], VecEnv]
+MakeEnv = Callable[[int, int, bool], Any]
 MakeLearner = Callable[[IOSpec], AnyLearner]
 _TRIES = 3  # workers that may die one after the other without a single fragment
 _WAIT = 1.0  # seconds until the loop looks whether it was interrupted

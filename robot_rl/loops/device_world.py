@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robot_rl.loops.stepping import NonFiniteError, Stepper, as_obs, autoreset_mode
 from robot_rl.state import Saved
-from robot_rl.types import Metrics, Obs, StateDict, Step, StepEnv
+from robot_rl.types import Metrics, Obs, StateDict, Step
 
 
 class DeviceWorld(Protocol):
@@ -45,7 +45,7 @@ class DeviceWorld(Protocol):
         ...
 
 
-def open_world(env: StepEnv, device: torch.device, save_to: str | Path | None = None) -> DeviceWorld:
+def open_world(env: Any, device: torch.device, save_to: str | Path | None = None) -> DeviceWorld:
     """The environment as tensors on `device`.
 
     An environment with a device among its parts hands over tensors and is stepped without a wait; any other is bridged
@@ -74,7 +74,7 @@ class TensorWorld:
         ValueError: the environment does not reset itself within the step.
     """
 
-    def __init__(self, env: StepEnv, device: torch.device) -> None:
+    def __init__(self, env: Any, device: torch.device) -> None:
         mode = autoreset_mode(env)
         if mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
@@ -168,7 +168,7 @@ class HostWorld:
         save_to: folder for its state if it returns NaN.
     """
 
-    def __init__(self, env: StepEnv, device: torch.device, save_to: str | Path | None = None) -> None:
+    def __init__(self, env: Any, device: torch.device, save_to: str | Path | None = None) -> None:
         self.device = device
         self.obs: Obs = {}
         self._stepper = Stepper(env, save_to=save_to)

@@ -11,7 +11,7 @@ import numpy as np
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons
 from robot_rl.data.units import InUnits
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Policy, StateDict, StepEnv, TrainedPolicy
+from robot_rl.types import Policy, StateDict, StepEnv
 
 INTERVALS = (1, *range(2, 31, 2))
 """1, 2, 4, ..., 30 control steps per decision: 16 lengths."""
@@ -76,7 +76,7 @@ def score(returns: Sequence[float], largest: float, offset: float = 0.0) -> tupl
     return area / (largest * 30.0), area / (largest * (x[-1] - x[0]))
 
 
-def at_interval(policy: TrainedPolicy, steps: int) -> tuple[Policy, bool]:
+def at_interval(policy: Any, steps: int) -> tuple[Policy, bool]:
     """The policy asked every `steps` ticks, and whether it holds its action in between.
 
     A policy that can plan any number of steps does; a chunk policy plays its chunk and holds the last action behind

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.loops.stepping import autoreset_mode
-from robot_rl.types import EnvParts, IOSpec, Obs, StateDict, StepEnv
+from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
 
 
 class Hiding(VectorWrapper):
@@ -30,7 +30,7 @@ class Hiding(VectorWrapper):
         ValueError: no such pictures, nothing is left to observe, or another way of resetting.
     """
 
-    def __init__(self, env: StepEnv, *, needed: Collection[str], hide: Collection[str]) -> None:
+    def __init__(self, env: Any, *, needed: Collection[str], hide: Collection[str]) -> None:
         super().__init__(env)
         self.inner = env
         io: IOSpec = env.io

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.types import Array, Obs, StateDict, Step, StepEnv
+from robot_rl.types import Array, Obs, StateDict, Step
 from robot_rl.types.data import all_finite
 
 _DOUBLE = (np.dtype(np.float64), torch.float64)
@@ -33,7 +33,7 @@ class Stepper:
         save_to: folder that receives the environment's state when it returns NaN or infinity; None saves nothing.
     """
 
-    def __init__(self, env: StepEnv, *, reset_ended: bool = True, save_to: str | Path | None = None) -> None:
+    def __init__(self, env: Any, *, reset_ended: bool = True, save_to: str | Path | None = None) -> None:
         self.env = env
         self.obs: Obs = {}
         self._reset_ended = reset_ended
@@ -94,7 +94,7 @@ class Stepper:
         self._ended = None if state["ended"] is None else _like_env(state["ended"], self.env)
 
 
-def begins_anew(env: StepEnv, loop: dict[str, Any] | None) -> str:
+def begins_anew(env: Any, loop: dict[str, Any] | None) -> str:
     """Why a run that was restored does not go on where its environments stood, or "".
 
     Args:
@@ -112,7 +112,7 @@ def begins_anew(env: StepEnv, loop: dict[str, Any] | None) -> str:
 
 
 def step(
-    env: StepEnv,
+    env: Any,
     obs: Obs,
     action: Array,
     *,
@@ -179,7 +179,7 @@ def step(
     )
 
 
-def autoreset_mode(env: StepEnv) -> AutoresetMode:
+def autoreset_mode(env: Any) -> AutoresetMode:
     """How the environment resets ended rows, from its metadata.
 
     Raises:
@@ -233,7 +233,7 @@ def clip_action(action: Array, num_envs: int, dim: int | None = None) -> Array:
     return np.minimum(np.maximum(action, -1.0), 1.0)
 
 
-def _reset_rows(env: StepEnv, obs: Obs, rows: Array) -> Obs:
+def _reset_rows(env: Any, obs: Obs, rows: Array) -> Obs:
     mask = rows.cpu().numpy() if isinstance(rows, torch.Tensor) else np.asarray(rows)
     raw, _ = env.reset(options={"reset_mask": mask})
     return _where(rows, as_obs(raw), obs)
@@ -294,7 +294,7 @@ def _float32(value: Any) -> Any:
     return value.float() if value.dtype == torch.float64 else value
 
 
-def _like_env(value: Array, env: StepEnv) -> Array:
+def _like_env(value: Array, env: Any) -> Array:
     """A saved array in the kind that the environment hands over: tensors where it names a device, also on the CPU."""
     device = env.parts.device
     if device is not None:
@@ -330,7 +330,7 @@ def _first_bad(value: Array) -> Any:
 
 
 def _report(
-    env: StepEnv, call: str, obs: Obs, action: object, result: Obs, reward: object, folder: str | Path | None
+    env: Any, call: str, obs: Obs, action: object, result: Obs, reward: object, folder: str | Path | None
 ) -> None:
     bad = {**{f"observation '{key}'": value for key, value in result.items()}, "the reward": reward}
     name, value = next((name, value) for name, value in bad.items() if value is not None and not _finite_array(value))
@@ -344,7 +344,7 @@ def _report(
     )
 
 
-def _save_state(env: StepEnv, around: Mapping[str, object], folder: str | Path | None) -> str:
+def _save_state(env: Any, around: Mapping[str, object], folder: str | Path | None) -> str:
     if folder is None:
         return "its state was not saved (no folder was given)"
     try:

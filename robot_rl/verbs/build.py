@@ -21,7 +21,7 @@ from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of
-from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Tracker, TrainedPolicy, VecEnv
+from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, TrainedPolicy, VecEnv
 from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
@@ -83,7 +83,7 @@ def foreign(cfg: DictConfig, path: str, io: IOSpec) -> TrainedPolicy:
     return build.make("policy", plain(cfg.policy), path=path, io=io, device=str(cfg.device), seed=int(cfg.seed))
 
 
-def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: VecEnv | None = None) -> TrainedPolicy:
+def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSpec | None = None) -> Any:
     """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
     from robot_rl import checkpoint
     from robot_rl.data.units import agree, in_units, meaning_of
@@ -94,7 +94,7 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: VecE
         own, known = meaning_of(own, known, read_action_meaning(cfg))
         io = agree(own, world, known)
     if graph_of(path):
-        policy: TrainedPolicy = OnnxPolicy(str(path), io, device=str(cfg.device))
+        policy: Any = OnnxPolicy(str(path), io, device=str(cfg.device))
     else:
         made = OmegaConf.merge(run_config, {"device": cfg.device})
         policy = learner_factory(made)(io).policy  # type: ignore[arg-type]
@@ -231,11 +231,11 @@ def settings_of(kind: type[S], cfg: DictConfig) -> S:
     return kind(**plain(OmegaConf.masked_copy(cfg, list(kind.model_fields))))
 
 
-def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Tracker]:
+def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Many]:
     """(run folder, resume step or None) -> tracker."""
     everything = OmegaConf.to_container(cfg, resolve=True)
 
-    def make(folder: str, resume_step: int | None) -> Tracker:
+    def make(folder: str, resume_step: int | None) -> Many:
         return build.make("track", plain(cfg.track), folder, resume_step=resume_step, config=everything)
 
     return make

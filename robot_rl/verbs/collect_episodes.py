@@ -16,7 +16,7 @@ from robot_rl.data.atomic import write_json
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Action, Array, Episode, IOSpec, Obs, Options, Policy, PolicyParts, Step, StepEnv
+from robot_rl.types import Action, Array, Episode, IOSpec, Obs, Options, Policy, PolicyParts, Step
 from robot_rl.types.options import Count
 
 LOGP = "action_log_probs"
@@ -28,7 +28,7 @@ class ExpertPolicy:
 
     def __init__(
         self,
-        env: StepEnv,
+        env: Any,
         *,
         noise: float = 0.0,
         noise_time: float = 0.0,
@@ -195,7 +195,7 @@ class KeepOptions(Options):
 
 
 def keep_steps(
-    env: StepEnv,
+    env: Any,
     policy: Policy,
     options: KeepOptions,
     *,
@@ -302,7 +302,7 @@ def begin_work(work: Path, settings: Mapping[str, object]) -> dict[str, Any]:
 
 
 def episodes_of(
-    env: StepEnv,
+    env: Any,
     policy: Policy,
     *,
     episodes: int,

@@ -40,7 +40,7 @@ from robot_rl.parts import BEST, Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs, StateDict, StepEnv
+from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs, StateDict
 from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
 from robot_rl.verbs.build import EnvMaker, MakeEnv
 
@@ -409,7 +409,7 @@ class HilJob:
     def _picture(self, quality: int) -> Frame | None:
         return self._draw(self.env, quality)
 
-    def _draw(self, env: StepEnv, quality: int) -> Frame | None:
+    def _draw(self, env: Any, quality: int) -> Frame | None:
         """For the screen: a simulation is drawn elsewhere, a robot's camera is there already."""
         if self._painter is None or self._painter.dead:
             return Frame(env.render()[0], time.monotonic() - 1e-3 * self.loop.watch.age_ms)

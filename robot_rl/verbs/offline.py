@@ -140,7 +140,7 @@ class OfflineJob:
         settings: OfflineSettings,
         folder: Path,
         *,
-        make_env: Callable[..., object] | None,
+        make_env: Callable[..., VecEnv] | None,
         make_learner: Callable[[Any], Any],
         make_tracker: Callable[[str, int | None], Many],
         config: str,

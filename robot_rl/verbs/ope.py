@@ -18,7 +18,7 @@ from robot_rl.data.store import Store
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
 from robot_rl.stats import Interval, bootstrap, half_samples
-from robot_rl.types import AnyLearner, Episode, IOSpec, TrainedPolicy, Transitions
+from robot_rl.types import AnyLearner, Episode, IOSpec, Transitions
 from robot_rl.types.options import Count, Part, Positive, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.logs import LogSettings
@@ -140,7 +140,7 @@ def read(
 
 def run(
     settings: OpeSettings,
-    policy: TrainedPolicy,
+    policy: Any,
     io: IOSpec,
     *,
     make_fqe: Callable[..., Any],
@@ -345,7 +345,7 @@ def _behaviour(
     return _Behaviour(density, column)
 
 
-def _support(mu: _Behaviour, policy: TrainedPolicy, data: LogDataset, s: OpeSettings) -> Support:
+def _support(mu: _Behaviour, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
     """Which of the policy's actions the behaviour would hardly have taken."""
     batch = next(iter(data.ordered(4096)))
     state = batch.obs["state"]

@@ -155,7 +155,7 @@ class TrainJob:
         make_tracker: Callable[[str, int | None], Many],
         config: str,
         resume: bool = False,
-        make_actor: Callable[[IOSpec], TrainedPolicy] | None = None,
+        make_actor: Callable[[IOSpec], AnyLearner] | None = None,
     ) -> None:
         """Build environment, learner, buffer and loop, and restore them when resuming.
 
@@ -460,7 +460,7 @@ class Beside:
 
 
 def record_video(
-    make_env: Callable[..., object], policy: TrainedPolicy, path: Path, episodes: int, seed: int
+    make_env: Callable[..., VecEnv], policy: TrainedPolicy, path: Path, episodes: int, seed: int
 ) -> Path | str:
     """`film`, or why there is no film; nothing is raised."""
     try:

@@ -104,9 +104,9 @@ class ConsoleServer:
             self._ssl.load_cert_chain(o.certificate, o.key)
         self._hosts, self._replay = o.hosts, replay
         self._on_message, self._on_leave, self._now = on_message, on_leave, now
-        self._operator = None
+        self._operator: web.WebSocketResponse | None = None
         self._page_of: dict[web.WebSocketResponse, str] = {}  # client -> what its page calls itself
-        self._asks = None  # the client that wants the seat
+        self._asks: web.WebSocketResponse | None = None  # the client that wants the seat
         self._heard = 0.0  # when the operator last said anything
         self._clients: dict[web.WebSocketResponse, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -182,7 +182,7 @@ class ConsoleServer:
         for client in list(self._clients):
             self._soon(client, json.dumps({"type": "history", "points": [point]}))
 
-    def _soon(self, client: object, text: str) -> None:
+    def _soon(self, client: web.WebSocketResponse, text: str) -> None:
         """Send without waiting: one page that has frozen holds nobody up."""
         task = asyncio.ensure_future(_send(client, text))
         self._tasks.add(task)
@@ -286,7 +286,7 @@ class ConsoleServer:
             self._tell()
         return client
 
-    async def _take(self, client: object, text: str) -> None:
+    async def _take(self, client: web.WebSocketResponse, text: str) -> None:
         try:
             message = json.loads(text)
             if not isinstance(message, dict):
@@ -311,7 +311,7 @@ class ConsoleServer:
                 client, json.dumps({"type": "echo", "sent": message["sent"], "kind": kind, "at": 1e3 * self._now()})
             )
 
-    def _ask(self, client: object, what: str) -> None:
+    def _ask(self, client: web.WebSocketResponse, what: str) -> None:
         """Change hands: "take" the seat (asked for while somebody is in it), or "hand" it to whoever asked."""
         if what == "take" and client is not self._operator:
             if self._operator is None or time.monotonic() - self._heard > SILENT_S:
@@ -324,7 +324,7 @@ class ConsoleServer:
             raise ValueError(f"seat: '{what}' is not for this page, expected take, or hand from the page that has it")
         self._tell()
 
-    def _seat(self, client: object) -> None:
+    def _seat(self, client: web.WebSocketResponse) -> None:
         """Put a client into the seat, or nobody; whoever drove before has let go."""
         before, self._operator, self._heard = self._operator, client, time.monotonic()
         if client is self._asks:
@@ -337,7 +337,7 @@ class ConsoleServer:
         for client in list(self._clients):
             self._soon(client, self._role(client))
 
-    def _role(self, client: object) -> str:
+    def _role(self, client: web.WebSocketResponse) -> str:
         facts = {"operator": client is self._operator, "free": self._operator is None}
         return json.dumps({"type": "role", **facts, "asked": self._asks is not None, "pages": len(self._clients)})
 
