@@ -21,6 +21,7 @@ from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of
+from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, TrainedPolicy, VecEnv
 from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.torchscript import load_torchscript

@@ -26,7 +26,7 @@ from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.stats import iqm, stratified
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, Callback, IOSpec, Metrics
+from robot_rl.types import AnyLearner, Callback, IOSpec, Metrics, VecEnv
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer, logs, ope
 from robot_rl.verbs.build import (

@@ -324,7 +324,7 @@ class ConsoleServer:
             raise ValueError(f"seat: '{what}' is not for this page, expected take, or hand from the page that has it")
         self._tell()
 
-    def _seat(self, client: web.WebSocketResponse) -> None:
+    def _seat(self, client: web.WebSocketResponse | None) -> None:
         """Put a client into the seat, or nobody; whoever drove before has let go."""
         before, self._operator, self._heard = self._operator, client, time.monotonic()
         if client is self._asks:
