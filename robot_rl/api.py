@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
 from robot_rl.loops.evaluate import evaluate as run_evaluation
-from robot_rl.types import Callback, Learner, Policy, VecEnv
+from robot_rl.types import AnyLearner, Callback, Policy, VecEnv
 from robot_rl.verbs.build import load_policy, saved_config
 from robot_rl.verbs.compose import choices, compose_verb
 from robot_rl.verbs.offline import offline_job
@@ -82,7 +82,7 @@ def make(name: str, num_envs: int = 1, *, seed: int = 0, render: bool = False, *
 
 
 def train(
-    policy: str | type[Learner[Any, Any]],
+    policy: str | type[AnyLearner],
     env: EnvLike,
     *,
     steps: int = 100_000,
@@ -117,7 +117,7 @@ def train(
 
 
 def offline(
-    policy: str | type[Learner[Any, Any]],
+    policy: str | type[AnyLearner],
     log: PathLike,
     *,
     updates: int = 1_000_000,
@@ -249,7 +249,7 @@ def _trust(cfg: DictConfig) -> None:
     extras.allow(everything=cfg.get("trust") is True, changed=cfg.get("trust") == "changed")
 
 
-def _policy_name(policy: str | type[Learner[Any, Any]]) -> str:
+def _policy_name(policy: str | type[AnyLearner]) -> str:
     if isinstance(policy, str):
         return policy
     if policy.__module__ == "__main__":  # a run folder has to find it again

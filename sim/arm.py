@@ -8,7 +8,7 @@ near the measured pose, which bounds the force of a push.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -377,11 +377,11 @@ def _centre(arm: Arm) -> tuple[float, ...]:
     return tuple(0.5 * (a + b) for a, b in zip(arm.low, arm.high))
 
 
-def _yaw(xp: Any, turn: Array) -> Array:
+def _yaw(xp: ModuleType, turn: Array) -> Array:
     return xp.atan2(turn[:, 1, 0], turn[:, 0, 0])
 
 
-def _shorten(xp: Any, wish: Array) -> Array:
+def _shorten(xp: ModuleType, wish: Array) -> Array:
     """Scale rows so that no entry exceeds 1."""
     longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
     return wish / xp.maximum(longest, xp.ones_like(longest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import array_api_compat
@@ -180,7 +181,7 @@ class CardHand(CardArm):
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
 
 
-def _solve_columns(xp: Any, matrix: Array, right: Array) -> Array:
+def _solve_columns(xp: ModuleType, matrix: Array, right: Array) -> Array:
     """matrix^-1 right for (N, 3, J) right."""
     return xp.concat([solve_definite(matrix, right[:, :, j : j + 1]) for j in range(right.shape[2])], axis=2)
 

@@ -7,6 +7,7 @@ All functions act on (N, J) joint positions in NumPy or torch and answer in the 
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -294,7 +295,7 @@ def rotation_error(current: Array, wanted: Array) -> Array:
     return 0.5 * xp.sum(columns, axis=1)
 
 
-def _cross(xp: Any, a: Array, b: Array) -> Array:
+def _cross(xp: ModuleType, a: Array, b: Array) -> Array:
     """Cross product along the last axis, which NumPy's and torch's own functions broadcast differently."""
     ax, ay, az = a[..., 0], a[..., 1], a[..., 2]
     bx, by, bz = b[..., 0], b[..., 1], b[..., 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from robot_rl.types import Array
@@ -38,7 +39,7 @@ WEIGHTS = {"pose": 0.5, "velocity": 0.05, "effector": 0.15, "root": 0.2, "mass":
 """Shares of the additive reward, of sum 1."""
 
 
-def angle_between(a: Array, b: Array, xp: Any) -> Array:
+def angle_between(a: Array, b: Array, xp: ModuleType) -> Array:
     """(...,) angle [rad] in [0, pi] of the turn from one unit quaternion to another, (..., 4) each.
 
     A quaternion and its negative are the same turn: |<a, b>| makes them so.
@@ -46,7 +47,7 @@ def angle_between(a: Array, b: Array, xp: Any) -> Array:
     return 2.0 * xp.acos(xp.clip(xp.abs(xp.sum(a * b, axis=-1)), 0.0, 1.0))
 
 
-def errors(now: Motion, wanted: Motion, xp: Any, *, effector: str = "sum") -> dict[str, Array]:
+def errors(now: Motion, wanted: Motion, xp: ModuleType, *, effector: str = "sum") -> dict[str, Array]:
     """The five errors (N,) of the additive reward.
 
     Joints weigh alike (1 / J each). `effector`: "sum" of the squared distances, as in the present source, or "mean".
@@ -77,7 +78,7 @@ def scales(joints: int) -> dict[str, float]:
     return {"pose": 2.0 / 15.0 * joints, "velocity": 0.1 / 15.0 * joints, "effector": 10.0, "root": 5.0, "mass": 10.0}
 
 
-def additive(found: Mapping[str, Array], scale: Mapping[str, float], xp: Any) -> Array:
+def additive(found: Mapping[str, Array], scale: Mapping[str, float], xp: ModuleType) -> Array:
     """(N,) sum of w exp(-s E) over the five errors, in [0, 1].
 
     Source: Peng et al., DeepMimic (2018), equation 5.
@@ -88,7 +89,7 @@ def additive(found: Mapping[str, Array], scale: Mapping[str, float], xp: Any) ->
     return total
 
 
-def product(now: Motion, wanted: Motion, xp: Any, *, place: float = 20.0, turn: float = 20.0) -> Array:
+def product(now: Motion, wanted: Motion, xp: ModuleType, *, place: float = 20.0, turn: float = 20.0) -> Array:
     """(N,) exp(-place mean |error of positions|^2) exp(-turn mean (error of angles)^2), in [0, 1].
 
     Positions are those of root and end effectors, angles those of root and joints. It falls to 0 as soon as any part is

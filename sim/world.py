@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import ModuleType
 from typing import Any, Protocol
 
 from robot_rl.types import Array, Goals
@@ -34,7 +35,7 @@ class View:
         terms: what `total` added up last, name -> (N,); the engine empties it before it asks for the reward.
     """
 
-    xp: Any
+    xp: ModuleType
     qpos: Array
     qvel: Array
     ctrl: Array
@@ -58,7 +59,7 @@ class View:
         return add_terms(terms, self.xp)
 
 
-def add_terms(terms: Mapping[str, Array], xp: Any) -> Array:
+def add_terms(terms: Mapping[str, Array], xp: ModuleType) -> Array:
     """The sum (N,) float32 of named terms (N,).
 
     Raises:
@@ -164,7 +165,7 @@ class World(Protocol):
         """The model as one MJCF string (paths to meshes absolute)."""
         ...
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Initial states of n environments."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.state import Saved
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 _LOG_TAU = math.log(2 * math.pi)
@@ -347,7 +347,7 @@ class GaussianPolicy(ModulePolicy):
         self.io, self._net, self._norm = io, net, norm
         super().__init__("net", self._net, torch.Generator(device=norm.shift.device).manual_seed(seed), norm)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from robot_rl.policies.nets.attention import Transformer
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Needs, Obs, Rollout
+from robot_rl.types import Action, Array, IOSpec, Needs, Obs, Rollout
 from robot_rl.types.options import Count
 
 
@@ -186,7 +186,7 @@ class CmatPolicy(ModulePolicy):
         self.io, self._net, self._agents, self._device = io, net, agents, device
         super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     @torch.no_grad()

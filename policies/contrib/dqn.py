@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import Net, mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.state import Saved
-from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, Transitions, action_of, choice_of
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, PolicyParts, Transitions, action_of, choice_of
 from robot_rl.types.options import Count, Rate, Share
 
 
@@ -52,7 +51,7 @@ class GreedyPolicy(Saved):
         self._generator = torch.Generator().manual_seed(seed)
         self._acted = 0
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     @property

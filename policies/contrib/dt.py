@@ -19,7 +19,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
 from robot_rl.state import Saved
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
+from robot_rl.types import Action, Array, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
@@ -279,7 +279,7 @@ class ReturnPolicy:
         """Ask for another return, from the next episode on."""
         self.returns.target = float(target_return)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """A new episode begins in these rows ((N,) bool); None: in all."""
         self.memory.forget(rows)
         if rows is None:

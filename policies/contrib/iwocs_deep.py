@@ -11,7 +11,7 @@ from torch import Tensor
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, PolicyParts, StateDict, Transitions
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Part
 
 RETEST = ("step", "episode")
@@ -261,7 +261,7 @@ class IwocsPolicy:
         self.experts.append(expert)
         self.reset()
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Forget the last step of these rows (B,) bool; None is all."""
         if rows is None or self._last is None:
             self._last: tuple[Tensor, Tensor] | None = None

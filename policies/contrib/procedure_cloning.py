@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Transitions
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, Transitions
 from robot_rl.types.options import Count, Positive, Rate
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
@@ -181,7 +181,7 @@ class SearchPolicy(ModulePolicy):
         self._device = torch.device(device)
         super().__init__("net", self.net, torch.Generator(device=device).manual_seed(seed))
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     @torch.no_grad()

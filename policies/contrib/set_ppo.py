@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from robot_rl.policies.contrib.set_ppo_net import LimbLayout, SetNet
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, IOSpec, Obs
+from robot_rl.types import Action, Array, IOSpec, Obs
 from robot_rl.types.options import Count, Number
 
 
@@ -87,7 +87,7 @@ class SetPolicy(ModulePolicy):
         self.io, self._net, self._device = io, net, device
         super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
 from robot_rl.policies.nets.net import Leaves
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Rate
 
 
@@ -152,7 +152,7 @@ class ResidualPolicy(ModulePolicy):
         self.io, self._actor, self._norm = io, actor, norm
         super().__init__("actor", self._actor, torch.Generator(device=norm.shift.device).manual_seed(seed), norm)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Options, StateDict, Transitions
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, Options, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share
 
 
@@ -273,7 +273,7 @@ class Tdmpc2Policy(ModulePolicy):
         self._plan = torch.zeros(0, options.horizon, io.action_dim, device=self._device)
         super().__init__("net", nn.ModuleList([model, prior]), torch.Generator(device=self._device).manual_seed(seed))
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Forget the plans of these rows; None: of all."""
         if rows is None:
             self._plan = self._plan[:0]

@@ -11,6 +11,7 @@ import torch
 
 from robot_rl.types import (
     Action,
+    Array,
     IOSpec,
     Metrics,
     Needs,
@@ -19,6 +20,7 @@ from robot_rl.types import (
     OuterLearner,
     PolicyParts,
     StateDict,
+    TrainedPolicy,
     Transitions,
 )
 from robot_rl.types.frames import Frames
@@ -152,7 +154,7 @@ class EncodedPolicy:
         features: (N, F) what the method's policy saw last.
     """
 
-    def __init__(self, io: IOSpec, encoder: Any, policy: Any) -> None:
+    def __init__(self, io: IOSpec, encoder: Any, policy: TrainedPolicy) -> None:
         self.io, self._encoder, self._policy = io, encoder, policy
         self._trail: Any = None
         self.features = np.zeros((0, 0), np.float32)
@@ -165,7 +167,7 @@ class EncodedPolicy:
             executed=inner.executed, reseed=inner.reseed, look=self.look, remembers=self._encoder.remembers
         )
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Forget what these rows have seen; None means all."""
         if rows is None or self._trail is None:
             self._trail = None

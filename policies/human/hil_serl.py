@@ -16,7 +16,7 @@ from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
-from robot_rl.types import Action, IOSpec, Metrics, Obs, PolicyParts, StateDict, Transitions
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Number, Positive
 
 CHOICES = (-1.0, 0.0, 1.0)
@@ -141,7 +141,7 @@ class HilSerlPolicy:
         """It hears what was done: "stay" keeps that."""
         return PolicyParts(executed=self.executed)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """The gripper counts as open again in these rows; None means all."""
         if rows is None:
             self._held = np.ones(1, np.float32)

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 
 from robot_rl.policies.human.relative_frame_start import StartFrame
-from robot_rl.types import Action, IOSpec, Metrics, Obs, Options, OuterLearner, PolicyParts, StateDict, Transitions
+from robot_rl.types import (
+    Action,
+    Array,
+    IOSpec,
+    Metrics,
+    Obs,
+    Options,
+    OuterLearner,
+    PolicyParts,
+    StateDict,
+    TrainedPolicy,
+    Transitions,
+)
 
 
 class RelativeFrameOptions(Options):
@@ -91,7 +103,7 @@ class RelativePolicy:
         policy: of the method.
     """
 
-    def __init__(self, io: IOSpec, frame: StartFrame, policy: Any) -> None:
+    def __init__(self, io: IOSpec, frame: StartFrame, policy: TrainedPolicy) -> None:
         self.io, self._frame, self._policy = io, frame, policy
         self._state: np.ndarray | None = None
 
@@ -100,7 +112,7 @@ class RelativePolicy:
         """It hears what was done, where the method's policy does."""
         return PolicyParts(executed=None if self._policy.parts.executed is None else self.executed)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """The method's policy forgets."""
         self._policy.reset(rows)
 

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions, mlp
 from robot_rl.policies.nets.imitation import human_rows
-from robot_rl.types import Action, IOSpec, Metrics, Obs, OuterLearner, PolicyParts, StateDict, Transitions
+from robot_rl.types import (
+    Action,
+    Array,
+    IOSpec,
+    Metrics,
+    Obs,
+    OuterLearner,
+    PolicyParts,
+    StateDict,
+    TrainedPolicy,
+    Transitions,
+)
 from robot_rl.types.options import Count, Whole
 
 
@@ -157,7 +168,7 @@ class SafePolicy:
         self,
         options: SafeExplorationOptions,
         io: IOSpec,
-        policy: Any,
+        policy: TrainedPolicy,
         safe: SafeSet,
         clone: nn.Module,
         values: Callable[[Obs, np.ndarray], np.ndarray],
@@ -171,7 +182,7 @@ class SafePolicy:
         """It hears what was done, where the method's policy does."""
         return PolicyParts(executed=self._policy.parts.executed)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """The method's policy forgets."""
         self._policy.reset(rows)
 

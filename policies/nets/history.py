@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -129,7 +128,7 @@ class HistoryPolicy(Saved):
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
         self.memory = Memory(history, io.obs["state"][0][0], io.action_dim, device=self._device)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Forget what these rows saw; None: all."""
         self.memory.forget(rows)
 

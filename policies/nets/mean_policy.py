@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.state import Saved
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 
 class MeanPolicy(Saved):
@@ -73,7 +71,7 @@ class MeanPolicy(Saved):
         """Act as this seed's policy, counted from 0."""
         self.active = seed
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:

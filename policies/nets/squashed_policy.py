@@ -14,7 +14,7 @@ from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.state import Saved
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 
 class SquashedGaussianPolicy(Saved):
@@ -73,7 +73,7 @@ class SquashedGaussianPolicy(Saved):
         """A density, and noise that can be repeated."""
         return PolicyParts(log_prob=self.log_prob, reseed=self.reseed)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     def reseed(self, seed: int) -> None:

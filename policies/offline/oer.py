@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split
 from robot_rl.policies.offline.td3_bc import NearLog, Td3BcOptions
-from robot_rl.types import Action, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
+from robot_rl.types import Action, Array, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Rate, Share, Whole
 
 
@@ -33,7 +33,7 @@ class TaskPolicy:
         """Wrap `inner`, which answers [normalised state, one-hot task]."""
         self.io, self._inner, self._norm, self.task, self._tasks = io, inner, norm, task, tasks
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """No memory."""
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:

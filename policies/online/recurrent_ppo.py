@@ -108,7 +108,7 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         self.lr.progress = share
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: RecurrentPpoOptions, io: IOSpec) -> Needs:
         """Fresh rollouts with the memory before and behind each step."""
         record = ("memory", "next_memory")
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from robot_rl.advantage import ClipRange, EdgeRules, group_advantage, policy_los
 from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 _GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
@@ -249,7 +249,7 @@ class CandidatePolicy(ModulePolicy):
         self.io, self._net, self._model, self._device = io, net, model, torch.device(device)
         super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     @torch.no_grad()

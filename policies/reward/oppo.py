@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.state import Saved
-from robot_rl.types import Action, IOSpec, LogFacts, Obs, Options, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, LogFacts, Obs, Options, PolicyParts
 from robot_rl.types.options import Count, NotNegative, Positive, Rate
 
 
@@ -74,7 +72,7 @@ class CodePolicy(Saved):
         self.io, self._decoder, self._wanted, self._norm = io, decoder, wanted, norm
         self.memory = Memory(length, io.obs["state"][0][0], io.action_dim, device=wanted.device)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Forget what these rows saw; None: all."""
         self.memory.forget(rows)
 

@@ -13,7 +13,6 @@ so the interval of allowed v' is never empty.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,9 +22,10 @@ from robot_rl.real.core.limiter_scalar import ScalarLimits
 FEW = 16
 """Up to so many joints are stepped in plain floats, which is several times faster than arrays."""
 Array = np.ndarray
+Period = float | Array
 
 
-def stopping_speed(distance: Array, acceleration: Array, period: Any, min_period: Any) -> Array:
+def stopping_speed(distance: Array, acceleration: Array, period: Period, min_period: Period) -> Array:
     """Largest speed for this period from which a joint still stops within `distance`.
 
     Args:
@@ -47,7 +47,7 @@ def stopping_speed(distance: Array, acceleration: Array, period: Any, min_period
     return (room + 0.5 * unit * n * (n + 1.0)) / (period + n * min_period)
 
 
-def stopping_distance(speed: Array, acceleration: Array, period: Any) -> Array:
+def stopping_distance(speed: Array, acceleration: Array, period: Period) -> Array:
     """Way that a joint still makes when it brakes from `speed` >= 0 in periods of `period`, slowing before it moves.
 
     Args:
@@ -158,7 +158,7 @@ class JointLimiter:
         self.lower = np.where(self.continuous, -np.inf, self.lower)
         self.upper = np.where(self.continuous, np.inf, self.upper)
 
-    def reset(self, position: Any, velocity: Any = None) -> None:
+    def reset(self, position: ArrayLike, velocity: ArrayLike | None = None) -> None:
         """Take (position, velocity) as the previous command; velocity None = at rest.
 
         Args:
@@ -190,7 +190,7 @@ class JointLimiter:
         """Time that `brake` takes from here [s]."""
         return float((np.abs(self.velocity) / self.stop_acceleration).max())
 
-    def step(self, target: Any, period: Any = None) -> Array:
+    def step(self, target: ArrayLike, period: Period | None = None) -> Array:
         """Next position command.
 
         Args:
@@ -229,7 +229,9 @@ class JointLimiter:
         self._target = target
         return self._move(wanted, self.position, self.position, period)
 
-    def step_velocity(self, target: Any, measured: Any, *, under_way: Array, period: Any = None) -> Array:
+    def step_velocity(
+        self, target: ArrayLike, measured: ArrayLike, *, under_way: Array, period: Period | None = None
+    ) -> Array:
         """Next velocity command; the distance to the limits is taken from the measured position.
 
         Args:
@@ -262,7 +264,7 @@ class JointLimiter:
         self._move(np.where(np.isfinite(target), target, 0.0), high, low, period)
         return self.velocity
 
-    def brake(self, period: Any = None) -> Array:
+    def brake(self, period: Period | None = None) -> Array:
         """One period of braking at `stop_acceleration`; returns the (J,) position command."""
         period = self._period(period)
         change = self.stop_acceleration * period
@@ -271,7 +273,7 @@ class JointLimiter:
         self.at_rate = np.zeros(speed.shape, bool)
         return self._take(speed, period)
 
-    def follow(self, velocity: Array, period: Any = None) -> Array:
+    def follow(self, velocity: Array, period: Period | None = None) -> Array:
         """Replace the last step by one with `velocity` (J,), which the caller took from between it and the full brake.
 
         The allowed velocities form an interval, so everything between two allowed ones is allowed.
@@ -280,13 +282,13 @@ class JointLimiter:
         self.position, self.velocity, self.acceleration = self._before
         return self._take(velocity, period)
 
-    def braked(self, period: Any = None) -> Array:
+    def braked(self, period: Period | None = None) -> Array:
         """Velocity (J,) that the last step would have had under a full brake at `max_acceleration` [rad/s]."""
         before = self._before[1]
         change = self.max_acceleration * self._period(period)
         return np.sign(before) * np.maximum(np.abs(before) - change, 0.0)
 
-    def _period(self, period: Any) -> Any:
+    def _period(self, period: Period | None) -> Period:
         if period is None:
             return self.period
         if isinstance(period, float) and self.min_period <= period < np.inf:
@@ -295,7 +297,7 @@ class JointLimiter:
             raise ValueError(f"period is {period}, expected finite seconds >= min_period = {self.min_period}")
         return np.maximum(period, self.min_period)
 
-    def _move(self, wanted: Array, highest: Array, lowest: Array, period: Any) -> Array:
+    def _move(self, wanted: Array, highest: Array, lowest: Array, period: Period) -> Array:
         v, a, h = self.velocity, self.max_acceleration, self.min_period
         change = a * period
         reach = self.max_velocity * period + self._coast  # from here on the velocity limit decides
@@ -312,7 +314,7 @@ class JointLimiter:
         self.at_rate = off & ~self.at_limit
         return self._take(speed, period)
 
-    def _approach(self, distance: Array, period: Any) -> Array:
+    def _approach(self, distance: Array, period: Period) -> Array:
         """Speed at which to close on a target; with a jerk limit at half the brake and fading out near the target."""
         far = self.max_velocity * period + self._coast
         if not self._jerky:
@@ -322,7 +324,7 @@ class JointLimiter:
         speed = stopping_speed(np.minimum(distance - knee, 2.0 * far), 0.5 * self.max_acceleration, period, period)
         return np.where(distance < 2.0 * knee, gain * distance, speed)
 
-    def _soft(self, wanted: Array, period: Any) -> Array:
+    def _soft(self, wanted: Array, period: Period) -> Array:
         """Asked velocity within the jerk limit; acceleration fades out before the velocity limit is reached."""
         j = np.where(np.isfinite(self.max_jerk), self.max_jerk, 1e300)
         a, change = self.acceleration, j * period
@@ -333,7 +335,7 @@ class JointLimiter:
         high, low = np.maximum(high, a - change), np.minimum(low, a + change)
         return self.velocity + np.clip((wanted - self.velocity) / period, low, high) * period
 
-    def _take(self, speed: Array, period: Any) -> Array:
+    def _take(self, speed: Array, period: Period) -> Array:
         self._before = self.position, self.velocity, self.acceleration
         self.moved = float(period) if np.ndim(period) == 0 else 0.0
         self.acceleration = (speed - self.velocity) / period

@@ -49,7 +49,7 @@ def read(
     image_size: Sequence[int] | None = None,
     infos: bool = False,
     salvage: bool = False,
-    **_: Any,
+    **_: object,
 ) -> Logs:
     """Read a data set.
 

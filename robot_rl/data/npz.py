@@ -36,7 +36,7 @@ _NAMES = {
 _TOLD = ("action_low", "action_high", "action_units", "action_normalised")
 
 
-def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: float = 20.0, **_: Any) -> Logs:
+def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: float = 20.0, **_: object) -> Logs:
     """Read an archive.
 
     Args:

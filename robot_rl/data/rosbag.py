@@ -63,7 +63,7 @@ def read(
     map: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     ros_distro: str | None = None,
     salvage: bool = False,
-    **_: Any,
+    **_: object,
 ) -> Logs:
     """Read a bag.
 

@@ -44,7 +44,7 @@ _KEYS = {
 
 
 def read(
-    path: str | os.PathLike[str], *, map: str | os.PathLike[str] | Mapping[str, Any] | None = None, **_: Any
+    path: str | os.PathLike[str], *, map: str | os.PathLike[str] | Mapping[str, Any] | None = None, **_: object
 ) -> Logs:
     """Read a CSV file (plain or .gz), or every one below a folder, each as one episode.
 

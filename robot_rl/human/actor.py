@@ -15,7 +15,17 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.pieces import Outbox, Place
 from robot_rl.human.stats import EpisodeFacts
 from robot_rl.human.waiting import meanwhile
-from robot_rl.types import Episode, IOSpec, Learner, Metrics, Needs, Options, Policy, StateDict
+from robot_rl.types import (
+    AnyLearner,
+    Episode,
+    IOSpec,
+    Metrics,
+    Needs,
+    Options,
+    Policy,
+    StateDict,
+    TrainedPolicy,
+)
 
 _OWN = ("generator", "held")  # what a policy remembers of its own acting: the actor's, never the learner's
 
@@ -101,7 +111,7 @@ class OutboxMemory:
         """Nothing."""
 
 
-class Follower(Learner[Any, Any]):
+class Follower(AnyLearner):
     """A policy that somebody else improves, where a loop expects a learner.
 
     Args:
@@ -298,12 +308,12 @@ class HilActor(HumanInTheLoop):
         return super().problem or self.link.alarm or self.link.standing
 
 
-def tensors_of(policy: Any) -> dict[str, Tensor]:
+def tensors_of(policy: TrainedPolicy) -> dict[str, Tensor]:
     """The weights of a policy by name, without what it remembers of its own acting."""
     return dict(_flat({name: part for name, part in policy.state_dict().items() if name not in _OWN}))
 
 
-def load_tensors(policy: Any, tensors: Mapping[str, Tensor]) -> None:
+def load_tensors(policy: TrainedPolicy, tensors: Mapping[str, Tensor]) -> None:
     """Put weights by name into a policy; generators and held grippers stay as they are."""
     state = policy.state_dict()
     for name, tensor in tensors.items():

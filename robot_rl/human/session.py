@@ -29,7 +29,7 @@ from robot_rl.human.scene import Scene
 from robot_rl.human.stats import HilStats
 from robot_rl.human.watch import Watch
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Learner, Obs, Sampler, StateDict, Transitions, VecEnv
+from robot_rl.types import AnyLearner, Learner, Obs, Sampler, StateDict, Transitions, VecEnv
 
 
 class StepMemory(Protocol):
@@ -105,7 +105,7 @@ class Helpers:
 ALONE = Helpers()
 
 
-def batch_rows(learner: Learner[Any, Any]) -> int:
+def batch_rows(learner: AnyLearner) -> int:
     """Rows of a batch: as many as the learner asks for, 256 where it leaves that open."""
     return learner.need.rows or 256
 

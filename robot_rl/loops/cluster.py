@@ -22,10 +22,10 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.extras import require
 from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Episode, IOSpec, Learner, Metrics, Sampler, StateDict, Step
+from robot_rl.types import AnyLearner, Episode, IOSpec, Metrics, Sampler, StateDict, Step
 
 MakeEnv = Callable[[int, int, bool], Any]
-MakeLearner = Callable[[IOSpec], Any]
+MakeLearner = Callable[[IOSpec], AnyLearner]
 _TRIES = 3  # workers that may die one after the other without a single fragment
 _WAIT = 1.0  # seconds until the loop looks whether it was interrupted
 
@@ -317,7 +317,7 @@ class ClusterOffPolicy:
     def __init__(
         self,
         cluster: Cluster,
-        learner: Learner[Any, Any],
+        learner: AnyLearner,
         buffer: ReplayBuffer,
         *,
         sampler: Sampler | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from robot_rl.types import Action, Learner, Metrics, Obs, Policy
+from robot_rl.types import Action, AnyLearner, Metrics, Obs, Policy
 
 Tick = Callable[[int, Metrics], bool]
 """Called by a loop with (how far it is, metrics) whenever something is due; True stops the loop."""
@@ -19,7 +19,7 @@ def every(period: int) -> Due:
     return lambda before, after: after // period > before // period
 
 
-def rows_per_batch(learner: Learner[Any, Any]) -> int:
+def rows_per_batch(learner: AnyLearner) -> int:
     """Rows of one sample that a learner of transitions needs (`Needs.rows`).
 
     Raises:
@@ -34,7 +34,7 @@ def rows_per_batch(learner: Learner[Any, Any]) -> int:
     return size
 
 
-def update_learner(learner: Learner[Any, Any], batches: Iterator[Any], *, progress: float = 0.0) -> Metrics:
+def update_learner(learner: AnyLearner, batches: Iterator[Any], *, progress: float = 0.0) -> Metrics:
     """`learner.update(batches)`, told first which share of the run's steps is over.
 
     Raises:

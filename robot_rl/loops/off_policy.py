@@ -13,7 +13,7 @@ from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.state import Saved
-from robot_rl.types import Learner, Metrics, Sampler, StateDict, StepEnv
+from robot_rl.types import AnyLearner, Metrics, Sampler, StateDict, StepEnv
 
 
 class OffPolicy:
@@ -25,7 +25,7 @@ class OffPolicy:
     def __init__(
         self,
         env: StepEnv,
-        learner: Learner[Any, Any],
+        learner: AnyLearner,
         buffer: ReplayBuffer,
         *,
         sampler: Sampler | None = None,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.state import Saved
-from robot_rl.types import Learner, Metrics, Sampler
+from robot_rl.types import AnyLearner, Metrics, Sampler
 
 
 class Offline(Saved):
@@ -19,7 +18,7 @@ class Offline(Saved):
     kind = "offline"
     saved = ("updates",)
 
-    def __init__(self, learner: Learner[Any, Any], sampler: Sampler, *, batch_size: int = 256) -> None:
+    def __init__(self, learner: AnyLearner, sampler: Sampler, *, batch_size: int = 256) -> None:
         """Join what the loop moves data between.
 
         Args:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from robot_rl.types.env import EnvParts, Goals, StepEnv, VecEnv
     from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
     from robot_rl.types.learner import (
+        AnyLearner,
         Learner,
         Needs,
         OffPolicyDeviceLearner,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Action",
+    "AnyLearner",
     "Array",
     "Batches",
     "Callback",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from robot_rl.types.data import LogFacts, Metrics, Obs
 from robot_rl.types.env import StepEnv
@@ -218,6 +218,10 @@ class Learner(Generic[O_co, Data_contra]):
         return None
 
 
+AnyLearner: TypeAlias = Learner[Any, Any]
+"""A learner of whatever options and data."""
+
+
 class OuterLearner(Learner[O_co, Data_contra]):
     """A learner around another: what a loop asks is answered by the inner one.
 
@@ -225,7 +229,7 @@ class OuterLearner(Learner[O_co, Data_contra]):
         learner: the inner one.
     """
 
-    learner: Learner[Any, Any]
+    learner: AnyLearner
 
     @property
     def need(self) -> Needs:

@@ -21,7 +21,8 @@ from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of
-from robot_rl.types import IOSpec, Loaded, Options
+from robot_rl.track import Many
+from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, TrainedPolicy, VecEnv
 from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
@@ -31,7 +32,7 @@ REFUSALS = (Refused, ValueError, FileNotFoundError, CheckpointError, InUse)
 S = TypeVar("S", bound=Options)
 
 
-MakeEnv = Callable[[int, int, bool], Any]
+MakeEnv = Callable[[int, int, bool], VecEnv]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class EnvMaker:
     plain: MakeEnv
     name: str = ""
 
-    def __call__(self, num_envs: int, seed: int, render: bool) -> Any:
+    def __call__(self, num_envs: int, seed: int, render: bool) -> VecEnv:
         """The environment."""
         return self.make(num_envs, seed, render)
 
@@ -59,31 +60,31 @@ def env_factory(cfg: DictConfig) -> EnvMaker:
     if node.get("engine") == "gym" and node.get("id") is None:
         raise Refused("say which task: id=<Gymnasium id>, such as id=Pendulum-v1")
 
-    def make(num_envs: int, seed: int, render: bool) -> Any:
+    def make(num_envs: int, seed: int, render: bool) -> VecEnv:
         extra = {"render_mode": "rgb_array"} if render else {}
         return build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
     return EnvMaker(make, make, str(cfg.get("id") or ""))
 
 
-def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[Any], Any]:
+def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOSpec], AnyLearner]:
     """(io) -> learner, on the configured device or another."""
 
     prepared = build.prepare("policy", plain(cfg.policy))
 
-    def make(io: IOSpec) -> Any:
+    def make(io: IOSpec) -> AnyLearner:
         place = str(cfg.device) if device is None else device
         return prepared(io, seed=cfg.seed, device=place, gamma=cfg.gamma)
 
     return make
 
 
-def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Any:
+def foreign(cfg: DictConfig, path: str, io: IOSpec) -> TrainedPolicy:
     """A policy of another project, `policy=sb3 path=...`."""
     return build.make("policy", plain(cfg.policy), path=path, io=io, device=str(cfg.device), seed=int(cfg.seed))
 
 
-def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any = None) -> Any:
+def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSpec | None = None) -> Any:
     """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
     from robot_rl import checkpoint
     from robot_rl.data.units import agree, in_units, meaning_of
@@ -104,7 +105,7 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: Any 
     return in_units(policy, own, world, known, lambda line: print(line, file=sys.stderr))
 
 
-def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, Any, Any]:
+def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, TrainedPolicy]:
     """What an evaluation is of: `path` as a run of ours, or, with `policy=`, as a policy of another project.
 
     Returns:
@@ -231,17 +232,17 @@ def settings_of(kind: type[S], cfg: DictConfig) -> S:
     return kind(**plain(OmegaConf.masked_copy(cfg, list(kind.model_fields))))
 
 
-def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Any]:
+def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Many]:
     """(run folder, resume step or None) -> tracker."""
     everything = OmegaConf.to_container(cfg, resolve=True)
 
-    def make(folder: str, resume_step: int | None) -> Any:
+    def make(folder: str, resume_step: int | None) -> Many:
         return build.make("track", plain(cfg.track), folder, resume_step=resume_step, config=everything)
 
     return make
 
 
-def in_env_of(cfg: DictConfig, run_config: Any) -> DictConfig:
+def in_env_of(cfg: DictConfig, run_config: DictConfig) -> DictConfig:
     """What was asked, in the environment of a run unless another one was chosen, perhaps on another engine.
 
     Args:

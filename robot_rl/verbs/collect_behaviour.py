@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 
-from robot_rl.types import Action, Obs, Policy, PolicyParts
+from robot_rl.types import Action, Array, Obs, Policy, PolicyParts
 
 _LOG_SQRT_TAU = 0.5 * math.log(2.0 * math.pi)
 
@@ -71,7 +70,7 @@ class Behaviour:
         if self.sample and again is not None:
             again(seed)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Forget memory of these rows."""
         self._policy.reset(rows)
 

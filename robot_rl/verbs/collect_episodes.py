@@ -16,7 +16,7 @@ from robot_rl.data.atomic import write_json
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Action, Episode, IOSpec, Obs, Options, Policy, PolicyParts, Step, StepEnv
+from robot_rl.types import Action, Array, Episode, IOSpec, Obs, Options, Policy, PolicyParts, Step
 from robot_rl.types.options import Count
 
 LOGP = "action_log_probs"
@@ -92,7 +92,7 @@ class ExpertPolicy:
         self._rng = np.random.default_rng(seed)
         self._drift = self._wrong = None
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Noise and pauses of these rows begin anew; the expert itself has no memory."""
         if rows is None:
             self._drift = self._wrong = None
@@ -142,7 +142,7 @@ class WithDensity:
     def __init__(self, policy: Policy) -> None:
         self.io, self._policy, self.parts = policy.io, policy, policy.parts
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Forget memory of these rows."""
         self._policy.reset(rows)
 
@@ -169,7 +169,7 @@ class BesidePictures:
         read = None if density is None else lambda obs, action: density(self._seen(obs), action)
         self.parts = replace(policy.parts, log_prob=read, at_interval=None)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """Forget memory of these rows."""
         self._policy.reset(rows)
 
@@ -195,7 +195,7 @@ class KeepOptions(Options):
 
 
 def keep_steps(
-    env: StepEnv,
+    env: Any,
     policy: Policy,
     options: KeepOptions,
     *,
@@ -302,7 +302,7 @@ def begin_work(work: Path, settings: Mapping[str, object]) -> dict[str, Any]:
 
 
 def episodes_of(
-    env: StepEnv,
+    env: Any,
     policy: Policy,
     *,
     episodes: int,

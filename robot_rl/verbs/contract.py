@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from robot_rl.checkpoint import check_state
 from robot_rl.loops.contract import rows_per_batch
-from robot_rl.types import Learner, TrainedPolicy
+from robot_rl.types import AnyLearner, Learner, TrainedPolicy
 
 
-def check_learner(learner: Learner[Any, Any]) -> None:
+def check_learner(learner: AnyLearner) -> None:
     """Refuse a learner that would train and then could not be saved, or would be fed what it does not expect.
 
     Raises:

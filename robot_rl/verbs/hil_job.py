@@ -40,7 +40,7 @@ from robot_rl.parts import BEST, Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Learner, Metrics, Needs, StateDict
+from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs, StateDict
 from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
 from robot_rl.verbs.build import EnvMaker, MakeEnv
 
@@ -158,7 +158,7 @@ class HilMakers:
     """
 
     env: MakeEnv
-    learner: Callable[[Any], Any]
+    learner: Callable[[IOSpec], AnyLearner]
     pilot: Callable[[Any, bool], Any]
     tracker: Callable[[str, int | None], Many]
     pictures: bool = False
@@ -222,7 +222,7 @@ class HilJob:
                 control_hz=hz,
                 say=lambda line: tqdm.write(line, file=sys.stderr),
             )
-        self.learner: Learner[Any, Any] = makers.learner(self.env.io)
+        self.learner: AnyLearner = makers.learner(self.env.io)
         self.pilot = makers.pilot(self.env, True)
         self.memory: HilMemory | None = None
         self.sampler: Mix | NewSteps | None = None

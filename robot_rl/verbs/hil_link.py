@@ -23,7 +23,7 @@ from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.track import Many
-from robot_rl.types import IOSpec, Metrics
+from robot_rl.types import AnyLearner, IOSpec, Metrics
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, Shares, make_memory
 
 _AGREED = {"seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end"}
@@ -153,7 +153,7 @@ class HilLearnerJob:
         *,
         link: LinkSettings,
         policy: Mapping[str, Any],
-        make_learner: Callable[[IOSpec], Any],
+        make_learner: Callable[[IOSpec], AnyLearner],
         make_tracker: Callable[[str, int | None], Many],
         config: str,
         resume: bool = False,

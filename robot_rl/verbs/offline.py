@@ -26,7 +26,7 @@ from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.stats import iqm, stratified
 from robot_rl.track import Many
-from robot_rl.types import Callback, IOSpec, Learner, Metrics
+from robot_rl.types import AnyLearner, Callback, IOSpec, Metrics, VecEnv
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer, logs, ope
 from robot_rl.verbs.build import (
@@ -140,7 +140,7 @@ class OfflineJob:
         settings: OfflineSettings,
         folder: Path,
         *,
-        make_env: Callable[..., object] | None,
+        make_env: Callable[..., VecEnv] | None,
         make_learner: Callable[[Any], Any],
         make_tracker: Callable[[str, int | None], Many],
         config: str,
@@ -178,7 +178,7 @@ class OfflineJob:
         if self._eval_env is not None:
             store, scaled = logs.fit(store, self.io)
         self._said = store.meta.get("action")
-        self.learner: Learner[Any, Any] = make_learner(self.io)
+        self.learner: AnyLearner = make_learner(self.io)
         check_learner(self.learner)
         need = self.learner.need
         if need.hindsight:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, TrainedPolicy
 from robot_rl.verbs import ope
 from robot_rl.verbs.logs import LogSettings
 
@@ -42,7 +42,7 @@ def updates_of(wanted: int | str, run: int) -> int:
 
 
 def judge(
-    settings: LogSettings, policy: Any, io: IOSpec, judges: Judges, *, updates: int, seed: int
+    settings: LogSettings, policy: TrainedPolicy, io: IOSpec, judges: Judges, *, updates: int, seed: int
 ) -> tuple[ope.OpeReport | None, str]:
     """Value of `policy` by FQE on the log that it was learnt from, and its support.
 

@@ -18,7 +18,7 @@ from robot_rl.data.store import Store
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
 from robot_rl.stats import Interval, bootstrap, half_samples
-from robot_rl.types import IOSpec, Transitions
+from robot_rl.types import AnyLearner, Episode, IOSpec, Transitions
 from robot_rl.types.options import Count, Part, Positive, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.logs import LogSettings
@@ -306,7 +306,7 @@ def _join(batches: list[Transitions]) -> Transitions:
     )
 
 
-def _fit(learner: Any, batches: Iterator[Transitions], updates: int, what: str) -> None:
+def _fit(learner: AnyLearner, batches: Iterator[Transitions], updates: int, what: str) -> None:
     with tqdm(total=updates, desc=what, unit="update", file=sys.stderr, dynamic_ncols=True) as bar:
         for i in range(updates):
             metrics = learner.update(batches)
@@ -405,7 +405,7 @@ def _read_logged(
     return logged
 
 
-def _density_of_logged(mu: _Behaviour, episode: Any, state: Tensor, action: Tensor) -> Tensor:
+def _density_of_logged(mu: _Behaviour, episode: Episode, state: Tensor, action: Tensor) -> Tensor:
     if not mu.column:
         return mu.log_prob({"state": state}, action)
     return torch.from_numpy(np.array(episode.meta["columns"][mu.column], np.float32))

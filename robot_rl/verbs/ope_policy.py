@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robot_rl.types import Action, Obs, PolicyParts
+from robot_rl.types import Action, Array, Obs, PolicyParts
 
 _NO_DENSITY = "this policy has no density; use FQE, or smooth=0.1 for a Gaussian around its action"
 
@@ -34,7 +34,7 @@ class Smoothed:
         """The density of its noise."""
         return PolicyParts(log_prob=self.log_prob)
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """No memory of its own."""
         self._policy.reset(rows)
 

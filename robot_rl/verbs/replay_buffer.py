@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.hindsight import HindsightReplay
-from robot_rl.types import Learner
+from robot_rl.types import AnyLearner, StepEnv
 
 
 def make_replay(
-    env: Any, learner: Learner[Any, Any], capacity: int, *, num_envs: int, n_step: int, gamma: float, seed: int
+    env: StepEnv, learner: AnyLearner, capacity: int, *, num_envs: int, n_step: int, gamma: float, seed: int
 ) -> ReplayBuffer:
     """An empty replay for one learner in one environment.
 

@@ -30,7 +30,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Callback, Learner, Needs, OwnLoop, Seen, StateDict
+from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Sampler, Seen, StateDict, TrainedPolicy, VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.build import EnvMaker
@@ -120,7 +120,7 @@ REPLAYED = ("demos", "log", "n_step", "buffer_size", "learning_starts", "updates
 """Settings that only a learner from a replay buffer heeds."""
 
 
-def refuse_idle(settings: TrainSettings, learner: Learner[Any, Any]) -> None:
+def refuse_idle(settings: TrainSettings, learner: AnyLearner) -> None:
     """Refuse what was set and would do nothing: a stored configuration says what was done.
 
     Raises:
@@ -150,12 +150,12 @@ class TrainJob:
         settings: TrainSettings,
         folder: Path,
         *,
-        make_env: Callable[..., Any],
-        make_learner: Callable[[Any], Any],
+        make_env: Callable[..., VecEnv],
+        make_learner: Callable[[IOSpec], AnyLearner],
         make_tracker: Callable[[str, int | None], Many],
         config: str,
         resume: bool = False,
-        make_actor: Callable[[Any], Any] | None = None,
+        make_actor: Callable[[IOSpec], AnyLearner] | None = None,
     ) -> None:
         """Build environment, learner, buffer and loop, and restore them when resuming.
 
@@ -181,7 +181,7 @@ class TrainJob:
         if resume:
             checkpoint.find(folder)
         self.env = make_env(parallel.shard(s.num_envs), s.seed + 100_003 * parallel.rank(), False)
-        self.learner: Learner[Any, Any] = make_learner(self.env.io)
+        self.learner: AnyLearner = make_learner(self.env.io)
         check_learner(self.learner)
         refuse_idle(s, self.learner)
         # at the start, since the end will need it
@@ -300,7 +300,7 @@ class TrainJob:
             gamma=s.gamma,
             seed=s.seed,
         )
-        sampler: Any = self.buffer
+        sampler: Sampler = self.buffer
         if s.demos:
             sampler = Mix({"online": (self.buffer, 1.0 - s.demo_share), "demos": (self._demos(), s.demo_share)})
         elif s.log is not None:
@@ -446,7 +446,7 @@ class TrainJob:
 class Beside:
     """The state of a mix without one of its parts, which is saved on its own."""
 
-    def __init__(self, mix: Any, without: str) -> None:
+    def __init__(self, mix: Mix, without: str) -> None:
         self._mix, self._without = mix, without
 
     def state_dict(self) -> StateDict:
@@ -459,7 +459,9 @@ class Beside:
         self._mix.load_state_dict(state)
 
 
-def record_video(make_env: Callable[..., object], policy: Any, path: Path, episodes: int, seed: int) -> Path | str:
+def record_video(
+    make_env: Callable[..., VecEnv], policy: TrainedPolicy, path: Path, episodes: int, seed: int
+) -> Path | str:
     """`film`, or why there is no film; nothing is raised."""
     try:
         return film(make_env, policy, path, episodes, seed)
@@ -468,7 +470,13 @@ def record_video(make_env: Callable[..., object], policy: Any, path: Path, episo
 
 
 def film(
-    make_env: Callable[..., Any], policy: Any, path: Path, episodes: int, seed: int, *, seconds: float = 30.0
+    make_env: Callable[..., VecEnv],
+    policy: TrainedPolicy,
+    path: Path,
+    episodes: int,
+    seed: int,
+    *,
+    seconds: float = 30.0,
 ) -> Path | str:
     """Film the policy, or say that this is switched off."""
     if episodes < 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import array_api_compat
 import numpy as np
@@ -97,7 +97,7 @@ class DoublePendulum:
         path = Path(__file__).resolve().parents[1] / "assets" / "double_pendulum" / "double_pendulum.xml"
         return path.read_text(encoding="utf-8")
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Hang at rest, up to `spread` off in every angle [rad] and speed [rad/s].
 
         Args:

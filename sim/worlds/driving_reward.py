@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 from robot_rl.types import Array
 
@@ -63,7 +63,7 @@ class SimpleReward:
     def __init__(self, length: float, dt: float, limits: DrivingLimits) -> None:
         self._length, self._dt, self._limits = length, dt, limits
 
-    def start(self, zero: Array, xp: Any) -> dict[str, Array]:
+    def start(self, zero: Array, xp: ModuleType) -> dict[str, Array]:
         """Variables of environments that stand still at their start; `zero` (n,)."""
         return {
             "motion": xp.stack([zero] * 5, axis=1),  # speed along, speed sideways, yaw rate, accelerations of both
@@ -74,7 +74,7 @@ class SimpleReward:
         }
 
     def update(
-        self, task: dict[str, Array], xp: Any, *, along: Array, side: Array, yaw_rate: Array, offset: Array
+        self, task: dict[str, Array], xp: ModuleType, *, along: Array, side: Array, yaw_rate: Array, offset: Array
     ) -> None:
         """Advance the variables by one step.
 
@@ -112,6 +112,6 @@ class SimpleReward:
         task["gain"] = 100.0 * (task["best"] - task["credited"]) / self._length
         task["credited"] = task["best"] + 0.0
 
-    def value(self, task: dict[str, Array], left: Array, xp: Any) -> Array:
+    def value(self, task: dict[str, Array], left: Array, xp: ModuleType) -> Array:
         """(N,) rewards; `left` (N,) bool: the car is off the track."""
         return xp.where(left, xp.zeros_like(task["gain"]) - 1.0, task["gain"] * task["factor"])

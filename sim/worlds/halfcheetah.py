@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from array_api_compat import array_namespace
 
@@ -117,7 +117,7 @@ class HalfCheetah:
             raise FileNotFoundError(f"{path} is missing; expected in gymnasium 1.x: pip install 'gymnasium>=1.0'")
         return path.read_text()
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Rest pose with noise."""
         noise = self.reset_noise
         qpos = draw.uniform(9, low=-noise, high=noise)

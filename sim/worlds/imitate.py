@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -191,7 +192,7 @@ class Imitate:
         """Gymnasium's model with the sensors that the reward reads."""
         return self._xml
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """A frame of the reference, position and velocity, or the rest pose (see `start`).
 
         Returns:
@@ -316,7 +317,7 @@ class Imitate:
         found["place"] = self._moved(found["place"], cycles, view)
         return self._motion(view.xp, view.qpos, view.qvel, view.sensors), Motion(**found)
 
-    def _motion(self, xp: Any, qpos: Array, qvel: Array, sensors: Any) -> Motion:
+    def _motion(self, xp: ModuleType, qpos: Array, qvel: Array, sensors: Any) -> Motion:
         place, turn = sensors["framepos"], sensors["framequat"]
         w, x, y, z = (turn[:, i] for i in range(4))
         heading = xp.atan2(2.0 * (x * y + w * z), 1.0 - 2.0 * (y * y + z * z))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 import array_api_compat
 
@@ -103,7 +104,7 @@ class Insert:
         """The arm with a peg in its hand, and the socket."""
         return scene(_SOCKET, hand=_HELD, aim=_AIM)
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Socket anywhere in front of the arm; peg within 6 cm of the hole's axis, 3 to 9 cm above it."""
         unit = draw.uniform(7)
         socket = span(unit[:, :3], (0.40, -0.10, -0.4), (0.52, 0.10, 0.4))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, ClassVar
 
 import array_api_compat
 
@@ -96,7 +97,7 @@ class Pick:
         """The arm, the cube, and a ball where the goal is."""
         return scene(_OBJECTS, aim=_AIM) if self._hand is None else self._hand.xml
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Tip above the table, fingers open; cube on the table, turned by at most 0.2 rad; goal 8 to 25 cm high."""
         unit = draw.uniform(9)
         if self._hand is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import array_api_compat
 import numpy as np
@@ -94,7 +94,7 @@ class Quadruped:
         path = Path(__file__).resolve().parents[1] / "assets" / "quadruped" / "quadruped.xml"
         return path.read_text(encoding="utf-8")
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Stand in the nominal pose with joints up to 0.05 rad off, any heading, a new command and gait phase.
 
         Args:
@@ -280,7 +280,7 @@ FEEDBACK, LIFT, HEIGHT, SINK, BIAS, DUTY, LEVEL, LEVEL_RATE = 0.13, 0.107, 0.295
 ground, and change of a stance leg's length per lever and tilt [1] and per lever and tilt rate [s]."""
 
 
-def leg_angles(x: Array, y: Array, z: Array, side: Array, xp: Any) -> Array:
+def leg_angles(x: Array, y: Array, z: Array, side: Array, xp: ModuleType) -> Array:
     """Inverse kinematics of the legs: joint angles that bring a foot to a place relative to its hip joint.
 
     Args:
@@ -345,6 +345,6 @@ def tracking_error(view: View) -> tuple[Array, Array]:
     return xp.sqrt(xp.sum(gap**2, axis=1)), xp.abs(view.qvel[:, 5] - command[:, 2])
 
 
-def _cross(a: Array, b: Array, xp: Any) -> Array:
+def _cross(a: Array, b: Array, xp: ModuleType) -> Array:
     columns = [a[:, (i + 1) % 3] * b[:, (i + 2) % 3] - a[:, (i + 2) % 3] * b[:, (i + 1) % 3] for i in range(3)]
     return xp.stack(columns, axis=1)

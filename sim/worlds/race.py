@@ -8,7 +8,7 @@ checkpoints fall one after the other or not at all.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import array_api_compat
 import numpy as np
@@ -114,7 +114,7 @@ class Race:
         asset, geom = track_meshes(self._line, self.half_width)
         return path.read_text(encoding="utf-8").replace("<!--TRACK_ASSET-->", asset).replace("<!--TRACK_GEOM-->", geom)
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Stand at a random checkpoint, up to 0.2 m to the side and 0.2 rad askew.
 
         Args:
@@ -316,7 +316,7 @@ class Race:
     def _gate_distance(self) -> float:
         return self.length / self.checkpoints
 
-    def _start(self, draw: Draw, gate: Array, xp: Any) -> Reset:
+    def _start(self, draw: Draw, gate: Array, xp: ModuleType) -> Reset:
         noise = draw.uniform(2, low=-0.2, high=0.2)
         table = self._table(noise, xp)
         place = xp.astype(gate, noise.dtype) * self._gate_distance
@@ -349,7 +349,7 @@ class Race:
         c, s = xp.cos(course), xp.sin(course)
         return c * delta[:, 0] + s * delta[:, 1], c * delta[:, 1] - s * delta[:, 0]
 
-    def _table(self, like: Array, xp: Any) -> dict[str, Array]:
+    def _table(self, like: Array, xp: ModuleType) -> dict[str, Array]:
         """The centre line as arrays of the kind and on the device of `like`, made once for each."""
         device = array_api_compat.device(like)
         key = (xp.__name__, str(device))

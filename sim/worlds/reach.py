@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, ClassVar
 
 import array_api_compat
 
@@ -81,7 +82,7 @@ class Reach:
         """The arm, and a ball where the goal is."""
         return scene(marker(self.radius), aim=_AIM) if self._robot is None else self._robot.xml
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Tip and goal anywhere in the work space, a little inside its walls; of a card's arm, where poses lead."""
         unit = draw.uniform(7)
         if self._robot is not None:

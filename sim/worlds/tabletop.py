@@ -8,6 +8,7 @@ software renderer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import array_api_compat
@@ -183,7 +184,7 @@ class Tabletop:
         """Gantry, blocks and plates."""
         return _mjcf()
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Blocks and plates on five of nine places, jittered; hand anywhere above; any goal."""
         places = xp.argsort(draw.uniform(9), axis=1)[:, : len(BLOCKS) + len(PLATES)]
         if self._fixed:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 import array_api_compat
 
@@ -147,7 +148,7 @@ class Transfer:
         """The model: table, two instruments, a rod, and a ball where the goal is."""
         return _MJCF
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Instruments apart and open; rod on the left, turned by at most 0.2 rad; goal in the air on the right."""
         unit = draw.uniform(12)
         left = span(unit[:, :3], (-0.05, 0.08, 0.10), (0.05, 0.15, 0.16))
@@ -291,14 +292,14 @@ def _axis(view: View) -> Array:
     return view.xp.stack([2.0 * (x * y - w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z + w * x)], axis=1)
 
 
-def _funnel(xp: Any, way: Array) -> Array:
+def _funnel(xp: ModuleType, way: Array) -> Array:
     """Over the place first, then down: open fingers come down around the rod, never on it."""
     aside = norm(way[:, :2])
     above = xp.clip(4.0 * (aside - 0.006), 0.0, 0.05)
     return xp.concat([way[:, :2], (way[:, 2] + above)[:, None]], axis=1)
 
 
-def _shorten(xp: Any, wish: Array) -> Array:
+def _shorten(xp: ModuleType, wish: Array) -> Array:
     """Scale rows so that no entry exceeds 1."""
     longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
     return wish / xp.maximum(longest, xp.ones_like(longest))

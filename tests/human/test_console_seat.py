@@ -235,10 +235,11 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
         human = BrowserTeleop(BrowserOptions(port=0, token="t0ken"), env.io, announce=False) if person else None
         return simulated(env, human, takeover={"device_timeout_ms": PATIENT_MS})
 
+    stage = Stage()
     job = HilActorJob(
         HilSettings(total_steps=100, demos=0, demo_share=0.0),
         tmp_path / "run",
-        HilMakers(lambda *_: Stage(), lambda io: Fixed(io, 0.5), make_pilot, lambda *_: Tracker()),
+        HilMakers(lambda *_: stage, lambda io: Fixed(io, 0.5), make_pilot, lambda *_: Tracker()),
         link=LinkSettings(endpoint=endpoint, password="wrong", patience_s=1.0),
         policy={},
         config="",
@@ -256,11 +257,11 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
         with chromium(tmp_path / "profile") as browser:
             page = Page(browser, it)
             page.shows("problem", "not admitted" if there else "no learner answers")
-            place, since = job.env.place, time.monotonic()
+            place, since = stage.place, time.monotonic()
             page.click("go")
             it.until(lambda: time.monotonic() - since > 2.0)  # longer than the actor's patience
             page.drives("HOLD")
-            assert (job.env.place, job.loop.env_steps) == (place, 0)
+            assert (stage.place, job.loop.env_steps) == (place, 0)
     finally:
         job.stop()
         it.thread.join(20.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from robot_rl.policies.offline.chain_search_parts.log import StateLayout
 from robot_rl.policies.offline.chain_search_parts.mechanics import Columns, HingeChain, linearise, regulator, running
-from robot_rl.types import Action, IOSpec, Obs, PolicyParts, StateDict
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 _SIGN_SPEED = 0.1
 
@@ -169,7 +168,7 @@ class ChainPolicy:
             region=float(c["region"]),
         )
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: Array | None = None) -> None:
         """No memory."""
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:

@@ -20,13 +20,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from robot_rl.extras import require
 from robot_rl.types import Options
+
+if TYPE_CHECKING:
+    from aiohttp import web
+    from aiohttp.typedefs import Handler, Middleware
 
 FOLDER = Path(__file__).parent
 FILES = {"/console.js": "text/javascript", "/input.js": "text/javascript", "/console.css": "text/css"}
@@ -100,12 +104,12 @@ class ConsoleServer:
             self._ssl.load_cert_chain(o.certificate, o.key)
         self._hosts, self._replay = o.hosts, replay
         self._on_message, self._on_leave, self._now = on_message, on_leave, now
-        self._operator = None
-        self._page_of: dict[Any, str] = {}  # client -> what its page calls itself
-        self._asks = None  # the client that wants the seat
+        self._operator: web.WebSocketResponse | None = None
+        self._page_of: dict[web.WebSocketResponse, str] = {}  # client -> what its page calls itself
+        self._asks: web.WebSocketResponse | None = None  # the client that wants the seat
         self._heard = 0.0  # when the operator last said anything
-        self._clients: dict[Any, asyncio.Event] = {}
-        self._tasks: set[Any] = set()
+        self._clients: dict[web.WebSocketResponse, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._telemetry = "{}"
         self._pictures: dict[int, tuple[int, bytes]] = {}  # which -> how many there were, the newest with its head
         self._history: list[dict[str, Any]] = []
@@ -178,7 +182,7 @@ class ConsoleServer:
         for client in list(self._clients):
             self._soon(client, json.dumps({"type": "history", "points": [point]}))
 
-    def _soon(self, client: object, text: str) -> None:
+    def _soon(self, client: web.WebSocketResponse, text: str) -> None:
         """Send without waiting: one page that has frozen holds nobody up."""
         task = asyncio.ensure_future(_send(client, text))
         self._tasks.add(task)
@@ -215,11 +219,11 @@ class ConsoleServer:
         finally:
             await runner.cleanup()
 
-    def _guard(self) -> Any:
+    def _guard(self) -> Middleware:
         web = self._web
 
         @web.middleware
-        async def guard(request: Any, handler: Any) -> Any:
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             # a foreign name in Host is how DNS rebinding looks
             name = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
             if name not in (self._host, "localhost", "127.0.0.1", "::1", *self._hosts):
@@ -232,18 +236,18 @@ class ConsoleServer:
 
         return guard
 
-    def _known(self, request: Any) -> bool:
+    def _known(self, request: web.Request) -> bool:
         return hmac.compare_digest(request.query.get("token", "").encode(), self.token.encode())
 
-    async def _page(self, request: object) -> Any:
+    async def _page(self, request: web.Request) -> web.Response:
         if not self._known(request):
             raise self._web.HTTPForbidden(text="open the address that robot-rl printed: it holds the token")
         return self._web.Response(text=(FOLDER / "page.html").read_text(), content_type="text/html")
 
-    async def _file(self, request: Any) -> Any:
+    async def _file(self, request: web.Request) -> web.Response:
         return self._web.Response(text=(FOLDER / request.path[1:]).read_text(), content_type=FILES[request.path])
 
-    async def _past(self, request: Any) -> Any:
+    async def _past(self, request: web.Request) -> web.Response:
         if not self._known(request):
             raise self._web.HTTPForbidden(text="wrong token")
         where = int(request.match_info["episode"][:9]), int(request.match_info["number"][:9])
@@ -252,7 +256,7 @@ class ConsoleServer:
             raise self._web.HTTPNotFound(text="this picture is not kept any more")
         return self._web.Response(body=found, content_type="image/jpeg")
 
-    async def _socket(self, request: Any) -> Any:
+    async def _socket(self, request: web.Request) -> web.StreamResponse:
         web = self._web
         origin = urlsplit(request.headers.get("Origin", ""))
         if origin.netloc != request.headers.get("Host") or not self._known(request):
@@ -282,7 +286,7 @@ class ConsoleServer:
             self._tell()
         return client
 
-    async def _take(self, client: object, text: str) -> None:
+    async def _take(self, client: web.WebSocketResponse, text: str) -> None:
         try:
             message = json.loads(text)
             if not isinstance(message, dict):
@@ -307,7 +311,7 @@ class ConsoleServer:
                 client, json.dumps({"type": "echo", "sent": message["sent"], "kind": kind, "at": 1e3 * self._now()})
             )
 
-    def _ask(self, client: object, what: str) -> None:
+    def _ask(self, client: web.WebSocketResponse, what: str) -> None:
         """Change hands: "take" the seat (asked for while somebody is in it), or "hand" it to whoever asked."""
         if what == "take" and client is not self._operator:
             if self._operator is None or time.monotonic() - self._heard > SILENT_S:
@@ -320,7 +324,7 @@ class ConsoleServer:
             raise ValueError(f"seat: '{what}' is not for this page, expected take, or hand from the page that has it")
         self._tell()
 
-    def _seat(self, client: object) -> None:
+    def _seat(self, client: web.WebSocketResponse | None) -> None:
         """Put a client into the seat, or nobody; whoever drove before has let go."""
         before, self._operator, self._heard = self._operator, client, time.monotonic()
         if client is self._asks:
@@ -333,11 +337,11 @@ class ConsoleServer:
         for client in list(self._clients):
             self._soon(client, self._role(client))
 
-    def _role(self, client: object) -> str:
+    def _role(self, client: web.WebSocketResponse) -> str:
         facts = {"operator": client is self._operator, "free": self._operator is None}
         return json.dumps({"type": "role", **facts, "asked": self._asks is not None, "pages": len(self._clients)})
 
-    async def _send(self, client: Any) -> None:
+    async def _send(self, client: web.WebSocketResponse) -> None:
         """Newest numbers and picture to one client, at its pace."""
         shown: dict[int, int] = {}
         told = ""
@@ -354,7 +358,7 @@ class ConsoleServer:
                     await client.send_bytes(picture)
 
 
-async def _send(client: Any, text: str) -> None:
+async def _send(client: web.WebSocketResponse, text: str) -> None:
     if not client.closed:
         with contextlib.suppress(ConnectionError):  # it is leaving
             await client.send_str(text)
