@@ -41,6 +41,7 @@ USAGE = """robot-rl <verb> [key=value ...]
   bench         measure ours against peers               robot-rl bench sac
   doctor        versions, devices, what is missing       robot-rl doctor
   doctor ros    a robot's topics, QoS, clocks, state     robot-rl doctor ros desk_arm
+  doctor run    why a run does not learn               robot-rl doctor run runs/train/<run>
   doctor isaac  Isaac Gym and Isaac Lab, checked         robot-rl doctor isaac world=quadruped
 
 robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error, --json answers in JSON."""
@@ -107,7 +108,7 @@ def _main(arguments: list[str]) -> None:
 
 def _no_verb(verb: str, rest: list[str]) -> str:
     """What is wrong with the beginning of a line, or ""."""
-    kinds = {"eval": ("ope", "compare", "fas", "latency"), "doctor": ("ros", "isaac")}.get(verb, ())
+    kinds = {"eval": ("ope", "compare", "fas", "latency"), "doctor": ("ros", "run", "isaac")}.get(verb, ())
     if kinds and rest and "=" not in rest[0] and rest[0] not in kinds and (rest[0][0] != "-" or verb == "doctor"):
         if "/" in rest[0]:
             return f"there is no '{verb} {rest[0]}'; did you mean {verb} path={rest[0]}?"

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tqdm import tqdm
 
 from robot_rl import lineage, parallel, report
 from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.claim import Claim
+from robot_rl.diagnosis import Finding, diagnose
 from robot_rl.interrupt import Interrupt
 from robot_rl.live_bar import LiveBar
 from robot_rl.loops.evaluate import LONGEST
@@ -47,6 +50,7 @@ class Run:
         tracker: where metrics go, from `begin` on.
         pictures: heading -> PNG, for the report.
         numbers: further lines of evaluation.json.
+        findings: what may have kept it from learning, after `finish`.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Run:
         self.pictures: dict[str, Path] = {}
         self.summary: dict[str, Any] = {}
         self.numbers: dict[str, Any] = {}
+        self.findings: list[Finding] = []
         self.interrupt = Interrupt(on_interrupt)
         self._watch = Stopwatch()
         self._last = self._evaluated_at = -1
@@ -288,6 +293,7 @@ class Run:
         made = {
             "curve": self._curve,
             "reward terms": self._reward_terms,
+            "diagnosis": self._diagnose,
             **(calls or {}),
             "tensorboard": self._finish_tracker,
             "report": self.report,
@@ -304,6 +310,7 @@ class Run:
     def report(self) -> Path:
         """Write report.html of what is known by now."""
         curve, video = self.folder / "curve.png", self.folder / "eval.mp4"
+        missing = [f"{name} was not made: {why}" for name, why in self.failures.items()]
         return report.write_report(
             self.folder,
             title=self.folder.name,
@@ -312,7 +319,7 @@ class Run:
             curve=curve if curve.exists() else None,
             video=video if video.exists() else None,
             pictures=self.pictures,
-            warnings=[*self.notes, *(f"{name} was not made: {why}" for name, why in self.failures.items())],
+            warnings=[*map(str, self.findings), *self.notes, *missing],
         )
 
     def close(self) -> None:
@@ -327,12 +334,20 @@ class Run:
 
     def _reward_terms(self) -> dict[str, str]:
         """Which terms the reward consisted of, for the summary; drawn for the report."""
-        metrics = self.folder / METRICS_FILE
-        rows = read_metrics(metrics) if metrics.exists() else []  # a caller's own tracker keeps none there
+        rows = self._rows()
         picture = report.write_terms(self.folder / "reward_terms.png", rows)
         if picture is not None:
             self.pictures["The reward, term by term"] = picture
         return report.rank_terms(rows)
+
+    def _diagnose(self) -> None:
+        """What may have kept it from learning, for the report and evaluation.json."""
+        self.findings = diagnose(self._rows(), yaml.safe_load(self._config) or {})
+        self.numbers["diagnosis"] = [asdict(finding) for finding in self.findings]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        metrics = self.folder / METRICS_FILE
+        return read_metrics(metrics) if metrics.exists() else []  # a caller's own tracker keeps none there
 
     def _finish_tracker(self) -> None:
         self.failures |= self.tracker.failures

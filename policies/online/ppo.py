@@ -216,7 +216,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         """`epochs` passes of minibatches: loss and gradients of what the network puts out, one step of Adam."""
         o, net, count = self.o, self._net, len(rows["logp"])
         log_ratio, value = (rows["logp"] * 0.0 for _ in range(2))  # of the last pass
-        norm, steps, seen, shuffled, stop = 0.0, 0, 0, rows, False
+        norm, steps, seen, shuffled, stop, log_std = 0.0, 0, 0, rows, False, None
         for _ in range(o.epochs):
             order = self._shuffle.permutation(count)
             index = order if self._explicit else torch.from_numpy(order).to(self._params.device)
@@ -229,6 +229,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
                 outputs = net(batch["obs"])
                 _, gradients, log_ratio[part] = self._fused(outputs, batch, self._loss)
                 value[part], seen = outputs["value"], min(start + o.minibatch, count)
+                log_std = outputs["log_std"]
                 stop = self._enough is not None and _kl(log_ratio[part]) > self._enough
                 if stop:
                     break
@@ -246,9 +247,15 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
             "train/value_loss": float((last["value"] - last["target"]).square().mean()),
             "train/kl": _kl(last["log_ratio"]),
             "train/clip_fraction": float((ratio != bounded).float().mean()),
+            **({} if log_std is None or self.io.action_choices else {"train/entropy": self._entropy(log_std)}),
             "train/gradient_norm": float(norm),
             "train/gradient_steps": float(steps),
         }
+
+    def _entropy(self, log_std: Array) -> float:
+        """Mean entropy [nats] of Gaussians with these log deviations, (A,) or (M, A)."""
+        log_std = torch.as_tensor(log_std).detach().clamp(*self._loss.log_std_range)
+        return self.io.action_dim * (float(log_std.mean()) + 0.5 * math.log(2.0 * math.pi * math.e))
 
     @torch.no_grad()
     def _logp(self, rows: dict[str, Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from robot_rl.loops.reward_terms import RewardTerms, to_numpy
+from robot_rl.loops.step_signs import StepSigns
 from robot_rl.types import Metrics, StateDict, Step
 
 
@@ -20,7 +21,7 @@ class EpisodeStats:
     """
 
     def __init__(self, num_envs: int, window: int = 100) -> None:
-        self.episodes, self._terms = 0, RewardTerms()
+        self.episodes, self._terms, self._signs = 0, RewardTerms(), StepSigns()
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
         self._returns: deque[float] = deque(maxlen=window)
@@ -31,6 +32,7 @@ class EpisodeStats:
     def add(self, step: Step) -> None:
         """Count one step of every environment; rows with `valid` False are left out."""
         self._terms.add(step)
+        self._signs.add(step)
         reward, valid = to_numpy(step.reward), to_numpy(step.valid)
         terminated, truncated = to_numpy(step.terminated), to_numpy(step.truncated)
         self._length += valid
@@ -54,8 +56,9 @@ class EpisodeStats:
     def metrics(self) -> Metrics:
         """Means over the window: `rollout/return`, `rollout/length`, `rollout/success` (where environments report
         it), `rollout/critic_success` (where a critic pays) and the number of finished episodes so far; only the last
-        before the first episode has ended. Reward terms (`RewardTerms`) are of the steps since the last reading."""
-        row = {"rollout/episodes": float(self.episodes), **self._terms.metrics()}
+        before the first episode has ended. Reward terms (`RewardTerms`) and signs
+        (`StepSigns`) are of the steps since the last reading."""
+        row = {"rollout/episodes": float(self.episodes), **self._terms.metrics(), **self._signs.metrics()}
         kept = {"return": self._returns, "length": self._lengths, "success": self._successes}
         for name, values in {**kept, "critic_success": self._claims}.items():
             if values:
@@ -73,6 +76,7 @@ class EpisodeStats:
             "successes": list(self._successes),
             "claims": list(self._claims),
             "terms": self._terms.state_dict(),
+            "signs": self._signs.state_dict(),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -98,3 +102,4 @@ class EpisodeStats:
             values.clear()
             values.extend(state.get(name, []))
         self._terms.load_state_dict(state.get("terms", {}))
+        self._signs.load_state_dict(state.get("signs", {}))

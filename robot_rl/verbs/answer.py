@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
+
+from robot_rl.diagnosis import Finding
 
 _runs: list[dict[str, Any]] = []  # one of every run that this process did; a sweep does several
 
@@ -30,6 +33,14 @@ def table(rows: Mapping[str, object]) -> None:
     width = max((len(name) for name in rows), default=0)
     for name, value in rows.items():
         print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
+
+
+def findings(found: Sequence[Finding]) -> None:
+    """What may have kept a run from learning, the likeliest first; nothing where nothing was seen."""
+    note(diagnosis=[asdict(finding) for finding in found])
+    if found:
+        print("why it may not learn, the likeliest first (docs/howto/why_it_does_not_learn.md):")
+        print("\n".join(f"  {i}. {finding}" for i, finding in enumerate(found, 1)))
 
 
 def run_folder_is(folder: Path) -> None:

@@ -16,8 +16,11 @@ import psutil
 import torch
 
 from robot_rl import build, child
-from robot_rl.checkpoint import git_commit
+from robot_rl.checkpoint import CheckpointError, git_commit, read_config
+from robot_rl.diagnosis import diagnose as diagnose_run
 from robot_rl.extras import PACKAGES, find_fault, remedy
+from robot_rl.recorded import Record
+from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Device, Positive
 from robot_rl.verbs import answer
@@ -160,6 +163,30 @@ def doctor_ros(arguments: list[str]) -> int:
     answer.note(problems=list(found.problems), report=found.text())
     print(found.text())
     return 1 if found.problems else 0
+
+
+def doctor_run(arguments: list[str]) -> int:
+    """Why a run does not learn, from what its folder holds by now: robot-rl doctor run <folder>."""
+    try:
+        if len(arguments) != 1 or "=" in arguments[0]:
+            raise Refused("say which run: robot-rl doctor run runs/train/<run>")
+        folder = Path(arguments[0])
+        if not (folder / METRICS_FILE).is_file():
+            raise Refused(
+                f"{folder} holds no {METRICS_FILE}: it is no run folder, or nothing was recorded yet; give the folder "
+                "that robot-rl train names at its start, such as runs/train/<run>"
+            )
+        record = Record(read_metrics(folder / METRICS_FILE), read_config(folder))
+    except (Refused, OSError, CheckpointError) as error:
+        answer.error(str(error))
+        return 2
+    found = diagnose_run(record.rows, record.config)
+    answer.note(folder=str(folder))
+    print(f"{len(record.rows)} rows of {folder}: {record.story or 'no episode has ended yet'}")
+    answer.findings(found)
+    if not found:
+        print("nothing that keeps it from learning is seen in these figures")
+    return 1 if found else 0
 
 
 def doctor_isaac(arguments: list[str]) -> int:

@@ -47,17 +47,17 @@ def doctor_page(what: str) -> str:
     """What a doctor looks at, and its options.
 
     Args:
-        what: "ros", "isaac", or anything else for that of this machine.
+        what: "ros", "run", "isaac", or anything else for that of this machine.
     """
     if what == "ros":
         head = "robot-rl doctor ros <robot> [key=value ...]    a robot's topics, QoS, clocks and state, by its YAML"
         return "\n".join([head, "", "Options:", *rows(RosDoctorOptions, "")])
+    if what == "run":
+        return "robot-rl doctor run <run folder>    why a training run does not learn, from what it has recorded so far"
     if what == "isaac":
         head = "robot-rl doctor isaac [key=value ...]    Isaac Gym and Isaac Lab, checked"
         return "\n".join([head, "", "Options:", *rows(IsaacDoctorOptions, "")])
-    return (
-        "robot-rl doctor    versions, devices, what is missing; robot-rl doctor ros and isaac have pages of their own"
-    )
+    return "robot-rl doctor    versions, devices, what is missing; robot-rl doctor ros, run and isaac have own pages"
 
 
 def rows(model: type[BaseModel], where: str, values: Mapping[str, Any] | None = None) -> Iterator[str]:

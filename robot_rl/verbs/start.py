@@ -31,7 +31,7 @@ from robot_rl.verbs.compose import (
     take_own,
 )
 from robot_rl.verbs.data import name_positions, session
-from robot_rl.verbs.doctor import diagnose, doctor_isaac, doctor_ros
+from robot_rl.verbs.doctor import diagnose, doctor_isaac, doctor_ros, doctor_run
 from robot_rl.verbs.help import doctor_page, page
 from robot_rl.verbs.lines import find_slip
 from robot_rl.verbs.options import Env
@@ -190,11 +190,13 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         return
     if verb == "doctor" and rest[:1] == ["ros"]:
         sys.exit(doctor_ros(rest[1:]))
+    if verb == "doctor" and rest[:1] == ["run"]:
+        sys.exit(doctor_run(rest[1:]))
     if verb == "doctor" and rest[:1] == ["isaac"]:
         sys.exit(doctor_isaac(rest[1:]))
     if verb == "doctor":
         if rest:
-            _refuse(f"robot-rl doctor takes no options, and got '{rest[0]}'; robot-rl doctor ros and isaac do")
+            _refuse(f"robot-rl doctor takes no options, and got '{rest[0]}'; robot-rl doctor ros, run and isaac do")
         text, healthy = diagnose()
         answer.note(healthy=healthy, report=text)
         print(text)

@@ -85,3 +85,4 @@ def train(cfg: DictConfig) -> None:
         parallel.stop()
     if main:
         answer.table(summary)
+        answer.findings(job.findings)

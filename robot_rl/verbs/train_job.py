@@ -17,6 +17,7 @@ from robot_rl.data.buffer import Replay, ReplayBuffer
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
 from robot_rl.data.seen import measure_seen
+from robot_rl.diagnosis import Finding
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
@@ -421,6 +422,11 @@ class TrainJob:
             KeyboardInterrupt: after a Ctrl-C, once everything is saved.
         """
         return self._run.play(self._train, calls={"model": self._model, "video": self._video}, callback=callback)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What may have kept it from learning, once it has ended."""
+        return self._run.findings
 
     def _train(self) -> None:
         try:

@@ -1,0 +1,178 @@
+"""What steps tell about a run that does not learn: the reward's size and makeup, actions, observations, success.
+
+A trace of the newest steps of a few environments is kept; its figures are read with the other metrics, from which
+`robot_rl.diagnosis` tells causes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from robot_rl.types import Metrics, Step
+
+ROWS = 4
+"""Environments that are traced, the first ones."""
+LENGTH, SHORTEST = 1000, 200
+"""Steps that are kept, and how many transitions a reading needs; with fewer it waits for more."""
+LATE = (2, 4, 8, 16, 32)
+"""Steps after which a reward is looked for; one step before is where many tasks read the state that they pay for."""
+BLOCK = 50
+"""Rewards that a fit is made on, or tested on, by turns."""
+EDGE = 0.99
+"""From here on an action counts as at its limit."""
+VALUES = 20
+"""A number that took fewer values is a flag or a count, whose extremes are no limit."""
+
+
+class _Traced(NamedTuple):
+    """Of K environments: action (K, A), next_obs (K, S), reward, terminated, over and success (K,)."""
+
+    action: np.ndarray
+    next_obs: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    over: np.ndarray
+    success: np.ndarray
+
+
+class StepSigns:
+    """Figures `steps/<name>` of the steps since the last reading; of vectors "state" in main memory only.
+
+    - reward, reward_spread, reward_low, reward_high: of a step, in the environment's units.
+    - reward_dense: 1 where many values occur; reward_at_edge: then the share of steps that were paid exactly the most,
+      or exactly the least, else 0.
+    - fit: share of the reward's variance that a quadratic form of the action and of where it led explains on steps that
+      it was not fitted to. fit_late, fit_now, late: the same for what was done some of `LATE` steps before, for the
+      step itself among the same rewards, and how many steps before; those where the former gains most.
+    - smooth: correlation of a reward with the one before it.
+    - action_edge, action_spread: share of actions at their limits; the least deviation of a component.
+    - idle_actions: components that no observation answers to, of `actions`.
+    - obs_stuck, obs_largest: components that are at an extreme in most steps; the largest size of one.
+    - terminated: share of steps that ended an episode for good.
+    - success_steps, success_pays: steps with success, and what they paid above the others, in deviations; only where
+      both were seen.
+    """
+
+    def __init__(self) -> None:
+        self._trace: deque[_Traced] = deque(maxlen=LENGTH)
+
+    def add(self, step: Step) -> None:
+        """Trace one step; rows with `valid` False are no steps, so a step with one is left out."""
+        state = step.next_obs.get("state")
+        if not isinstance(state, np.ndarray) or state.ndim != 2 or not isinstance(step.reward, np.ndarray):
+            return
+        k = slice(ROWS)
+        if not step.valid[k].all():
+            return
+        over, success = np.array(step.terminated[k] | step.truncated[k]), step.info.get("success")
+        none = np.zeros(len(over), bool)
+        self._trace.append(
+            _Traced(
+                np.array(step.action[k]),
+                np.array(state[k]),
+                np.array(step.reward[k]),
+                np.array(step.terminated[k]),
+                over,
+                none if success is None else np.array(success[k], bool),
+            )
+        )
+
+    def metrics(self) -> Metrics:
+        """See the class; empty until there are `SHORTEST` transitions."""
+        if not self._trace or len(self._trace) * len(self._trace[0].reward) < SHORTEST:
+            return {}
+        trace = _Traced(*(np.stack(column).astype(np.float64) for column in zip(*self._trace)))
+        self._trace.clear()
+        found = {**_reward(trace), **_fits(trace), **_actions(trace), **_observations(trace)}
+        return {f"steps/{name}": float(value) for name, value in found.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The trace, as tensors."""
+        if not self._trace:
+            return {}
+        columns = (torch.from_numpy(np.stack(column)) for column in zip(*self._trace))
+        return dict(zip(_Traced._fields, columns))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self._trace.clear()
+        if state:
+            columns = [np.asarray(state[name]) for name in _Traced._fields]
+            self._trace.extend(_Traced(*row) for row in zip(*columns))
+
+
+def _reward(trace: _Traced) -> dict[str, float]:
+    reward, won = trace.reward, trace.success > 0
+    spread, low, high = float(reward.std()), float(reward.min()), float(reward.max())
+    edge = max(float((reward == low).mean()), float((reward == high).mean()))
+    found = {"reward": float(reward.mean()), "reward_spread": spread, "reward_low": low, "reward_high": high}
+    found["reward_dense"] = dense = float(len(np.unique(reward)) >= VALUES)
+    found["reward_at_edge"] = edge * dense
+    found["terminated"] = float(trace.terminated.mean())
+    if won.any() and not won.all() and spread > 0.0:
+        found["success_steps"] = float(won.sum())
+        found["success_pays"] = float(reward[won].mean() - reward[~won].mean()) / spread
+    return found
+
+
+def _fits(trace: _Traced) -> dict[str, float]:
+    """How much of the reward the step tells, and a step before it."""
+    reward, steps = trace.reward, len(trace.reward)
+    if float(reward.std()) < 1e-9:
+        return {}
+    x = np.concatenate([trace.action, trace.next_obs], axis=-1)
+    x = (x - x.mean((0, 1))) / np.maximum(x.std((0, 1)), 1e-6)
+    x = np.concatenate([x, x * x, np.ones((*x.shape[:2], 1))], axis=-1)
+    episode = np.cumsum(trace.over, axis=0) - trace.over  # number of the episode that a step belongs to
+    found = {}
+    for lag in (lag for lag in LATE if lag < steps // 4):
+        same = episode[lag:] == episode[: steps - lag]
+        paid = reward[lag:][same]
+        found[lag] = _explained(x[: steps - lag][same], paid), _explained(x[lag:][same], paid)
+    late = max(found, key=lambda lag: found[lag][0] - found[lag][1])
+    same = episode[1:] == episode[:-1]
+    before, after = reward[:-1][same], reward[1:][same]
+    flat = len(before) < 2 or before.std() < 1e-9 or after.std() < 1e-9
+    smooth = 0.0 if flat else float(np.corrcoef(before, after)[0, 1])
+    told = {"fit_late": found[late][0], "fit_now": found[late][1], "late": late, "smooth": smooth}
+    return {"fit": _explained(x.reshape(-1, x.shape[-1]), reward.reshape(-1)), **told}
+
+
+def _explained(x: np.ndarray, y: np.ndarray) -> float:
+    """R^2 of ridge regression (M, P) -> (M,) on the half that it was not fitted to; 0 where it is useless."""
+    test = np.arange(len(y)) // BLOCK % 2 == 1
+    if test.sum() < x.shape[1] // 2 or (~test).sum() < x.shape[1] // 2 or float(y[test].std()) < 1e-9:
+        return 0.0
+    middle = y[~test].mean()
+    square = x[~test].T @ x[~test] + (0.01 * (~test).sum()) * np.eye(x.shape[1])
+    weight = np.linalg.solve(square, x[~test].T @ (y[~test] - middle))
+    left = y[test] - middle - x[test] @ weight
+    return max(1.0 - float((left**2).sum()) / float(((y[test] - y[test].mean()) ** 2).sum()), 0.0)
+
+
+def _actions(trace: _Traced) -> dict[str, float]:
+    action = trace.action.reshape(-1, trace.action.shape[-1])
+    moves = trace.next_obs[1:] - trace.next_obs[:-1]
+    same = trace.over[:-1] == 0
+    a, d = trace.action[1:][same], moves[same]
+    a, d = a - a.mean(0), d - d.mean(0)
+    size = np.outer(np.sqrt((a**2).sum(0)), np.sqrt((d**2).sum(0)))
+    effect = np.where(size > 1e-9, np.abs(a.T @ d) / np.maximum(size, 1e-9), 0.0).max(1)
+    driven = action.std(0) > 0.05  # a component that hardly moves tells nothing of what it does
+    return {
+        "action_edge": float((np.abs(action) >= EDGE).mean()),
+        "action_spread": float(action.std(0).min()),
+        "idle_actions": float((driven & (effect < 3.5 / np.sqrt(max(len(a), 1)))).sum()),
+        "actions": float(action.shape[-1]),
+    }
+
+
+def _observations(trace: _Traced) -> dict[str, float]:
+    obs = trace.next_obs.reshape(-1, trace.next_obs.shape[-1])
+    at = np.maximum((obs == obs.min(0)).mean(0), (obs == obs.max(0)).mean(0))
+    stuck = [i for i in np.flatnonzero(at > 0.5) if len(np.unique(obs[:, i])) >= VALUES]
+    return {"obs_stuck": float(len(stuck)), "obs_largest": float(np.abs(obs).max())}
