@@ -161,7 +161,7 @@ class Checkpoints:
             self.root,
             step,
             states={**policy, **states},
-            io=None if parts.io is None else replace(parts.io, seen=parts.seen()),
+            io=None if parts.io is None else replace(parts.io.acting, seen=parts.seen()),
             config=self._config,
             meta={**parts.facts, **facts},
             stores=stores,

@@ -29,6 +29,8 @@ class EngineOptions(Options):
     proprio: tuple[str, ...] | str | None = None
     """What of the state is observed: names of what the robot feels of itself, or "own" for all of that; goals and
     objects are hidden, and "tool" (4,) tells its tip [m] and turn [rad]. Null observes the whole state."""
+    critic_state: bool = False
+    """Whether to observe the whole state too, as "privileged": for critics alone, which no robot needs."""
     randomize: Randomize | None = None
     """Domain randomisation and observation noise."""
     render_size: Pixels = (480, 640)

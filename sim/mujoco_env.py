@@ -28,6 +28,7 @@ from robot_rl.sim.view_rows import flags, pay, select
 from robot_rl.sim.world import Reset, View, World, parts_of
 from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
 from robot_rl.types.data import all_finite
+from robot_rl.types.io import PRIVILEGED
 
 DEFAULTS = EngineOptions()
 
@@ -94,6 +95,7 @@ class MujocoVectorEnv(VectorEnv):
         feels, tool = self._feeling.names, self._feeling.tool
         obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((len(feels),), "float32")} if options.state else {}
         obs |= {"tool": ((4,), "float32")} if tool else {}
+        obs |= {PRIVILEGED: ((components,), "float32")} if options.critic_state else {}
         obs |= {f"image.{name}": (image, "uint8") for name in cameras}
         self._offers = parts_of(world)
         self._painters = Painters(self.physics.model, self._offers.markers)
@@ -399,6 +401,8 @@ class MujocoVectorEnv(VectorEnv):
         obs: Obs = {"state": self._feeling.of(self._state_obs)} if self.o.state else {}
         if self._feeling.tool:
             obs["tool"] = tool_pose(self.world, self._view)
+        if self.o.critic_state:
+            obs[PRIVILEGED] = self._state_obs.copy()
         if self._letters:
             words = np.zeros((self.num_envs, self._letters), np.uint8) if base is None else base["instruction"].copy()
             assert self._offers.instruct is not None  # a world with letters says its sentence

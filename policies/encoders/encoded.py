@@ -24,6 +24,7 @@ from robot_rl.types import (
     Transitions,
 )
 from robot_rl.types.frames import Frames
+from robot_rl.types.io import PRIVILEGED
 
 
 class EncodedOptions(Options):
@@ -43,8 +44,12 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
     method makes `settle` updates before anything is driven or tried with the new features. What a frame looked like is
     made once, by `policy.act`, and recorded from `Action.extras["sight"]`.
 
+    What critics alone read (`critic_state=true`) goes past the encoder.
+
     Metrics: those of the method; encoder/loss, encoder/frames and encoder/error_mm of the last fit.
     """
+
+    privileged = True
 
     def __init__(
         self, options: EncodedOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.97
@@ -59,21 +64,24 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
             gamma: discount per step.
         """
         super().__init__(options, io, seed=seed, device=device)
-        self.encoder = options.encoder(io=io, seed=seed + 17, device=device)
-        self.learner = options.method(self.encoder.io, seed=seed, device=device, gamma=gamma)
+        self.encoder = options.encoder(io=io.acting, seed=seed + 17, device=device)
+        self._beside = tuple(key for key in io.obs if key == PRIVILEGED)
+        seen = {**self.encoder.io.obs, **{key: io.obs[key] for key in self._beside}}
+        inner = replace(self.encoder.io, obs=seen)
+        self.learner = options.method(inner, seed=seed, device=device, gamma=gamma)
         if self.learner.need.feeds != "transitions" or self.learner.need.window > 1:
             raise ValueError(
                 f"an encoder stands before a method of single replayed steps, and {self.learner.method} is fed "
                 f"{self.learner.need.feeds}; use policy=human/imitation_sac"
             )
-        self.policy = EncodedPolicy(io, self.encoder, self.learner.policy)
+        self.policy = EncodedPolicy(io.acting, self.encoder, self.learner.policy)
         self.updates = 0
         self._frames: Frames | None = None
 
     @property
     def need(self) -> Needs:
         """The method's, of what the encoder reads."""
-        return replace(self.learner.need, keys=self.encoder.keys, sight=self.encoder.width)
+        return replace(self.learner.need, keys=self.encoder.keys + self._beside, sight=self.encoder.width)
 
     def take_frames(self, frames: Frames) -> None:
         """Take the frames that are kept."""
@@ -125,11 +133,15 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
 
     def _features(self, obs: Obs) -> Obs:
         with torch.no_grad():
-            return {"state": self.encoder.read(obs["sight"], obs["state"], obs.get("tool"))}
+            return {"state": self.encoder.read(obs["sight"], obs["state"], obs.get("tool")), **self._judged(obs)}
+
+    def _judged(self, obs: Obs) -> Obs:
+        """What critics alone read."""
+        return {key: obs[key] for key in self._beside}
 
     def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
         """(E, B) values of actions in what the policy has just looked at; for advice."""
-        return self.learner.values({"state": self.policy.features}, action)
+        return self.learner.values({"state": self.policy.features, **self._judged(obs)}, action)
 
     def state_dict(self) -> StateDict:
         """Of both."""

@@ -129,7 +129,7 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
         device = self.generator.device
         tensors = {key: torch.as_tensor(np.asarray(value)).to(device) for key, value in obs.items()}
         acted = torch.as_tensor(action).to(device, torch.float32)
-        return self.head.value(self.target(self.see(tensors, self.encoders), acted)).cpu().numpy()
+        return self.head.value(self.target(self.judge(self.see(tensors, self.encoders), tensors), acted)).cpu().numpy()
 
     @property
     def il_weight(self) -> float:
@@ -151,7 +151,7 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
             self._extra["train/kl"] = float(distance.detach().mean())
         weight = self.il_weight
         if weight > 0.0:
-            preferred = self.preferred(state, b.action, action.detach()) if self.o.q_filter else None
+            preferred = self.preferred(b.judged.detach(), b.action, action.detach()) if self.o.q_filter else None
             imitation = self.imitation(raw, b.batch, preferred)
             loss = loss + weight * imitation
             self._extra |= {"train/il_loss": float(imitation.detach()), "train/il_weight": weight}
@@ -176,10 +176,10 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
         return imitation_loss(raw, batch.action, rows, min_std=self.o.il_min_std, edge=self.o.il_edge)
 
     @torch.no_grad()
-    def preferred(self, state: Tensor, human: Tensor, own: Tensor) -> Tensor:
+    def preferred(self, judged: Tensor, human: Tensor, own: Tensor) -> Tensor:
         """(B,) 1 where the mean critic prefers the recorded action."""
-        theirs, ours = (self.head.value(self.target(state, action)).mean(0) for action in (human, own))
-        return (theirs > ours).to(state.dtype)
+        theirs, ours = (self.head.value(self.target(judged, action)).mean(0) for action in (human, own))
+        return (theirs > ours).to(judged.dtype)
 
     def state_dict(self) -> StateDict:
         """As SAC's, and whether there is a clone."""

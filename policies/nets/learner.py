@@ -20,6 +20,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size, valid_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Options, StateDict, Transitions
+from robot_rl.types.io import PRIVILEGED
 from robot_rl.types.options import Count, Mixing, Rate, Whole
 
 
@@ -283,15 +284,17 @@ class TdRows:
 
     Attributes:
         state: (B, F) features of s; where there are images, the loss trains the encoder through them.
+        judged: (B, C) what critics read of s: the same, and the privileged state where there is one.
         action: (B, A).
         reward: (B,).
         discount: (B,) gamma^k (1 - terminated): the only bootstrap multiplier.
         next_state: (B, F) features of s'.
-        next_target: (B, F) the same by the target encoder, for target critics.
+        next_target: (B, C) what target critics read of s', by the target encoder.
         batch: where they come from.
     """
 
     state: Tensor
+    judged: Tensor
     action: Tensor
     reward: Tensor
     discount: Tensor
@@ -305,6 +308,7 @@ class TdLearner(NetLearner[T_co]):
 
     Attributes:
         features: width F of what networks read.
+        judged: width C of what critics read, at least F.
         norm: of states, or None.
         encoders: the image encoder, which learns by the critics' loss; empty without cameras.
     """
@@ -344,13 +348,18 @@ class TdLearner(NetLearner[T_co]):
             self.state.include({"target_encoder": self._target_encoders[0]})
         self._sized = bool(size)
         self.features = size + (self.eye.outputs if self.eye else 0)
+        more = io.obs[PRIVILEGED][0][0] if PRIVILEGED in io.obs else 0
+        self.judged = self.features + more
+        self._critic_norm = RunningNorm(more, device=device) if wanted and more else None
+        if self._critic_norm is not None:
+            self.state.include({"critic_norm": self._critic_norm})
         self.build()
         self.state.include({"policy": self.policy})
 
     def gaussian_policy(self, params: FlatParams, actor: Net) -> SquashedGaussianPolicy:
         """What acts by weights of the actor's sizes."""
         policy = SquashedGaussianPolicy(
-            self.io, actor.shape, params, seed=self.seed + 1, normalizer=self.norm, encoder_shape=self.eye
+            self.io.acting, actor.shape, params, seed=self.seed + 1, normalizer=self.norm, encoder_shape=self.eye
         )
         for encoder in self.encoders:
             policy.follow_encoder(encoder.params)
@@ -369,12 +378,15 @@ class TdLearner(NetLearner[T_co]):
             next_state = next_target = self.see(next_obs, self.encoders)
             if self.encoders:
                 next_target = self.see(next_obs, self._target_encoders)
-        return TdRows(state, batch.action, batch.reward, batch.discount, next_state, next_target, batch)
+        judged, next_target = self.judge(state, batch.obs), self.judge(next_target, batch.next_obs)
+        return TdRows(state, judged, batch.action, batch.reward, batch.discount, next_state, next_target, batch)
 
     def look(self, obs: Obs) -> Tensor:
         """(B, F) features of observations to learn from: states are counted into the moments, images are shifted."""
         if self.norm is not None:
             self.norm.observe(obs["state"])
+        if self._critic_norm is not None:
+            self._critic_norm.observe(obs[PRIVILEGED])
         return self.see(self._shifted(obs), self.encoders)
 
     def see(self, obs: Obs, encoders: list[ImageEncoder]) -> Tensor:
@@ -383,6 +395,16 @@ class TdLearner(NetLearner[T_co]):
         if self._sized:
             parts.append(obs["state"] if self.norm is None else self.norm(obs["state"]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def judge(self, state: Tensor, obs: Obs) -> Tensor:
+        """(B, C) what critics read: features (B, F), and the privileged state where there is one.
+
+        Source: Pinto et al., Asymmetric Actor Critic for Image-Based Robot Learning.
+        """
+        if self.judged == self.features:
+            return state
+        more = obs[PRIVILEGED]
+        return torch.cat([state, more if self._critic_norm is None else self._critic_norm(more)], dim=1)
 
     def _shifted(self, obs: Obs) -> Obs:
         if self.eye is None:

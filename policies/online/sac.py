@@ -77,6 +77,7 @@ class SoftActorCritic(TdLearner[S_co]):
     """
 
     method = "SAC"
+    privileged = True
 
     def build(self) -> None:
         """An ensemble of critics with targets, an actor, a temperature."""
@@ -88,7 +89,7 @@ class SoftActorCritic(TdLearner[S_co]):
         self.reward_scale = RewardScale(AUTO_RANGE, device=device) if auto and math.isfinite(self.head.low) else None
         if self.reward_scale is not None:
             self.state.include({"reward_scale": self.reward_scale})
-        self.critic = self.net("critic", f + a, self.head.outputs, members=o.critics, layer_norm=o.layer_norm)
+        self.critic = self.net("critic", self.judged + a, self.head.outputs, members=o.critics, layer_norm=o.layer_norm)
         self.actor = self.net("actor", f, 2 * a, layer_norm=o.actor_layer_norm, lr=o.actor_lr)
         self.target = self.target_copy("target", self.critic)
         alpha_lr = o.lr if o.alpha_lr is None else o.alpha_lr
@@ -122,7 +123,7 @@ class SoftActorCritic(TdLearner[S_co]):
         """J_Q: every critic regresses on the target; then the targets follow."""
         with torch.no_grad():
             target = self.bootstrap(b)
-        out = self.critic(b.state, b.action)
+        out = self.critic(b.judged, b.action)
         loss = self.head.loss(out, target)
         step(loss, self.critic, *self.encoders)
         self.follow(self.target, self.critic)
@@ -162,7 +163,7 @@ class SoftActorCritic(TdLearner[S_co]):
         state = b.state.detach()  # the encoder learns by the critics' loss alone
         raw = self.actor(state)
         action, logp = self.sample(raw)
-        q = self.head.value(self.critic(state, action))
+        q = self.head.value(self.critic(b.judged.detach(), action))
         q = q.amin(0) if self.o.actor_reduce == "min" else q.mean(0)
         loss = self.alpha * logp - q
         full = self.actor_loss(b, raw, action, logp, loss)

@@ -150,7 +150,7 @@ def measure_seen(source: Looked | None, io: IOSpec, *, count: int | None = None)
     obs, action, held = source.look(MOST)
     if not held:
         return None
-    vectors = [key for key, (shape, dtype) in io.obs.items() if dtype.startswith("float") and len(shape) == 1]
+    vectors = [key for key, (shape, dtype) in io.acting.obs.items() if dtype.startswith("float") and len(shape) == 1]
     rows = {key: _flat(obs[key]) for key in vectors if key in obs}
     views = {key: _mosaics(obs[key]) for key, (shape, _) in io.obs.items() if _looks(shape) and key in obs}
     return Seen.of(rows, _flat(action), count=held if count is None else count, rate=io.control_hz, pictures=views)

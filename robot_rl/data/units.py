@@ -82,8 +82,8 @@ def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
         if log.action_dim == env.action_dim:
             alike = replace(log, action_low=env.action_low, action_high=env.action_high, action_units=_units(log, env))
         alike.check(env)
-    mine = {key: tuple(shape) for key, (shape, _) in log.obs.items()}
-    theirs = {key: tuple(shape) for key, (shape, _) in env.obs.items()}
+    mine = {key: tuple(shape) for key, (shape, _) in log.acting.obs.items()}
+    theirs = {key: tuple(shape) for key, (shape, _) in env.acting.obs.items()}
     if mine != theirs or log.action_dim != env.action_dim:
         raise ValueError(
             f"the log has observations {mine} and {log.action_dim} actions, the environment {theirs} and "

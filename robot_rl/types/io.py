@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,8 @@ QUANTILES = (0.001, 0.01, 0.5, 0.99, 0.999)
 """Which ones `Seen` keeps."""
 CELLS = 4
 """Of a picture's height and width: `Seen` keeps its colours as a mosaic of so many squared."""
+PRIVILEGED = "privileged"
+"""Key of an observation that critics alone read, while they learn in simulation: nothing that acts needs it."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,11 @@ class IOSpec:
         return len(self.action_names)
 
     @property
+    def acting(self) -> IOSpec:
+        """What a policy needs to act: all but the observation that critics alone read."""
+        return replace(self, obs={key: kind for key, kind in self.obs.items() if key != PRIVILEGED})
+
+    @property
     def knows_bounds(self) -> bool:
         """Whether every action has bounds."""
         return None not in (*self.action_low, *self.action_high)
@@ -204,12 +211,13 @@ class IOSpec:
     def differences(self, other: IOSpec) -> list[str]:
         """Every difference that keeps a policy made for `self` from running on `other`, one line each."""
         lines = []
-        for key in sorted(self.obs.keys() - other.obs.keys()):
-            lines.append(f"observation '{key}' {_spec(self.obs[key])} is missing there")
-        for key in sorted(other.obs.keys() - self.obs.keys()):
-            lines.append(f"observation '{key}' {_spec(other.obs[key])} is unknown here")
-        for key in sorted(self.obs.keys() & other.obs.keys()):
-            mine, theirs = _spec(self.obs[key]), _spec(other.obs[key])
+        own, others = self.acting.obs, other.acting.obs
+        for key in sorted(own.keys() - others.keys()):
+            lines.append(f"observation '{key}' {_spec(own[key])} is missing there")
+        for key in sorted(others.keys() - own.keys()):
+            lines.append(f"observation '{key}' {_spec(others[key])} is unknown here")
+        for key in sorted(own.keys() & others.keys()):
+            mine, theirs = _spec(own[key]), _spec(others[key])
             if mine != theirs:
                 lines.append(f"observation '{key}' is {mine} here and {theirs} there")
         if self.obs_names and other.obs_names and self.obs_names != other.obs_names:

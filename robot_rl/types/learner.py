@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from robot_rl.types.data import LogFacts, Metrics, Obs
 from robot_rl.types.env import StepEnv
 from robot_rl.types.frames import Frames
-from robot_rl.types.io import IOSpec
+from robot_rl.types.io import PRIVILEGED, IOSpec
 from robot_rl.types.options import Options
 from robot_rl.types.policy import Policy
 from robot_rl.types.state import StateDict
@@ -118,6 +118,8 @@ class Learner(Generic[O_co, Data_contra]):
     """The method's name in messages."""
     chooses: bool = False
     """Acts where actions are choices (`IOSpec.action_choices`); other methods act with continuous numbers."""
+    privileged: bool = False
+    """Its critics read the observation that is for critics alone, where there is one (`critic_state=true`)."""
     from_policy: bool = False
     """`robot-rl train init=...` starts from the policy of another method's run, not from this learner's own state."""
     reader: Any = None
@@ -132,6 +134,11 @@ class Learner(Generic[O_co, Data_contra]):
             raise ValueError(
                 f"{self.method or type(self).__name__} acts with continuous numbers, and here an action is one of "
                 f"{io.action_choices[0]} choices; use policy=online/ppo or policy=contrib/dqn"
+            )
+        if PRIVILEGED in io.obs and not self.privileged:
+            raise ValueError(
+                f"{self.method or type(self).__name__} has no critics that read more than its policy sees; leave "
+                "critic_state out, or use policy=human/imitation_sac, human/hil_serl, online/sac or online/rlpd"
             )
         self.o, self.io = options, io
         self._need = self.needs(options, io)

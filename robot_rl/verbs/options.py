@@ -62,6 +62,9 @@ class Pictures(Options):
     """Beside pictures: what the robot feels of itself, e.g. [tip,opening]; null, own: all of it."""
     image_size: Count = 64
     """Height and width of these pictures in pixels; each is drawn at twice that, and averaged."""
+    critic_state: bool = False
+    """Beside pictures: critics learn from the simulator's whole state, goals and objects included; what acts does not
+    see it."""
 
 
 class Resume(Options):

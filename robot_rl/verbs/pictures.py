@@ -25,6 +25,8 @@ def put_pictures(cfg: DictConfig) -> None:
     if cfg.get("cameras") is None:
         if cfg.get("proprio") is not None:
             raise Refused("proprio goes with pictures: add cameras=own, or a list such as cameras=[front,side]")
+        if cfg.get("critic_state"):
+            raise Refused("critic_state goes with pictures, as states hide nothing from critics: add cameras=own")
         return
     engine = None if cfg.get("env") is None else cfg.env.get("engine")
     if engine != "mujoco":
@@ -38,6 +40,7 @@ def put_pictures(cfg: DictConfig) -> None:
         "camera_size": [cfg.image_size, cfg.image_size],
         "camera_quality": "fast",
         "supersample": SUPERSAMPLE,
+        "critic_state": bool(cfg.get("critic_state")),
     }
     cfg.env = OmegaConf.merge(cfg.env, OmegaConf.create(seen))
 

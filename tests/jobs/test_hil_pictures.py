@@ -41,7 +41,8 @@ def runs(tmp_path_factory, robot_rl_in):
     """The same run without a stop, and stopped in the middle and continued."""
     output = tmp_path_factory.mktemp("runs")
     for name, steps in (("whole", 100), ("half", 50)):
-        done = robot_rl_in(output, "hil", *TINY, f"total_steps={steps}", f"output={output}", f"name={name}")
+        words = [*TINY, "critic_state=true", f"total_steps={steps}", f"output={output}", f"name={name}"]
+        done = robot_rl_in(output, "hil", *words)
         assert done.returncode == 0, done.stderr
     rest = robot_rl_in(output, "hil", f"resume={run_of(output, 'half')}", "total_steps=100")
     assert rest.returncode == 0, rest.stderr
@@ -59,6 +60,9 @@ def test_an_interrupted_run_equals_one_without_a_stop_bit_for_bit(runs):
     for key, value in one["policy"]["encoder"].items():
         assert torch.equal(value, other["policy"]["encoder"][key]), key
     assert torch.equal(one["policy"]["method"]["actor"], other["policy"]["method"]["actor"])
+    for key in ("critic", "critic_norm"):
+        first, second = (state["learner"]["method"][key] for state in states)
+        assert str(first) == str(second), key
     seen = [np.asarray(state["loop"]["memory"]["frames"]["sight"]) for state in states]
     assert np.isfinite(seen[0]).all()
     assert np.array_equal(seen[0], seen[1])
@@ -71,7 +75,7 @@ def test_the_run_is_evaluated_from_its_folder_alone(runs, robot_rl, tmp_path):
     assert len(numbers["successes"]) == 2
 
 
-def test_the_checkpoint_says_what_is_seen_and_hides_the_goal(runs):
+def test_the_checkpoint_says_what_is_seen_and_hides_the_goal_that_the_critics_saw(runs):
     io = checkpoint.read_io(checkpoint.find(runs[0]))
     assert sorted(io.obs) == ["image.front", "image.side", "state", "tool"]
     assert not [name for name in io.obs_names if "goal" in name]
