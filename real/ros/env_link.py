@@ -36,7 +36,16 @@ from robot_rl.real.ros.io import (  # noqa: E402
     read_executed,
     trajectory,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, hardware_id, publisher, subscribe  # noqa: E402
+from robot_rl.real.ros.node_base import (  # noqa: E402
+    OK,
+    WARN,
+    ControlLoop,
+    Health,
+    hardware_id,
+    publisher,
+    spare_garbage,
+    subscribe,
+)
 from robot_rl.real.ros.priority import lift  # noqa: E402
 
 
@@ -123,6 +132,7 @@ class EnvLink:
         self._spinning = threading.Thread(target=self._spin, name="callbacks", daemon=True)
         self._spinning.start()
         self.loop = ControlLoop(rate, self._tick, on_error=self._on_error)
+        spare_garbage()  # a collection in its course would make a silence of a fault's length
         self.loop.start()
         self.fifo = lift(realtime, ("control", "callbacks"))
 

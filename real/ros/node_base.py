@@ -37,6 +37,7 @@ from rclpy.qos import QoSCompatibility, qos_check_compatible, qos_policy_name_fr
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 
 from robot_rl.real.ros.io import qos  # noqa: E402
+from robot_rl.real.ros.parameters import OVERRIDES, told_overrides  # noqa: E402
 from robot_rl.real.ros.priority import NOT_HERE  # noqa: E402
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
@@ -193,10 +194,15 @@ def _realtime(priority: int) -> str:
     return "on"
 
 
-def freeze_garbage() -> None:
-    """Collect once, then keep the collector from running inside control ticks."""
+def spare_garbage() -> None:
+    """Collect once, then leave all that is there out of later collections, which take 0.3 s where torch is loaded."""
     gc.collect()
     gc.freeze()
+
+
+def freeze_garbage() -> None:
+    """Collect once, then keep the collector from running inside control ticks."""
+    spare_garbage()
     gc.disable()
 
 
@@ -340,15 +346,19 @@ def _text(value: object) -> str:
 
 
 def subscribe(node: Node, kind: Any, topic: str, callback: Callable[..., None], profile: str, health: Health) -> Any:
-    """Subscription with our QoS whose mismatches show up in the diagnostics."""
+    """Subscription with our QoS, or what `qos_overrides` say; mismatches show up in the diagnostics."""
     events = SubscriptionEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event))
-    return node.create_subscription(kind, topic, callback, qos(profile), event_callbacks=events)
+    with told_overrides(topic):
+        return node.create_subscription(
+            kind, topic, callback, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDES
+        )
 
 
 def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -> Any:
-    """Publisher with our QoS whose mismatches show up in the diagnostics."""
+    """Publisher with our QoS, or what `qos_overrides` say; mismatches show up in the diagnostics."""
     events = PublisherEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event, listener=True))
-    return node.create_publisher(kind, topic, qos(profile), event_callbacks=events)
+    with told_overrides(topic):
+        return node.create_publisher(kind, topic, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDES)
 
 
 def note_mismatch(health: Health, topic: str, event: object, *, listener: bool = False) -> None:

@@ -4,15 +4,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.node import Node
+from rclpy.qos import QoSPolicyKind
+from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from robot_rl.tables import read_table
+
+OVERRIDES = QoSOverridingOptions(
+    (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
+)
+"""Policies of a topic that parameters may set, such as `qos_overrides./joint_states.subscription.reliability`."""
+
+
+@contextlib.contextmanager
+def told_overrides(topic: str) -> Iterator[None]:
+    """What rclpy says of a parameter `qos_overrides` that it cannot use, as an error of ours.
+
+    Raises:
+        ValueError: names the topic, the policy and the words that it knows.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "QoS override" not in str(error):
+            raise
+        raise ValueError(
+            f"qos_overrides of {topic}: {error}; expected reliability reliable or best_effort, durability volatile or "
+            "transient_local, history keep_last or keep_all, and a whole number as depth"
+        ) from error
 
 
 def declare(

@@ -32,7 +32,7 @@ from robot_rl.real.ros.io import (
     motion_message,
     time_message,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.sim_controller import SimController
 from robot_rl.real.ros.trunk_topics import TrunkTopics, imu_of
@@ -121,6 +121,7 @@ class SimRobotNode(Node):
         self._started = time.monotonic()
         if self.feed is not None and not self._lockstep:
             self.feed.start()
+        spare_garbage()  # a collection in its course would make a silence of a fault's length
         self.loop.start()
 
     def _declare(self) -> RobotSpec:

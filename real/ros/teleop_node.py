@@ -30,7 +30,7 @@ from robot_rl.real.ros.io import (
     trajectory,
     twist_array,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 
 MODES = ("joy", "twist", "leader")
@@ -95,6 +95,7 @@ class TeleopNode(Node):
         self.loop = ControlLoop(self._rate, self._tick, on_error=self._on_error, priority=int(priority))
         self.health.watch_loop(self.loop)
         self.health.add("operator", self._aspect)
+        spare_garbage()  # a collection in its course would make a silence of a fault's length
         self.loop.start()
 
     def _open(self) -> None:

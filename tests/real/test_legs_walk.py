@@ -218,6 +218,32 @@ def test_g1_goes_down_damped_within_its_torques(tmp_path, cause: str) -> None:
 
 @needs_g1
 @pytest.mark.slow
+def test_twenty_falls_of_a_damped_g1_end_at_rest_and_no_joint_is_driven(tmp_path, record_property) -> None:
+    seconds, moving = [], 0
+    for fall in range(20):
+        (tmp_path / str(fall)).mkdir()
+        world = LegsWorld(tmp_path / str(fall), g1_card()).walk()
+        world.command = np.array([0.5, 0.0, 0.1 * (fall % 5 - 2)])
+        world.run(3.0 + 0.07 * fall)
+        plant = world.plant
+        plant.hold()
+        while plant.trunk.position[2] > 0.4:
+            plant.step(0.01)
+        speeds, work = [], np.zeros(12)
+        while len(speeds) < 100 or max(speeds[-100:]) > 0.5:
+            plant.step(0.01)
+            work += plant.effort * plant.velocity * 0.01
+            speeds.append(float(np.abs(plant.velocity).max()))
+            assert len(speeds) < 1200
+        assert (work < 0.0).all()
+        seconds.append(0.01 * len(speeds))
+        moving += max(speeds[250:300], default=0.0) > 0.5
+    record_property("seconds_until_a_calm_one_has_passed", sorted(round(item, 2) for item in seconds))
+    record_property("still_moving_after_three_seconds", moving)
+
+
+@needs_g1
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "rate"), [("g1_12dof.xml", 50.0), ("g1_12dof.urdf", 100.0)])
 def test_g1_walks_twenty_metres(tmp_path, model: str, rate: float) -> None:
     world = LegsWorld(tmp_path, g1_card(model), rate=rate, late=1).walk()

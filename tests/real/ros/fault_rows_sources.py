@@ -15,7 +15,7 @@ from std_msgs.msg import Bool, Empty
 
 @row("01_policy_killed", stops=0.1, ends=("ARMED",), first=True)
 def policy_killed(made):
-    stub = Stub("policy")
+    stub = Stub("policy", made)
     made.armed()
     stub.drive(made)
     since = now()
@@ -29,7 +29,7 @@ def policy_killed(made):
 
 @row("02_policy_stopped_for_a_second", stops=0.1, ends=("ARMED", "ACTIVE"))
 def policy_stopped(made):
-    stub = Stub("policy")
+    stub = Stub("policy", made)
     made.armed()
     stub.drive(made)
     since = now()
@@ -289,7 +289,7 @@ def takeover_silent(made):
 
 @row("29_operator_killed", stops=0.3, ends=("ARMED",), first=True)
 def operator_killed(made):
-    stub = Stub("teleop")
+    stub = Stub("teleop", made)
     made.armed()
     stub.drive(made)
     since = now()

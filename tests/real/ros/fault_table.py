@@ -4,6 +4,7 @@ A row is a generator: it does harm, yields when that began, and looks at what is
 """
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -68,19 +69,20 @@ def said(made, fault):
 
 
 class Stub:
-    """`command_stub` as a process, on its way to 1.5 rad."""
+    """`command_stub` as a process, on its way to 1.5 rad; ended with the row, also with one that fails."""
 
-    def __init__(self, kind):
+    def __init__(self, kind, made):
         command = [sys.executable, str(Path(__file__).parent / "command_stub.py"), kind, *map(str, HERE)]
         root = str(Path(__file__).resolve().parents[3])
         env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{Path(__file__).parent}"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env, text=True)
+        made.others.callback(self.end)
 
     def drive(self, made):
         made.station.wait_state("ACTIVE", limit=60.0)
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        wait(lambda: np.abs(made.station.last.velocity).min() > 0.5, what="motion")
+        made.station.until(lambda: np.abs(made.station.last.velocity).min() > 0.5, what="motion")
         return self
 
     def end(self):
@@ -90,8 +92,12 @@ class Stub:
 
 def prove(made, row):
     """Run a row; seconds until the robot stood and how many it had, None where it was not to stop."""
-    steps, stood = row.cause(made), None
-    since = next(steps)
+    with contextlib.closing(row.cause(made)) as steps:  # a failure's traceback would keep it from ending what it began
+        return _prove(made, row, steps)
+
+
+def _prove(made, row, steps):
+    stood, since = None, next(steps)
     if row.stops is not None:
         # timeout + v / a + 2 ticks, and a period of the driver's each way: what it measured, what it heard
         most = row.stops + VELOCITY / ACCELERATION + 2 * TICK + 2 / made.driver.rate

@@ -1,9 +1,11 @@
 """A foreign robot with its supervisor in one hand: what its tests begin with, and how a stop is measured."""
 # pyright: reportOptionalMemberAccess=false
 
+import contextlib
+
 import numpy as np
 from foreign_driver import ForeignDriver
-from ros_harness import NAMES, RT, SPEC, Station, wait
+from ros_harness import NAMES, RT, SPEC, Station, lifted, wait
 from std_msgs.msg import Bool
 
 START = {"j0": 0.6, "j1": -0.6, "j2": 0.2}
@@ -15,6 +17,7 @@ class Cell:
 
     def __init__(self, processes, *, spec=None, driver=None, parameters=()):
         self.processes = processes
+        self.others = contextlib.ExitStack()  # whoever else a test has brought in, ended before the next one
         text = spec or SPEC.format(mode="forward_position", timeout=0.0)
         (processes.folder / "foreign.yaml").write_text(text)
         self.driver = ForeignDriver(**{"joints": NAMES, "start": START, **(driver or {})})
@@ -22,6 +25,8 @@ class Cell:
         self.parameters = (*SUPERVISOR, *parameters)
         self.supervisor = self.start()
         self.replace = False  # not fit for another test
+        self._priority = contextlib.ExitStack()
+        self._priority.enter_context(lifted())
 
     def start(self, key="safety_supervisor_node"):
         return self.processes.start("safety_supervisor_node", *self.parameters, spec="foreign.yaml", key=key)
@@ -47,12 +52,13 @@ class Cell:
         """ACTIVE at more than half of the largest speed on the way to `target`."""
         self.active()
         self.station.driver.value = lambda t: np.full(3, target)
-        wait(lambda: np.abs(self.station.last.velocity).min() > 0.5, what="motion")
+        self.station.until(lambda: np.abs(self.station.last.velocity).min() > 0.5, what="motion")
         return self
 
     def home(self):
         """Everything undone: the robot back at its start, nothing wrong with it, IDLE."""
         station = self.station
+        self.others.close()
         station.quiet()
         self.driver.undo()
         station.connected()
@@ -105,6 +111,9 @@ class Cell:
         return self.told().get("fault")
 
     def close(self):
-        self.station.close()
-        self.processes.end("safety_supervisor_node")
-        self.driver.close()
+        with contextlib.ExitStack() as ends:  # all of them, whichever fails
+            ends.callback(self._priority.close)
+            ends.callback(self.driver.close)
+            ends.callback(self.processes.end, "safety_supervisor_node")
+            ends.callback(self.station.close)
+            ends.callback(self.others.close)

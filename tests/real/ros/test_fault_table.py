@@ -1,11 +1,11 @@
 """The fault table against a driver that is not ours: default timeouts, and stop times by what the joints truly did.
 
-Rows 36 and 38 to 41 are about the policy's process, the environment, cameras and the recorder: nothing of them is the
-driver's (test_policy_process, test_env, test_cameras, test_recorder). Row 43 is test_deploy's soak.
+Row 43 is test_deploy's soak.
 """
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
-import fault_rows_robot  # noqa: F401  (they fill ROWS)
+import fault_rows_programs  # noqa: F401  (they fill ROWS)
+import fault_rows_robot  # noqa: F401
 import fault_rows_sources  # noqa: F401
 import pytest
 from fault_table import ROWS, prove

@@ -3,14 +3,19 @@
 
 import numpy as np
 import pytest
+import rclpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rclpy.node import Node
+from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, LivelinessPolicy, ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
 
 from robot_rl.legs import Trunk
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros import io
 from robot_rl.real.ros.controller_check import judge
+from robot_rl.real.ros.node_base import Health, subscribe
 from robot_rl.real.ros.trunk_topics import imu_message, imu_of, trunk_odometry
 
 pytestmark = pytest.mark.ros
@@ -164,6 +169,30 @@ def test_qos_table():
     assert latched.durability == DurabilityPolicy.TRANSIENT_LOCAL
     with pytest.raises(KeyError):
         io.qos("nothing")
+
+
+def test_parameters_override_the_quality_of_service_and_a_wrong_word_is_refused():
+    context = rclpy.Context()
+    rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        name = "qos_overrides./joint_states.subscription"
+        given = [Parameter(f"{name}.reliability", value="reliable"), Parameter(f"{name}.depth", value=3)]
+        node = Node("overrides", context=context, parameter_overrides=given, enable_rosout=False)
+        health = Health(node, "arm")
+        made = subscribe(node, io.JointState, "joint_states", lambda _: None, "state", health)
+        assert made.qos_profile.reliability == ReliabilityPolicy.RELIABLE
+        assert made.qos_profile.depth == 3
+        plain = subscribe(node, io.JointState, "others", lambda _: None, "state", health)
+        assert plain.qos_profile.reliability == ReliabilityPolicy.BEST_EFFORT  # as our table has it
+        assert plain.qos_profile.depth == 8
+        node.destroy_node()
+        wrong = [Parameter(f"{name}.reliability", value="relaible")]
+        node = Node("overrides", context=context, parameter_overrides=wrong, enable_rosout=False)
+        with pytest.raises(ValueError, match="joint_states.*relaible.*expected reliability reliable or best_effort"):
+            subscribe(node, io.JointState, "joint_states", lambda _: None, "state", Health(node, "arm"))
+        node.destroy_node()
+    finally:
+        rclpy.try_shutdown(context=context)
 
 
 def test_unknown_sensor_type_lists_the_known():

@@ -95,3 +95,38 @@ def test_21_clock_backwards_is_a_soft_stop_and_offsets_are_learnt_anew(pair):
     left.check_limits()
     left.quiet()
     right.quiet()
+
+
+def test_a_policy_node_in_each_namespace_drives_its_own_robot_and_a_stop_of_one_is_not_the_others(pair, processes):
+    """Policies as processes; the left one, like its robot and supervisor, in simulated time."""
+    robots = dict(zip(("left", "right"), pair))
+    for name, station in robots.items():
+        station.ready(arm=False)
+        (processes.folder / "good").mkdir(exist_ok=True)
+        clock = ("use_sim_time:=true",) if name == "left" else ()
+        given = (RT, SLOW, "autostart:=true", f"policy_path:={processes.folder / 'good'}", *clock)
+        processes.start("policy_node", *given, key=f"{name}_policy", args=("-r", f"__ns:=/{name}"))
+    try:
+        for station in robots.values():
+            wait(lambda station=station: "policy: policy" in station.diagnostics, limit=90.0, what="a policy")
+            wait(lambda station=station: station.enable().success, what="enable")
+        left, right = robots.values()
+        for station in (left, right):  # to the 0.5 rad of `good`
+            station.wait_state("ACTIVE", limit=30.0)
+            station.until(lambda station=station: np.allclose(station.position, 0.5, atol=0.02), 20.0, "the target")
+            assert station.last.trace.startswith("good.")
+        right.states.clear()
+        right.executed.clear()
+        left.call("safety_supervisor/estop")
+        left.wait_state("ESTOP")
+        time.sleep(1.0)
+        assert set(right.states) <= {"ACTIVE"}
+        assert len(right.executed) > 30  # its policy goes on
+        assert right.last.authority == "policy"
+        assert processes.end("left_policy") == 0
+        time.sleep(0.5)
+        assert right.state == "ACTIVE"
+        assert right.last.trace.startswith("good.")
+    finally:
+        for name in robots:
+            processes.end(f"{name}_policy")

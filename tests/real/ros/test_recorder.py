@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from std_srvs.srv import Trigger
+from recorder_process import Recorder
 
 from robot_rl.data import d4rl, session
 from robot_rl.real.core.assembler import StepRules
@@ -24,56 +24,6 @@ def patience(graph):
     """Two processes may take a minute to start on a busy machine."""
     wait(graph.services["sim_robot/set_parameters"].service_is_ready, 120.0, "the simulated robot")
     wait(lambda: graph.state not in ("", "STARTUP"), 120.0, "the supervisor")
-
-
-class Recorder:
-    """A recorder process and the way to its services."""
-
-    count = 0
-
-    def __init__(self, processes, station, folder, *parameters) -> None:
-        Recorder.count += 1
-        self.name = f"recorder_{Recorder.count}"  # a killed one stays on the wire for a while
-        self.processes, self.station, self.folder = processes, station, folder
-        self.process = processes.start(
-            "recorder_node",
-            f"folder:={folder}",
-            "autostart:=false",
-            "realtime:=35",
-            *parameters,
-            key=self.name,
-            args=("-r", f"__node:={self.name}"),
-        )
-        self.clients = {
-            name: station.node.create_client(Trigger, f"{self.name}/{name}") for name in ("start", "stop", "discard")
-        }
-        self.met = False
-
-    def meet(self):
-        """A new process is ready to us before we are to it, and answers to nobody: ask what changes nothing."""
-        end = time.monotonic() + 60.0
-        client = self.clients["discard"]
-        while not self.met:
-            assert time.monotonic() < end, f"{self.name} never answered"
-            future = client.call_async(Trigger.Request())
-            try:
-                self.met = wait(future.done, 3.0)
-            except AssertionError:
-                client.remove_pending_request(future)
-
-    def ask(self, name):
-        client = self.clients[name]
-        wait(lambda: all(item.service_is_ready() for item in self.clients.values()), 60.0, f"service {name}")
-        self.meet()
-        future = client.call_async(Trigger.Request())
-        wait(future.done, 15.0, f"answer of {name}")
-        return future.result()
-
-    def diagnostic(self):
-        return self.station.diagnostic(f"{self.name}: recorder")
-
-    def end(self, sign=signal.SIGTERM):
-        return self.processes.end(self.name, sign, limit=15.0)
 
 
 @pytest.fixture
