@@ -36,10 +36,13 @@ class PolicyOptions(Options):
 
 
 class NewOptions(Options):
-    """robot-rl robot new <model>: what the model's file does not say; left out = asked for, or `?`."""
+    """robot-rl robot new <model>: what the model's file does not say; left out = asked for, or `?`. In place of a model
+    the name of a card that comes with the package, with model=<file>."""
 
     name: str
     """Of the robot, and of its file ./<name>.yaml."""
+    model: str = ""
+    """File of the model of a ready card; left out = where the card looks for it."""
     tool: str = ""
     """Site or body that tasks move; left out = guessed by its name."""
     base: str = ""
@@ -122,15 +125,15 @@ def _page(verb: str) -> str:
 def _new(arguments: list[str]) -> None:
     models = [item for item in arguments if "=" not in item]
     if len(models) != 1:
-        raise Refused("say which model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm")
+        raise Refused(
+            "say which model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm, or which "
+            f"card of this package: robot-rl robot new <{' | '.join(card.ready())}> name=my_arm model=<file>"
+        )
     options = read_words(NewOptions, [item for item in arguments if "=" in item], "robot new")
     path = Path(f"{options.name}.yaml")
     if path.exists():
         raise Refused(f"{path} exists; take another name= or remove it")
-    legs = None if options.tool else build.tool("new_legs_card")(models[0], options.name, base=options.base)
-    if legs is None and options.policy:
-        raise Refused(f"policy= is for a robot on legs, and {models[0]} has a fixed base")
-    made, notes = legs or build.tool("new_card")(models[0], options.name, tool=options.tool, base=options.base)
+    made, notes = _of_ready(models[0], options) if models[0] in card.ready() else _of_model(models[0], options)
     if options.policy:
         made = policy_card.standing(made, policy_card.read_description(Path(options.policy)))
         notes = [note for note in notes if not note.startswith("home is")]
@@ -143,6 +146,8 @@ def _new(arguments: list[str]) -> None:
     card.write(made, path)
     if made.legs is not None:
         what = f"{len(made.joints)} joints, legs of {made.base}"
+    elif not made.tool:
+        what = f"a base that takes velocities: {', '.join(joint.name for joint in made.joints)}"
     else:
         what = f"{len(made.joints)} joints, {'a' if made.gripper is not None else 'no'} gripper, tool {made.tool}"
     print(f"{path}: {what}, home {' '.join(f'{x:g}' for x in made.home)}")
@@ -152,6 +157,29 @@ def _new(arguments: list[str]) -> None:
     answer.note(card=str(path), open=list(left))
     if left:
         print(f"  still ? (nothing is deployed before they are known): {_few(left)}")
+
+
+def _of_model(model: str, options: NewOptions) -> tuple[Card, list[str]]:
+    """The card of a model that nobody has met."""
+    if options.model:
+        raise Refused(f"model= is for a card that comes with the package ({', '.join(card.ready())}); it is {model}")
+    legs = None if options.tool else build.tool("new_legs_card")(model, options.name, base=options.base)
+    if legs is None and options.policy:
+        raise Refused(f"policy= is for a robot on legs, and {model} has a fixed base")
+    return legs or build.tool("new_card")(model, options.name, tool=options.tool, base=options.base)
+
+
+def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
+    """A card that comes with the package, on this machine's copy of the model."""
+    if options.tool or options.base:
+        raise Refused(f"the ready card {ready} has its tool and base; write them into {options.name}.yaml")
+    found = card.read(ready)
+    if options.model:
+        found = card.with_model(found, Path(options.model).expanduser().resolve())
+    found = card.need_model(found)
+    digest = build.tool("robot_digest")(found.model.path)
+    found = found.model_copy(update={"name": options.name, "model": found.model.model_copy(update={"sha256": digest})})
+    return found, build.tool("fit_card")(found)
 
 
 def _ask(made: Card, given: Mapping[str, object]) -> dict[str, Any]:
@@ -182,12 +210,17 @@ def _with(made: Card, given: dict[str, Any]) -> Card:
         update["estop"] = made.estop.model_copy(update={"action": given["estop"]})
     if made.gripper is not None and "effort" in limits and made.gripper.effort == OPEN:
         update["gripper"] = made.gripper.model_copy(update={"effort": limits["effort"]})
-    sensors = {"joints": SensorCard(topic=given.get("states", OPEN), type="sensor_msgs/JointState")}
-    if made.legs is not None:
-        sensors["imu"] = SensorCard(topic=given.get("imu", OPEN), type="sensor_msgs/Imu")
+    sensors = made.sensors or {"joints": SensorCard(type="sensor_msgs/JointState")}
+    if made.legs is not None and not made.sensors:
+        sensors["imu"] = SensorCard(type="sensor_msgs/Imu")
         sensors["command"] = SensorCard(topic=given["command"], type="geometry_msgs/Twist", required=False, timeout=0.5)
-        update["legs"] = made.legs.model_copy(update={"stop": given.get("stop", OPEN)})
-    update["sensors"] = sensors
+    told = {"joints": given.get("states"), "imu": given.get("imu")}
+    update["sensors"] = {
+        name: sensor.model_copy(update={"topic": told[name]}) if told.get(name) is not None else sensor
+        for name, sensor in sensors.items()
+    }
+    if made.legs is not None and "stop" in given:
+        update["legs"] = made.legs.model_copy(update={"stop": given["stop"]})
     return made.model_copy(update=update)
 
 
@@ -223,7 +256,7 @@ def _one(arguments: list[str], verb: str) -> Card:
 
 def _show(arguments: list[str]) -> None:
     found = _one(arguments, "show")
-    pictures, told = ([], ["no pictures: only arms are drawn"]) if found.legs else build.tool("robot_pictures")(found)
+    pictures, told = build.tool("robot_pictures")(card.need_model(found))
     page = Path(f"{found.name}.html")
     body = f"<h1>{html.escape(found.name)}</h1>"
     for text, data in pictures:
@@ -269,7 +302,7 @@ def put_card(cfg: DictConfig) -> None:
             "env=pick one with a gripper"
         )
     try:
-        found = card.read(str(cfg.robot))
+        found = card.need_model(card.read(str(cfg.robot)))
     except card.CardError as error:
         raise Refused(str(error)) from error
     now = build.tool("robot_digest")(found.model.path)
