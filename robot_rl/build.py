@@ -126,6 +126,7 @@ TOOLS = {
     "world_parts": "robot_rl.sim.world:parts_of",
     "session_tools": "robot_rl.real.session_tools",
     "shadow_reports": "robot_rl.real.core.shadow_report:reports",
+    "steer": "robot_rl.real.ros.steer:steer",
     "tool_position": "robot_rl.sim.tool:tool_position",
     "tool_pose": "robot_rl.sim.tool:tool_pose",
     "world_port": "robot_rl.sim.port:WorldPort",

@@ -37,7 +37,7 @@ class Trot:
     Source: Raibert, Legged Robots That Balance (1986): symmetric sweep of the stance foot under the hip.
     """
 
-    gain, bias, sink, level, level_rate, front, rear, air = 1.24, -0.057, -0.012, 0.52, 0.058, 0.75, 1.055, 0.51
+    gain, turn, bias, sink, level, level_rate, front, rear, air = 1.6, 0.78, -0.058, -0.012, 0.52, 0.058, 0.75, 1.055, 0.51
     """How much faster than commanded feet sweep, how far ahead they are set [m], how far stance feet push down [m], and by how much the length of a
     stance leg answers tilt [m/m] and its rate [s], per lever."""
 
@@ -88,6 +88,7 @@ class Trot:
         if self._legs is None:
             return 0.0 * state[:, :count]
         rate, tilt, command = state[:, :3] / 0.25, state[:, 3:6], state[:, 6:9] / constant((2.0, 2.0, 1.0), state)
+        turn = self.turn * command[:, 2]
         phase = xp.atan2(state[:, -2], state[:, -1]) / (2.0 * math.pi)
         columns: list[Any] = [None] * count
         for (x, y, _), offset, (own, fit, lead) in zip(self._scene.feet, self._offset, self._legs):
@@ -99,8 +100,8 @@ class Trot:
             level = x * (self.level * tilt[:, 0] + self.level_rate * rate[:, 1])
             level = level + y * (self.level * tilt[:, 1] - self.level_rate * rate[:, 0])
             place = [
-                (command[:, 0] - command[:, 2] * float(y)) * sweep + self.bias + self._shift,
-                (command[:, 1] + command[:, 2] * float(x)) * sweep,
+                (command[:, 0] - turn * float(y)) * sweep + self.bias + self._shift,
+                (command[:, 1] + turn * float(x)) * sweep,
                 xp.where(swing, self._lift * xp.sin(math.pi * along), -self.sink - level),
             ]
             place = [xp.clip(value / _UNIT, -1.3, 1.3) for value in place]

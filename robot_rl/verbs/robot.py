@@ -15,12 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build, card, policy_card
 from robot_rl.types import Options
-from robot_rl.types.card import DEFAULTS, OPEN, Card, SensorCard
+from robot_rl.types.card import DEFAULTS, OPEN, Card, ModelCard, SensorCard
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
 from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
+from robot_rl.verbs.robot_steer import SteerOptions, steer
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
@@ -95,7 +96,7 @@ OF_LEGS = ("imu", "stop")
 def robot(arguments: list[str]) -> int:
     """What is asked of a card; the exit status."""
     verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
-    verbs |= {"bounds": _bounds, "calibrate": calibrate}
+    verbs |= {"bounds": _bounds, "calibrate": calibrate, "steer": steer}
     verb = arguments[0] if arguments else ""
     if {"-h", "--help"} & set(arguments):
         print(_page(verb))
@@ -115,9 +116,10 @@ def _page(verb: str) -> str:
     from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
 
     models = {"new": NewOptions, "policy": PolicyOptions, "bounds": BoundsOptions, "calibrate": CalibrateOptions}
+    models |= {"steer": SteerOptions}
     model = models.get(verb)
     if model is None:
-        return f"robot-rl robot new|show|safety|policy|bounds|calibrate; pages of options: {', '.join(models)}"
+        return f"robot-rl robot new|show|safety|policy|bounds|calibrate|steer; pages of options: {', '.join(models)}"
     assert model.__doc__ is not None
     return "\n".join([model.__doc__.strip(), "", "Options:", *rows(model, "")])
 
@@ -162,7 +164,15 @@ def _new(arguments: list[str]) -> None:
 def _of_model(model: str, options: NewOptions) -> tuple[Card, list[str]]:
     """The card of a model that nobody has met."""
     if options.model:
-        raise Refused(f"model= is for a card that comes with the package ({', '.join(card.ready())}); it is {model}")
+        raise Refused(
+            f"model= goes with the name of a card that comes with the package ({', '.join(card.ready())}), and {model} "
+            "is none"
+        )
+    if not {".", "/", ":"} & set(model):
+        raise Refused(
+            f"'{model}' is no file of a model (URDF or MJCF) and no card of this package{near(model, card.ready())}; "
+            f"those are {', '.join(card.ready())}"
+        )
     legs = None if options.tool else build.tool("new_legs_card")(model, options.name, base=options.base)
     if legs is None and options.policy:
         raise Refused(f"policy= is for a robot on legs, and {model} has a fixed base")
@@ -174,11 +184,13 @@ def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
     if options.tool or options.base:
         raise Refused(f"the ready card {ready} has its tool and base; write them into {options.name}.yaml")
     found = card.read(ready)
+    if options.model and not Path(options.model).expanduser().is_file():
+        raise Refused(f"model={options.model}: there is no such file; expected {Path(found.model.path).name} or the like")
     if options.model:
         found = card.with_model(found, Path(options.model).expanduser().resolve())
-    found = card.need_model(found)
-    digest = build.tool("robot_digest")(found.model.path)
-    found = found.model_copy(update={"name": options.name, "model": found.model.model_copy(update={"sha256": digest})})
+    path = card.need_model(found).model.path
+    own = ModelCard(path=path, sha256=build.tool("robot_digest")(path))
+    found = found.model_copy(update={"name": options.name, "model": own})
     return found, build.tool("fit_card")(found)
 
 
@@ -295,11 +307,12 @@ def put_card(cfg: DictConfig) -> None:
     """
     if not cfg.get("robot"):
         return
-    if cfg.get("env") is not None and "robot" not in (cfg.env.get("world") or {}):
+    over_ros = cfg.get("env") is not None and "world" in (cfg.env.get("port") or {})
+    if cfg.get("env") is not None and not over_ros and "robot" not in (cfg.env.get("world") or {}):
         what = (cfg.env.get("world") or {}).get("name") or cfg.env.get("engine")
         raise Refused(
-            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, "
-            "env=pick one with a gripper"
+            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, env=pick one with a "
+            "gripper, env=walk one on legs"
         )
     try:
         found = card.need_model(card.read(str(cfg.robot)))
@@ -316,7 +329,12 @@ def put_card(cfg: DictConfig) -> None:
         if names:
             print(f"  {key} of {_few(names)} is ? in the card: simulation takes {DEFAULTS[key]:g}")
     # Every key, also those that are null: an older card in a saved run is replaced as a whole.
-    table = OmegaConf.create({"world": {"robot": found.model_dump(mode="json")}})
+    whole = {"robot": found.model_dump(mode="json")}
+    if over_ros:  # the world's terms on the robot behind topics, which the same card describes
+        port = {**cfg.env.port, "options": {**(cfg.env.port.options or {}), **whole}}
+        table = OmegaConf.create({"robot_spec": str(card.find(str(cfg.robot))), "port": port})
+    else:
+        table = OmegaConf.create({"world": whole})
     cfg.env = table if cfg.get("env") is None else OmegaConf.merge(cfg.env, table)
 
 

@@ -65,9 +65,9 @@ class Walk:
 
     def __init__(
         self,
-        forward: Interval = (0.0, 0.8),
-        side: Interval = (-0.2, 0.2),
-        turn: Interval = (-0.5, 0.5),
+        forward: Interval = (0.0, 0.5),
+        side: Interval = (-0.15, 0.15),
+        turn: Interval = (-0.4, 0.4),
         reach: Positive = 0.7,
         period: Positive = 0.4,
         lift: NotNegative = 0.06,
