@@ -83,7 +83,7 @@ def find_model(name: str, beside: Path) -> Path:
     current folder, those of ROBOT_RL_MODELS, and Python's packages (pip's robosuite ships models). It need not be there.
     """
     own = Path(os.path.normpath(beside / Path(name).expanduser()))
-    if own.is_file() or beside != READY.resolve():
+    if own.is_file() or beside.resolve() != READY.resolve():
         return own
     named = [Path(folder).expanduser() for folder in os.environ.get(MODELS, "").split(os.pathsep) if folder]
     places = [Path.cwd(), *named, *map(Path, sys.path)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from robot_rl import card
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.sim.worlds.quadruped import gravity, tracking_error, trunk_velocity
@@ -81,7 +82,7 @@ class Walk:
                 "walk needs the card of a robot on legs: robot=go2 for one that comes with the package, or "
                 "robot-rl robot new <model.urdf> name=my_legs, then robot=my_legs"
             )
-        self.card = card = Card.model_validate(robot)
+        self.card = own = Card.model_validate(robot)
         self._low = np.array([forward[0], side[0], turn[0]])
         self._high = np.array([forward[1], side[1], turn[1]])
         self._period, self._lift = float(period), float(lift)
@@ -89,12 +90,12 @@ class Walk:
         self.policy_card = PolicyCard(
             format="onnx",
             sha256="",
-            source=f"env=walk robot={card.name}",
+            source=f"env=walk robot={own.name}",
             control_hz=self.control_hz,
-            joints=tuple(joint.name for joint in card.joints),
-            default=card.home,
-            kp=tuple(joint.kp or 1.0 for joint in card.joints),
-            kd=tuple(joint.kd or 1.0 for joint in card.joints),
+            joints=tuple(joint.name for joint in own.joints),
+            default=own.home,
+            kp=tuple(joint.kp or 1.0 for joint in own.joints),
+            kd=tuple(joint.kd or 1.0 for joint in own.joints),
             action_scale=reach,
             action_clip=1.0,
             observation=(
@@ -112,15 +113,15 @@ class Walk:
         self._count = len(names)
         self.action_names = tuple(f"{name}_target" for name in names)
         self.action_units = ("rad",) * self._count
-        self.action_low = tuple(value - reach for value in card.home)
-        self.action_high = tuple(value + reach for value in card.home)
+        self.action_low = tuple(value - reach for value in own.home)
+        self.action_high = tuple(value + reach for value in own.home)
         self.obs_names = tuple(
             f"{term.term}_{i}"
             for term, size in zip(self.policy_card.observation, self.policy_card.sizes())
             for i in range(size)
         )
         self._reach = float(reach)
-        self._effort = np.array(card.limit("effort"))
+        self._effort = np.array(own.limit("effort"))
         self._kp, self._kd = np.array(self.policy_card.kp), np.array(self.policy_card.kd)
 
     @cached_property
@@ -128,7 +129,8 @@ class Walk:
         """Of the card; a robot's own computer, which only observes and acts, needs no model."""
         from robot_rl.sim.legs_scene import scene  # loads MuJoCo, which other engines do without
 
-        return scene(self.card)
+        path = card.find_model(self.card.model.path, card.READY)  # a ready card of a shipped policy names no place
+        return scene(card.need_model(card.with_model(self.card, path)))
 
     @cached_property
     def _offset(self) -> np.ndarray:
