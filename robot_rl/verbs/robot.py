@@ -170,8 +170,8 @@ def _of_model(model: str, options: NewOptions) -> tuple[Card, list[str]]:
         )
     if not {".", "/", ":"} & set(model):
         raise Refused(
-            f"'{model}' is no file of a model (URDF or MJCF) and no card of this package{near(model, card.ready())}; "
-            f"those are {', '.join(card.ready())}"
+            f"'{model}' is no file of a model (URDF or MJCF) and none of the cards of this package, which are "
+            f"{', '.join(card.ready())}{near(model, card.ready())}"
         )
     legs = None if options.tool else build.tool("new_legs_card")(model, options.name, base=options.base)
     if legs is None and options.policy:
