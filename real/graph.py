@@ -188,6 +188,8 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
             robot |= {"world": args.world, "world_options": _world_options(args, robot_card)}
         elif args.model:
             robot["model"] = args.model
+        if robot_card is not None and (robot_card.legs is not None or args.world):
+            _simulated(robot_card)
         if robot_card is not None and robot_card.legs is not None:
             robot |= {"model": robot_card.model.path, "base": robot_card.base}
         if args.use_sim_time:
@@ -238,6 +240,14 @@ def _card(path: str) -> Card | None:
     return card.read(path) if card.is_card(_parameters(path, "robot_spec")) else None
 
 
+def _simulated(robot_card: Card) -> Card:
+    """The card, whose model is there to be simulated."""
+    try:
+        return card.need_model(robot_card)
+    except card.CardError as error:
+        raise GraphError(str(error)) from error
+
+
 def _world_options(args: GraphArgs, robot_card: Card | None) -> str:
     """What the simulated world is made with: on a card's robot unless the options say another."""
     if robot_card is None:
@@ -259,6 +269,7 @@ def find_file(name: str) -> str:
     prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
     places = [Path(__file__).resolve().parents[1] / "launch" / "params"]
     places += [Path(prefix) / "share" / "robot_rl" / "config" for prefix in prefixes if prefix]
+    places.append(card.READY)
     return next((str(place / file) for place in places if (place / file).is_file()), name)
 
 

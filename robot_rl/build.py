@@ -98,6 +98,7 @@ TOOLS = {
     "done_events": "robot_rl.policies.reward.critic_reward:done_events",
     "driven_positions": "robot_rl.real.ros.driven:positions",
     "examine_robot": "robot_rl.real.ros.doctor:examine",
+    "fit_card": "robot_rl.sim.card_scene:fit",
     "find_robot": "robot_rl.real.graph:find_file",
     "flight_tools": "robot_rl.real.flight_tools",
     "judge_two_stage": "robot_rl.policies.nets.picture_labels:TwoStage",
@@ -125,6 +126,7 @@ TOOLS = {
     "world_parts": "robot_rl.sim.world:parts_of",
     "session_tools": "robot_rl.real.session_tools",
     "shadow_reports": "robot_rl.real.core.shadow_report:reports",
+    "steer": "robot_rl.real.ros.steer:steer",
     "tool_position": "robot_rl.sim.tool:tool_position",
     "tool_pose": "robot_rl.sim.tool:tool_pose",
     "world_port": "robot_rl.sim.port:WorldPort",
@@ -230,8 +232,15 @@ def make_world(node: str | Mapping[str, Any]) -> Any:
 
 
 def world_port(node: Mapping[str, object], joints: Sequence[str], *, proprio: Sequence[str] | None = None) -> Any:
-    """A `robot_rl.sim.port.WorldPort` for a robot, of the node of a world; `proprio` is what its policy sees of it."""
-    return tool("world_port")(make_world(node), joints, proprio=proprio)
+    """A port for a robot, of the node of a world; `proprio` is what its policy sees of it.
+
+    It is a `robot_rl.sim.port.WorldPort`, or a `robot_rl.real.legged_port.LeggedPort` of a world whose robot walks.
+    """
+    world = make_world(node)
+    walks = tool("world_parts")(world).policy_card
+    if walks is not None:
+        return tool("legged_port")(walks, tuple(joints))
+    return tool("world_port")(world, joints, proprio=proprio)
 
 
 def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,33 @@ class CardError(ValueError):
     """A card that cannot be used; the message names the file and the key."""
 
 
+READY = Path(__file__).parent / "sim" / "assets" / "cards"
+"""Cards that come with the package, without their models."""
+MODELS = "ROBOT_RL_MODELS"
+"""Environment variable: folders in which models of ready cards are looked for, between colons."""
+
+
+def ready() -> list[str]:
+    """Names of the cards that come with the package."""
+    return sorted(path.stem for path in READY.glob("*.yaml"))
+
+
 def find(name: str) -> Path:
-    """The file of a card: a path, or a name that stands for `./<name>.yaml`.
+    """The file of a card: a path, or a name that stands for `./<name>.yaml` or for a card of this package.
 
     Raises:
         CardError: there is none.
     """
     path = Path(name).expanduser()
     path = path if path.suffix in (".yaml", ".yml") or "/" in name else Path(f"{name}.yaml")
+    if not path.is_file() and name in ready():
+        return READY / f"{name}.yaml"
     if not path.is_file():
         here = [item.stem for item in Path().glob("*.yaml")]
         raise CardError(
-            f"there is no card '{name}' (looked for {path}){near(name, here) if here else ''}; write one with "
-            f"robot-rl robot new <model.urdf or .xml> name={path.stem}"
+            f"there is no card '{name}' (looked for {path}){near(name, [*here, *ready()])}; write one with "
+            f"robot-rl robot new <model.urdf or .xml> name={path.stem}, or take one that comes with the package: "
+            f"{', '.join(ready())}"
         )
     return path
 
@@ -55,8 +70,43 @@ def read(name: str | Path) -> Card:
     if not is_card(table):
         raise CardError(f"{path} is no card: it names no model; robot-rl robot new writes one")
     card = of_table(table, str(path))
-    model = Path(os.path.normpath(path.resolve().parent / Path(card.model.path).expanduser()))
+    return with_model(card, find_model(card.model.path, path.resolve().parent))
+
+
+def with_model(card: Card, model: Path) -> Card:
+    """A card whose model lies at another place."""
     return card.model_copy(update={"model": card.model.model_copy(update={"path": str(model)})})
+
+
+def find_model(name: str, beside: Path) -> Path:
+    """Where a card's model is: from its own folder or, of a ready card, the first of these places that has it: the
+    current folder, those of ROBOT_RL_MODELS, and Python's packages (pip's robosuite ships models). It need not be there.
+    """
+    own = Path(os.path.normpath(beside / Path(name).expanduser()))
+    if own.is_file() or beside.resolve() != READY.resolve():
+        return own
+    named = [Path(folder).expanduser() for folder in os.environ.get(MODELS, "").split(os.pathsep) if folder]
+    places = [Path.cwd(), *named, *map(Path, sys.path)]
+    return next((place.resolve() / name for place in places if (place / name).is_file()), Path.cwd() / name)
+
+
+def need_model(card: Card) -> Card:
+    """The card, whose model is there.
+
+    Raises:
+        CardError: it is not; says where it comes from and what to do.
+    """
+    path = Path(card.model.path)
+    if path.is_file():
+        return card
+    if not card.model.source:
+        raise CardError(f"the model of {card.name}, {path}, is not there; put its path into the card (model: path)")
+    folder = Path(card.model.path).parent.name
+    raise CardError(
+        f"the model of {card.name} does not come with this package: {card.model.source}. Looked for "
+        f"{folder}/{path.name} in this folder, in those of {MODELS} and in Python's packages. Say where yours is: "
+        f'robot-rl robot new {card.name} name=my_{card.name} model="<path of {path.name}>", then robot=my_{card.name}'
+    )
 
 
 def of_table(table: Mapping[str, object], where: str) -> Card:

@@ -31,11 +31,15 @@ def find(name: str) -> Path:
     return FOLDER / name
 
 
-def as_path(word: str) -> str:
+def as_path(word: str, option: str = "path") -> str:
     """`preset=NAME` of a verb that takes a trained policy, as the path that it stands for; other words as they are.
+
+    Args:
+        word: of a command line.
+        option: of the verb, that takes the path.
 
     Raises:
         Refused: there is no agent of this name.
     """
     key, equals, name = word.partition("=")
-    return f"path={find(name)}" if key == "preset" and equals else word
+    return f"{option}={find(name)}" if key == "preset" and equals else word

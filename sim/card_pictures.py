@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.sim.card_arm import TOOL, CardArm
+from robot_rl.sim.card_arm import TOOL
+from robot_rl.sim.card_scene import at_home
 from robot_rl.sim.robot_model import load, mujoco
 from robot_rl.types.card import Card
 
@@ -30,14 +31,18 @@ def pictures(card: Card) -> tuple[list[tuple[str, str]], list[str]]:
         ValueError: the card does not fit its model.
     """
     told = load(card.model.path).notes
-    arm = CardArm(card, action="joint", control_hz=10.0)
-    model = mujoco.MjModel.from_xml_string(arm.xml)
-    data = mujoco.MjData(model)
-    data.qpos[arm.first : arm.first + arm.count] = card.home
-    data.mocap_pos[:] = 100.0  # the goal is no part of the robot
-    mujoco.mj_forward(model, data)
-    low, high = np.array(arm.low), np.array(arm.high)
-    reach = float(np.abs([low, high]).max())
+    model, data = at_home(card)
+    box = card.workspace
+    if box is not None:
+        low, high = np.array(box.lower), np.array(box.upper)
+        middle, reach = 0.5 * (low + high) * [0.5, 0.5, 0.8], float(np.abs([low, high]).max())
+    else:
+        trunk = int(model.body(card.base).id)
+        low = high = np.zeros(3)
+        middle = np.array(data.subtree_com[trunk])
+        own = model.body_rootid[model.geom_bodyid] == trunk
+        away = np.linalg.norm(data.geom_xpos - middle, axis=1) + model.geom_rbound
+        reach = 1.5 * float(away[own].max())
     try:
         from robot_rl.sim.render import open_context
 
@@ -51,19 +56,23 @@ def pictures(card: Card) -> tuple[list[tuple[str, str]], list[str]]:
     made = []
     for name, angle in (("home from the front", 140.0), ("home from the side", 90.0)):
         view = mujoco.MjvCamera()
-        view.lookat[:] = 0.5 * (low + high) * [0.5, 0.5, 0.8]
+        view.lookat[:] = middle
         view.distance, view.azimuth, view.elevation = 2.6 * reach, angle, -18.0
         option = mujoco.MjvOption()
         option.geomgroup[4] = 0
         mujoco.mjv_updateScene(model, data, option, None, view, mujoco.mjtCatBit.mjCAT_ALL.value, scene)
-        _box(scene, low, high)
-        site = data.site(TOOL)
-        _axes(scene, np.array(site.xpos), np.array(site.xmat).reshape(3, 3), 0.15 * reach)
+        if box is not None:
+            _box(scene, low, high)
+        frame_of = data.site(TOOL) if card.tool else data.body(card.base)
+        _axes(scene, np.array(frame_of.xpos), np.array(frame_of.xmat).reshape(3, 3), 0.15 * reach)
         _axes(scene, np.zeros(3), np.eye(3), 0.25 * reach)
         for i in range(model.njnt):
+            if int(model.jnt_type[i]) == int(mujoco.mjtJoint.mjJNT_FREE):
+                continue
             half = 0.16 * reach * data.xaxis[i]
             _line(scene, data.xanchor[i] - half, data.xanchor[i] + half, 0.006 * reach, _ORANGE)
-        caption = f"{name}: workspace as a box, frames of world and tool, joint axes in orange"
+        shown = "workspace as a box, frames of world and tool" if card.tool else f"frames of world and {card.base}"
+        caption = f"{name}: {shown}, joint axes in orange"
         mujoco.mjr_render(frame, scene, drawn)
         mujoco.mjr_readPixels(pixels, None, frame, drawn)
         made.append((caption, _png(pixels[::-1])))

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from robot_rl.types import Array, Goals
+from robot_rl.types.policy_card import PolicyCard
 
 
 @dataclass
@@ -240,6 +241,7 @@ class WorldParts:
         goal_lift: metres above the tip at success that the place which pictures show lies, as the mouth of a hole does.
         proprio: components of "state" that the robot feels of itself; the others are of goals and objects.
         goals: what a step would have earned under another goal, for hindsight.
+        policy_card: of policies of this world, where a robot on legs sees and does what such a card says.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -258,6 +260,7 @@ class WorldParts:
     proprio: tuple[str, ...] = ()
     goal_lift: float = 0.0
     goals: WorldGoals | None = None
+    policy_card: PolicyCard | None = None
 
     def say_facts(self, view: View) -> dict[str, Array]:
         """Views of what a step's info says: "task", "achieved_goal" and "desired_goal", where there are any."""

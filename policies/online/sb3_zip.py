@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robot_rl.policies.online import sb3_moments
 from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
@@ -81,8 +81,8 @@ class Sb3Policy:
 
     @property
     def parts(self) -> PolicyParts:
-        """Noise that can be repeated."""
-        return PolicyParts(reseed=self.reseed)
+        """Noise that can be repeated, and the actor as a graph."""
+        return PolicyParts(reseed=self.reseed, graph=self._graph)
 
     def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget."""
@@ -128,6 +128,27 @@ class Sb3Policy:
             low, high = self._bounds
             raw = 2.0 * (raw - low) / (high - low) - 1.0
         return Action(np.clip(raw, -1.0, 1.0).astype(np.float32))
+
+    def _graph(self, obs: Obs) -> Tensor:
+        """(B, A) best actions, in torch: what can be written as a graph."""
+        h = obs["state"]
+        assert isinstance(h, Tensor)
+        if self._moments is not None:
+            mean, scale, limit = self._moments
+            h = torch.clip((h - torch.as_tensor(mean)) * torch.as_tensor(scale), -limit, limit)
+        hidden = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu}[self._activation]
+        for weight, bias in self._net.layers:
+            h = hidden(h.float() @ torch.as_tensor(weight) + torch.as_tensor(bias))
+        weight, bias = self._net.head
+        raw = h.float() @ torch.as_tensor(weight) + torch.as_tensor(bias)
+        if self._net.clip_mean is not None:
+            raw = torch.clip(raw, -self._net.clip_mean, self._net.clip_mean)
+        if self._net.squash:
+            return torch.tanh(raw)
+        if self._bounds is not None:
+            low, high = map(torch.as_tensor, self._bounds)
+            raw = 2.0 * (raw - low) / (high - low) - 1.0
+        return torch.clip(raw, -1.0, 1.0)
 
     def _noise(self, latent: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Standard normal numbers and the log standard deviation that they are scaled by."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from robot_rl.data import bag, session
 from robot_rl.real.core.assembler import Assembler, StepRules
-from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.core.spec import TWIST, RobotSpec
 
 JOINTS = "sensor_msgs/msg/JointState"
 
@@ -42,7 +42,7 @@ def topic_table(
         # several topics of joint states may each send some of the joints
         role = f"joints:{name}" if kind == JOINTS else f"sensor:{name}"
         table[role] = (absolute(sensor.topic), kind)
-    if not any(role.startswith("joints") for role in table):
+    if spec.mode != TWIST and not any(role.startswith("joints") for role in table):  # a base has none to tell
         table["joints"] = (absolute("joint_states"), JOINTS)
     for name, camera in spec.cameras.items():
         table[f"camera:{name}"] = (absolute(camera.topic), _full(camera.type))

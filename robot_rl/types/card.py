@@ -34,6 +34,8 @@ class ModelCard(Options):
     """MJCF or URDF; a relative path counts from the card's folder."""
     sha256: str = ""
     """Of the file and of everything that it names, when the card was written."""
+    source: str = ""
+    """Who publishes it, of a card that comes with the package."""
 
 
 class JointCard(Options):

@@ -49,6 +49,7 @@ class PolicyParts:
             last observation of an episode nobody asks for an action.
         remembers: its action depends on more than the observation, so estimators of single states refuse it.
         at_interval: (steps) -> the same policy, asked every that many ticks.
+        graph: (observations as tensors) -> (B, A) the best action in torch alone, of a policy whose `act` leaves torch.
     """
 
     executed: Callable[[Any], None] | None = None
@@ -65,6 +66,7 @@ class PolicyParts:
     look: Callable[[Obs], Array] | None = None
     remembers: bool = False
     at_interval: Callable[[int], Policy] | None = None
+    graph: Callable[[Obs], Tensor] | None = None
 
 
 @runtime_checkable

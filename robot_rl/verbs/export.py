@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io as text_io
 import logging
-import shutil
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -20,9 +19,10 @@ from robot_rl.data.atomic import new_folder, write_json
 from robot_rl.onnx_policy import FILE, OnnxPolicy
 from robot_rl.types import IOSpec, Policy
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import load_policy
-from robot_rl.verbs.options import VerbOptions
+from robot_rl.verbs.build import env_factory, foreign, load_policy, saved_config
+from robot_rl.verbs.options import Env, Machine
 from robot_rl.verbs.reading import stored_config
+from robot_rl.version import VERSION
 from robot_rl.words import Refused
 
 TOLERANCE = 1e-4
@@ -30,11 +30,11 @@ TOLERANCE = 1e-4
 ROWS = 256
 
 
-class ExportOptions(VerbOptions):
+class ExportOptions(Machine, Env):
     """robot-rl export."""
 
     path: str
-    """A run folder or a checkpoint."""
+    """A run folder, a checkpoint, or (policy=sb3) a zip."""
     out: str
     """The folder to write: policy.onnx, io.json, config.yaml, meta.json."""
 
@@ -47,7 +47,8 @@ class _Graph(nn.Module):
         self._policy, self._keys = policy, keys
 
     def forward(self, *values: Tensor) -> Tensor:
-        action = self._policy.act(dict(zip(self._keys, values)), deterministic=True).value
+        obs, graph = dict(zip(self._keys, values)), self._policy.parts.graph
+        action = self._policy.act(obs, deterministic=True).value if graph is None else graph(obs)
         assert isinstance(action, Tensor)
         return action
 
@@ -61,14 +62,10 @@ def export(cfg: DictConfig) -> None:
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         extras.require(module)
-    folder, out = checkpoint.find(Path(cfg.path)), Path(cfg.out)
+    out = Path(cfg.out)
     if out.exists() and not (out / FILE).exists():
         raise Refused(f"{out} is there and holds no {FILE}; give a new folder, or that of an earlier export")
-    if (folder / FILE).exists():
-        raise Refused(f"{folder} is an export already")
-    run_config = stored_config(folder)
-    policy = load_policy(OmegaConf.create({"device": "cpu"}), run_config, folder)
-    spec, meta = checkpoint.read_io(folder), checkpoint.read_meta(folder)
+    policy, spec, config, facts = _foreign(cfg) if cfg.get("policy") is not None else _of_run(cfg)
     parts = policy.parts
     if parts.remembers or parts.meter is not None or parts.executed is not None:
         raise Refused(
@@ -79,7 +76,7 @@ def export(cfg: DictConfig) -> None:
     with new_folder(out) as temporary:
         _write(policy, rows, temporary / FILE)
         write_json(temporary / "io.json", spec.to_dict())
-        shutil.copyfile(folder / "config.yaml", temporary / "config.yaml")
+        (temporary / "config.yaml").write_text(config, encoding="utf-8")
         worst = _difference(policy, OnnxPolicy(str(temporary)), rows)
         if not worst <= TOLERANCE:
             raise Refused(
@@ -87,11 +84,34 @@ def export(cfg: DictConfig) -> None:
                 f"most {TOLERANCE:g} is admitted, so nothing was written"
             )
         digest = hashlib.sha256((temporary / FILE).read_bytes()).hexdigest()
-        run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.name
-        facts = {key: meta[key] for key in ("version", "git_commit", "step", "action") if key in meta}
-        facts |= {"identity": f"{run}@{meta['step']}.onnx", "sha256": digest, "largest_difference": worst}
-        write_json(temporary / "meta.json", facts)
+        write_json(temporary / "meta.json", {**facts, "sha256": digest, "largest_difference": worst})
     answer.table({"graph": str(out / FILE), "bytes": (out / FILE).stat().st_size, "largest difference": worst})
+
+
+def _of_run(cfg: DictConfig) -> tuple[Policy, IOSpec, str, dict[str, object]]:
+    """Policy, interface, configuration and facts of a run of ours."""
+    if cfg.get("env") is not None:
+        raise Refused("env= and robot= are for a policy of another project (policy=sb3); a run has its own environment")
+    folder = checkpoint.find(Path(cfg.path))
+    if (folder / FILE).exists():
+        raise Refused(f"{folder} is an export already")
+    policy = load_policy(OmegaConf.create({"device": "cpu"}), stored_config(folder), folder)
+    meta = checkpoint.read_meta(folder)
+    run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.name
+    facts = {key: meta[key] for key in ("version", "git_commit", "step", "action") if key in meta}
+    facts["identity"] = f"{run}@{meta['step']}.onnx"
+    return policy, checkpoint.read_io(folder), (folder / "config.yaml").read_text(encoding="utf-8"), facts
+
+
+def _foreign(cfg: DictConfig) -> tuple[Policy, IOSpec, str, dict[str, object]]:
+    """The same of a policy of another project, in the environment that was asked for."""
+    if cfg.get("env") is None:
+        raise Refused("a policy of another project brings no environment; add env=…, e.g. env=reach robot=my_arm")
+    env = env_factory(cfg)(1, int(cfg.seed), False)
+    policy: Policy = foreign(cfg, str(cfg.path), env.io)
+    io = env.io
+    env.close()
+    return policy, io, saved_config(cfg), {"version": VERSION, "identity": f"{Path(cfg.path).stem}.onnx"}
 
 
 def _observations(io: IOSpec) -> dict[str, np.ndarray]:

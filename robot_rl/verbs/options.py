@@ -48,7 +48,7 @@ class Env(Options):
     id: str | None = None
     """Gymnasium id, for env=gym."""
     robot: str | None = None
-    """Card of the arm, for env=reach, with a gripper also env=pick: a name (./<name>.yaml) or a path; robot-rl robot
+    """Card of the robot, for env=reach, pick (with a gripper), walk (legs), ros2_world: a name or a path; robot-rl robot
     new writes one."""
 
 

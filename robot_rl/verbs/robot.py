@@ -15,12 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build, card, policy_card
 from robot_rl.types import Options
-from robot_rl.types.card import DEFAULTS, OPEN, Card, SensorCard
+from robot_rl.types.card import DEFAULTS, OPEN, Card, ModelCard, SensorCard
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
 from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
+from robot_rl.verbs.robot_steer import SteerOptions, steer
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
@@ -36,10 +37,13 @@ class PolicyOptions(Options):
 
 
 class NewOptions(Options):
-    """robot-rl robot new <model>: what the model's file does not say; left out = asked for, or `?`."""
+    """robot-rl robot new <model>: what the model's file does not say; left out = asked for, or `?`. In place of a model
+    the name of a card that comes with the package, with model=<file>."""
 
     name: str
     """Of the robot, and of its file ./<name>.yaml."""
+    model: str = ""
+    """File of the model of a ready card; left out = where the card looks for it."""
     tool: str = ""
     """Site or body that tasks move; left out = guessed by its name."""
     base: str = ""
@@ -92,7 +96,7 @@ OF_LEGS = ("imu", "stop")
 def robot(arguments: list[str]) -> int:
     """What is asked of a card; the exit status."""
     verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
-    verbs |= {"bounds": _bounds, "calibrate": calibrate}
+    verbs |= {"bounds": _bounds, "calibrate": calibrate, "steer": steer}
     verb = arguments[0] if arguments else ""
     if {"-h", "--help"} & set(arguments):
         print(_page(verb))
@@ -112,9 +116,10 @@ def _page(verb: str) -> str:
     from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
 
     models = {"new": NewOptions, "policy": PolicyOptions, "bounds": BoundsOptions, "calibrate": CalibrateOptions}
+    models |= {"steer": SteerOptions}
     model = models.get(verb)
     if model is None:
-        return f"robot-rl robot new|show|safety|policy|bounds|calibrate; pages of options: {', '.join(models)}"
+        return f"robot-rl robot new|show|safety|policy|bounds|calibrate|steer; pages of options: {', '.join(models)}"
     assert model.__doc__ is not None
     return "\n".join([model.__doc__.strip(), "", "Options:", *rows(model, "")])
 
@@ -122,15 +127,15 @@ def _page(verb: str) -> str:
 def _new(arguments: list[str]) -> None:
     models = [item for item in arguments if "=" not in item]
     if len(models) != 1:
-        raise Refused("say which model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm")
+        raise Refused(
+            "say which model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm, or which "
+            f"card of this package: robot-rl robot new <{' | '.join(card.ready())}> name=my_arm model=<file>"
+        )
     options = read_words(NewOptions, [item for item in arguments if "=" in item], "robot new")
     path = Path(f"{options.name}.yaml")
     if path.exists():
         raise Refused(f"{path} exists; take another name= or remove it")
-    legs = None if options.tool else build.tool("new_legs_card")(models[0], options.name, base=options.base)
-    if legs is None and options.policy:
-        raise Refused(f"policy= is for a robot on legs, and {models[0]} has a fixed base")
-    made, notes = legs or build.tool("new_card")(models[0], options.name, tool=options.tool, base=options.base)
+    made, notes = _of_ready(models[0], options) if models[0] in card.ready() else _of_model(models[0], options)
     if options.policy:
         made = policy_card.standing(made, policy_card.read_description(Path(options.policy)))
         notes = [note for note in notes if not note.startswith("home is")]
@@ -143,6 +148,8 @@ def _new(arguments: list[str]) -> None:
     card.write(made, path)
     if made.legs is not None:
         what = f"{len(made.joints)} joints, legs of {made.base}"
+    elif not made.tool:
+        what = f"a base that takes velocities: {', '.join(joint.name for joint in made.joints)}"
     else:
         what = f"{len(made.joints)} joints, {'a' if made.gripper is not None else 'no'} gripper, tool {made.tool}"
     print(f"{path}: {what}, home {' '.join(f'{x:g}' for x in made.home)}")
@@ -152,6 +159,39 @@ def _new(arguments: list[str]) -> None:
     answer.note(card=str(path), open=list(left))
     if left:
         print(f"  still ? (nothing is deployed before they are known): {_few(left)}")
+
+
+def _of_model(model: str, options: NewOptions) -> tuple[Card, list[str]]:
+    """The card of a model that nobody has met."""
+    if options.model:
+        raise Refused(
+            f"model= goes with the name of a card that comes with the package ({', '.join(card.ready())}), and {model} "
+            "is none"
+        )
+    if not {".", "/", ":"} & set(model):
+        raise Refused(
+            f"'{model}' is no file of a model (URDF or MJCF) and none of the cards of this package, which are "
+            f"{', '.join(card.ready())}{near(model, card.ready())}"
+        )
+    legs = None if options.tool else build.tool("new_legs_card")(model, options.name, base=options.base)
+    if legs is None and options.policy:
+        raise Refused(f"policy= is for a robot on legs, and {model} has a fixed base")
+    return legs or build.tool("new_card")(model, options.name, tool=options.tool, base=options.base)
+
+
+def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
+    """A card that comes with the package, on this machine's copy of the model."""
+    if options.tool or options.base:
+        raise Refused(f"the ready card {ready} has its tool and base; write them into {options.name}.yaml")
+    found = card.read(ready)
+    if options.model and not Path(options.model).expanduser().is_file():
+        raise Refused(f"model={options.model}: there is no such file; expected {Path(found.model.path).name} or the like")
+    if options.model:
+        found = card.with_model(found, Path(options.model).expanduser().resolve())
+    path = card.need_model(found).model.path
+    own = ModelCard(path=path, sha256=build.tool("robot_digest")(path))
+    found = found.model_copy(update={"name": options.name, "model": own})
+    return found, build.tool("fit_card")(found)
 
 
 def _ask(made: Card, given: Mapping[str, object]) -> dict[str, Any]:
@@ -182,12 +222,17 @@ def _with(made: Card, given: dict[str, Any]) -> Card:
         update["estop"] = made.estop.model_copy(update={"action": given["estop"]})
     if made.gripper is not None and "effort" in limits and made.gripper.effort == OPEN:
         update["gripper"] = made.gripper.model_copy(update={"effort": limits["effort"]})
-    sensors = {"joints": SensorCard(topic=given.get("states", OPEN), type="sensor_msgs/JointState")}
-    if made.legs is not None:
-        sensors["imu"] = SensorCard(topic=given.get("imu", OPEN), type="sensor_msgs/Imu")
+    sensors = made.sensors or {"joints": SensorCard(type="sensor_msgs/JointState")}
+    if made.legs is not None and not made.sensors:
+        sensors["imu"] = SensorCard(type="sensor_msgs/Imu")
         sensors["command"] = SensorCard(topic=given["command"], type="geometry_msgs/Twist", required=False, timeout=0.5)
-        update["legs"] = made.legs.model_copy(update={"stop": given.get("stop", OPEN)})
-    update["sensors"] = sensors
+    told = {"joints": given.get("states"), "imu": given.get("imu")}
+    update["sensors"] = {
+        name: sensor.model_copy(update={"topic": told[name]}) if told.get(name) is not None else sensor
+        for name, sensor in sensors.items()
+    }
+    if made.legs is not None and "stop" in given:
+        update["legs"] = made.legs.model_copy(update={"stop": given["stop"]})
     return made.model_copy(update=update)
 
 
@@ -223,7 +268,7 @@ def _one(arguments: list[str], verb: str) -> Card:
 
 def _show(arguments: list[str]) -> None:
     found = _one(arguments, "show")
-    pictures, told = ([], ["no pictures: only arms are drawn"]) if found.legs else build.tool("robot_pictures")(found)
+    pictures, told = build.tool("robot_pictures")(card.need_model(found))
     page = Path(f"{found.name}.html")
     body = f"<h1>{html.escape(found.name)}</h1>"
     for text, data in pictures:
@@ -262,14 +307,15 @@ def put_card(cfg: DictConfig) -> None:
     """
     if not cfg.get("robot"):
         return
-    if cfg.get("env") is not None and "robot" not in (cfg.env.get("world") or {}):
+    over_ros = cfg.get("env") is not None and "world" in (cfg.env.get("port") or {})
+    if cfg.get("env") is not None and not over_ros and "robot" not in (cfg.env.get("world") or {}):
         what = (cfg.env.get("world") or {}).get("name") or cfg.env.get("engine")
         raise Refused(
-            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, "
-            "env=pick one with a gripper"
+            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, env=pick one with a "
+            "gripper, env=walk one on legs"
         )
     try:
-        found = card.read(str(cfg.robot))
+        found = card.need_model(card.read(str(cfg.robot)))
     except card.CardError as error:
         raise Refused(str(error)) from error
     now = build.tool("robot_digest")(found.model.path)
@@ -283,7 +329,12 @@ def put_card(cfg: DictConfig) -> None:
         if names:
             print(f"  {key} of {_few(names)} is ? in the card: simulation takes {DEFAULTS[key]:g}")
     # Every key, also those that are null: an older card in a saved run is replaced as a whole.
-    table = OmegaConf.create({"world": {"robot": found.model_dump(mode="json")}})
+    whole = {"robot": found.model_dump(mode="json")}
+    if over_ros:  # the world's terms on the robot behind topics, which the same card describes
+        port = {**cfg.env.port, "options": {**(cfg.env.port.options or {}), **whole}}
+        table = OmegaConf.create({"robot_spec": str(card.find(str(cfg.robot))), "port": port})
+    else:
+        table = OmegaConf.create({"world": whole})
     cfg.env = table if cfg.get("env") is None else OmegaConf.merge(cfg.env, table)
 
 

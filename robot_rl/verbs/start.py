@@ -227,7 +227,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         return
     try:
         if verb in ("eval", "export", "deploy"):
-            rest = [as_path(item) for item in rest]
+            rest = [as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest]
         rest = take_own(rest)
         wrong = (
             find_unknown(verb, rest)

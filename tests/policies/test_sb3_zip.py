@@ -262,3 +262,20 @@ def test_sb3_policy_zoo_agents_reach_their_published_returns(name, low, high):
         total += float(reward)
         over = terminated or truncated
     assert low < total < high
+
+
+@pytest.mark.parametrize("algorithm", ["SAC", "PPO"])
+def test_zip_is_exported_as_a_graph_that_acts_as_sb3_does(tmp_path: Path, robot_rl: Any, algorithm: str) -> None:
+    pytest.importorskip("onnxruntime")
+    from robot_rl.onnx_policy import OnnxPolicy
+
+    model, path = saved(tmp_path, algorithm, gymnasium.make("Pendulum-v1"))
+    words = ("policy=sb3", f"path={path}", "env=gym", "id=Pendulum-v1", "out=graph")
+    done = robot_rl("export", *words)
+    assert done.returncode == 0, done.stderr
+    obs = np.random.default_rng(0).uniform(-1, 1, (6, 3)).astype(np.float32)
+    theirs = model.predict(obs, deterministic=True)[0] / 2.0  # Pendulum's torque goes to 2 N m
+    assert OnnxPolicy(str(tmp_path / "graph")).act({"state": obs}).value == pytest.approx(theirs, abs=1e-5)
+    done = robot_rl("export", "policy=sb3", f"path={path}", "out=other")
+    assert done.returncode == 2
+    assert "brings no environment" in done.stderr

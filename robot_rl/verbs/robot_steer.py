@@ -1,0 +1,59 @@
+"""robot-rl robot steer <card>: a velocity for a walking policy or a base, and what became of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from robot_rl import build
+from robot_rl.types import Options
+from robot_rl.types.options import Number, Positive
+from robot_rl.verbs import answer
+from robot_rl.verbs.reading import read_words
+from robot_rl.words import Refused
+
+
+class SteerOptions(Options):
+    """robot-rl robot steer <robot>: tell legs, or a base behind the supervisor, where to go; prints where it went."""
+
+    x: Number = 0.0
+    """Ahead [m/s]."""
+    y: Number = 0.0
+    """To the left [m/s]."""
+    turn: Number = 0.0
+    """To the left [rad/s]."""
+    seconds: Positive = 5.0
+    """How long; after that, 0."""
+    patience: Positive = 60.0
+    """Seconds to wait until the robot is driven."""
+    namespace: str = ""
+    """Of the robot's topics, such as /left."""
+
+
+def steer(arguments: list[str]) -> None:
+    """Steer a robot whose deployment is up.
+
+    Raises:
+        Refused: no such robot.
+        ValueError: it takes no velocities, or nobody listens.
+    """
+    names = [item for item in arguments if "=" not in item]
+    if len(names) != 1:
+        raise Refused("say which robot: robot-rl robot steer my_go2 x=0.5 seconds=10")
+    options = read_words(SteerOptions, [item for item in arguments if "=" in item], "robot steer")
+    path = build.tool("find_robot")(names[0])
+    if not Path(path).expanduser().is_file():
+        raise Refused(f"there is no robot '{names[0]}'; give its name, or the path of its YAML")
+    robot = build.tool("robot_class").load(path)
+    wanted = (options.x, options.y, options.turn)
+    found = build.tool("steer")(
+        robot, wanted, seconds=options.seconds, patience=options.patience, namespace=options.namespace
+    )
+    table: dict[str, object] = {"asked": _words(wanted)}
+    if found.velocity is not None:
+        table |= {"went": _words(found.velocity), "moved": f"{found.moved:.2f} m in {options.seconds:g} s"}
+    answer.table({**table, "supervisor": found.state or "not heard"})
+
+
+def _words(velocity: tuple[float, float, float]) -> str:
+    x, y, turn = velocity
+    return f"{x:.2f} m/s ahead, {y:.2f} m/s to the left, turning {turn:.2f} rad/s"

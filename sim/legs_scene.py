@@ -1,0 +1,146 @@
+"""A robot on legs on a plane: the model that tasks step, where it stands and where its feet are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from robot_rl.sim.legs_plant import free_trunk
+from robot_rl.sim.robot_model import FLOOR, add_floor, load, mujoco
+from robot_rl.types.card import DEFAULTS, OPEN, Card
+
+TIMESTEP = 0.004
+"""Of the physics [s]: a fifth of a decision at 50 Hz."""
+FOOT, HEIGHT, SPEED = "robot_rl_foot", "robot_rl_foot_place", "robot_rl_foot_speed"
+"""Prefixes of a foot's site, and of its two sensors."""
+_LEVEL = 0.005
+"""Shapes of a limb so near to its lowest one belong to the sole [m]."""
+_LIMB = 3
+"""Joints that a leg has at least."""
+
+
+@dataclass(frozen=True)
+class LegsScene:
+    """What tasks need of a robot on legs.
+
+    Attributes:
+        xml: model with floor, servos, feet and their sensors.
+        stand: (7 + J,) positions of the trunk's free joint and of the joints: home, feet on the floor.
+        feet: (F, 3) places of the feet in that pose [m].
+    """
+
+    xml: str
+    stand: np.ndarray
+    feet: np.ndarray
+
+
+def scene(card: Card) -> LegsScene:
+    """The scene of a robot's card.
+
+    Raises:
+        ValueError: no legs, no gains, a model that cannot be read or does not have what the card names.
+    """
+    if card.legs is None:
+        raise ValueError(f"the card of {card.name} is that of a robot without legs; env=reach robot=… takes arms")
+    weak = [joint.name for joint in card.joints if not (joint.kp and joint.kd)]
+    if weak:
+        raise ValueError(
+            f"kp and kd of {weak[0]} are not in the card of {card.name}: write the gains that its driver is to have"
+        )
+    return _scene(card.model_dump_json(include={"name", "model", "base", "joints", "home"}))
+
+
+@lru_cache(4)
+def _scene(text: str) -> LegsScene:
+    card = Card.model_validate({"command_mode": "pd", "legs": {}, **Card.model_validate_json(text).model_dump()})
+    spec = load(card.model.path).spec
+    for items in (spec.actuators, spec.keys, spec.sensors, spec.lights, spec.cameras):
+        for item in list(items):
+            spec.delete(item)
+    add_floor(spec)
+    free_trunk(spec, card.base)
+    spec.option.timestep, spec.option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.iterations, spec.option.ls_iterations = 20, 10
+    for joint in card.joints:
+        found = spec.joint(joint.name)
+        if found is None:
+            raise ValueError(f"the model of {card.name} has no joint '{joint.name}', which its card lists")
+        found.armature = joint.armature or found.armature
+        servo = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        servo.set_to_position(kp=joint.kp, kv=joint.kd)
+        most = DEFAULTS["effort"] if joint.effort == OPEN else float(joint.effort)
+        servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
+    for geom in spec.geoms:  # what touches is the floor: limbs that miss each other need not be tested in pairs
+        if geom.contype and geom.parent.name != FLOOR:
+            geom.contype, geom.conaffinity = 1, 0
+    model = spec.compile()
+    names = [model.joint(int(j)).name for j in range(1, model.njnt)]
+    if names != [joint.name for joint in card.joints] or model.nq != 7 + len(names):
+        raise ValueError(
+            f"the joints of {card.name} are {', '.join(joint.name for joint in card.joints)}; those of the model behind "
+            f"its trunk are {', '.join(names)}, expected the same in the same order"
+        )
+    data = mujoco.MjData(model)
+    stand = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, *card.home])
+    data.qpos[:] = stand
+    mujoco.mj_forward(model, data)
+    gaps = _gaps(model, data)
+    stand[2] -= min(gaps.values())
+    feet = []
+    for i, limb in enumerate(_limbs(model)):
+        low = min(gaps[g] for g in limb)
+        sole = [g for g in limb if gaps[g] < low + _LEVEL]
+        body = int(model.geom_bodyid[sole[0]])
+        middle = np.mean([data.geom_xpos[g] for g in sole], axis=0)
+        local = data.xmat[body].reshape(3, 3).T @ (middle - data.xpos[body])
+        spec.body(model.body(body).name).add_site(name=f"{FOOT}{i}", pos=local.tolist())
+        for kind, prefix in ((mujoco.mjtSensor.mjSENS_FRAMEPOS, HEIGHT), (mujoco.mjtSensor.mjSENS_FRAMELINVEL, SPEED)):
+            spec.add_sensor(name=f"{prefix}{i}", type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=f"{FOOT}{i}")
+        feet.append([*middle[:2], middle[2] + stand[2]])
+    if len(feet) < 2:
+        raise ValueError(f"the model of {card.name} has {len(feet)} limbs of {_LIMB} joints and more, expected legs")
+    _look(spec, card.base)
+    spec.compile()
+    return LegsScene(spec.to_xml(), stand, np.array(feet))
+
+
+def _gaps(model: Any, data: Any) -> dict[int, float]:
+    """Distance of every shape that touches from the floor [m]."""
+    floor = int(model.body_geomadr[model.body(FLOOR).id])
+    own = [g for g in range(model.ngeom) if model.geom_contype[g] and g != floor]
+    return {g: float(mujoco.mj_geomDistance(model, data, g, floor, 10.0, None)) for g in own}
+
+
+def _limbs(model: Any) -> list[list[int]]:
+    """Shapes of the last link of every limb, in the order of the model."""
+    limbs: dict[int, dict[int, list[int]]] = {}
+    for g in range(model.ngeom):
+        chain = []
+        body = int(model.geom_bodyid[g])
+        while body > 0:
+            first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+            chain += [j for j in range(first, first + count) if j > 0]
+            body = int(model.body_parentid[body])
+        if chain and model.geom_contype[g]:
+            limbs.setdefault(min(chain), {}).setdefault(len(chain), []).append(g)
+    return [shapes[max(shapes)] for _, shapes in sorted(limbs.items()) if max(shapes) >= _LIMB]
+
+
+def _look(spec: Any, base: str) -> None:
+    """A light, a sky and a camera that goes along."""
+    spec.worldbody.add_light(
+        pos=[0.0, 0.0, 4.0], dir=[0.0, 0.0, -1.0], type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, diffuse=[0.6] * 3
+    )
+    camera = spec.worldbody.add_camera(name="track", pos=[-1.2, -1.8, 0.9], fovy=42.0)
+    camera.mode, camera.targetbody = mujoco.mjtCamLight.mjCAMLIGHT_TARGETBODYCOM, base
+    camera.mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
+    spec.add_texture(
+        name="robot_rl_sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+        rgb1=[0.86, 0.91, 0.96], rgb2=[0.45, 0.55, 0.68], width=128, height=768,
+    )  # fmt: skip
+    spec.visual.headlight.ambient = [0.35, 0.35, 0.35]
+    view = getattr(spec.visual, "global")
+    view.offwidth, view.offheight = 1280, 960

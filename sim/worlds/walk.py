@@ -1,0 +1,272 @@
+"""Walk: any robot on legs with a card follows a velocity command on a plane."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from robot_rl import card
+from robot_rl.sim.arrays import constant
+from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.worlds.quadruped import gravity, tracking_error, trunk_velocity
+from robot_rl.types import Array
+from robot_rl.types.card import Card
+from robot_rl.types.options import Interval, NotNegative, Positive
+from robot_rl.types.policy_card import PolicyCard, Term
+
+if TYPE_CHECKING:
+    from robot_rl.sim.legs_scene import LegsScene
+    from robot_rl.sim.legs_trot import Trot
+
+SPEED_BOUND, TURN_BOUND = 0.25, 0.40
+"""Success: mean errors over the episode of the velocity [m/s] and of the yaw rate [rad/s] below these."""
+FALL_PENALTY = 5.0
+_UPRIGHT, _LOW = 0.5, 0.55
+"""Fallen: cosine of the tilt below the one, or trunk lower than this share of its height when standing."""
+
+
+class Walk:
+    """Walk with a commanded forward speed, side speed and turning, on the card's own gains.
+
+    The state is what the policy node of a real robot makes of an IMU, joint states and a velocity command
+    (`robot_rl.legs.observe` with `policy_card`): nothing in it that a robot does not measure. Targets are the card's
+    home pose and up to `reach` beside it.
+
+    Reward per step: exp(-|v - v*|^2 / 0.25) + 0.5 exp(-(w - w*)^2 / 0.25) for the trunk's velocity and turning, less
+    2 vz^2, 0.05 |roll and pitch rate|^2, 2 |tilt|^2 (horizontal part of the unit gravity vector), 2e-4 |torque|^2 over
+    the number of joints and effort scale (torque as shares of the largest, times 20), 0.01 |change of action|^2,
+    0.1 |joints - home|^2, 30 sum (z - z*)^2 of the feet, whose height above the ground z* follows the gait's clock,
+    0.1 |slip|^2 of feet that should stand, and less 5 for a fall, which ends the episode.
+    Success: at the end of the full 10 s the mean of |v - v*| over the episode is below 0.25 m/s and that of |w - w*|
+    below 0.4 rad/s.
+
+    Args:
+        forward: range of the commanded forward speed [m/s].
+        side: range of the commanded speed to the left [m/s].
+        turn: range of the commanded turning [rad/s].
+        reach: largest distance of a joint's target from home [rad].
+        period: of the gait's clock [s].
+        lift: how high feet are to be lifted [m].
+        robot: the card of the robot (robot=<card> on the command line).
+
+    Raises:
+        ValueError: a range is not two numbers in order, no card, or one that does not fit its model.
+
+    Source: reward terms after Rudin et al., Learning to Walk in Minutes (2021), table 4, and Siekmann et al.,
+    Sim-to-Real Learning of All Common Bipedal Gaits (2021), for the clock; weights ours.
+    """
+
+    name: str = "walk"
+    control_hz = 50.0
+    episode_steps = 500
+    cameras: tuple[str, ...] = ("track",)
+
+    def __init__(
+        self,
+        forward: Interval = (0.0, 0.5),
+        side: Interval = (-0.15, 0.15),
+        turn: Interval = (-0.4, 0.4),
+        reach: Positive = 0.7,
+        period: Positive = 0.4,
+        lift: NotNegative = 0.06,
+        robot: Card | None = None,
+    ) -> None:
+        for label, pair in (("forward", forward), ("side", side), ("turn", turn)):
+            if len(pair) != 2 or not pair[0] <= pair[1]:
+                raise ValueError(f"{label} is {list(pair)}, expected [low, high] with low <= high")
+        if robot is None:
+            raise ValueError(
+                "walk needs the card of a robot on legs: robot=go2 for one that comes with the package, or "
+                "robot-rl robot new <model.urdf> name=my_legs, then robot=my_legs"
+            )
+        self.card = own = Card.model_validate(robot)
+        self._low = np.array([forward[0], side[0], turn[0]])
+        self._high = np.array([forward[1], side[1], turn[1]])
+        self._period, self._lift = float(period), float(lift)
+        largest = tuple(max(abs(low), abs(high), 1e-3) for low, high in (forward, side, turn))
+        self.policy_card = PolicyCard(
+            format="onnx",
+            sha256="",
+            source=f"env=walk robot={own.name}",
+            control_hz=self.control_hz,
+            joints=tuple(joint.name for joint in own.joints),
+            default=own.home,
+            kp=tuple(joint.kp or 1.0 for joint in own.joints),
+            kd=tuple(joint.kd or 1.0 for joint in own.joints),
+            action_scale=reach,
+            action_clip=1.0,
+            observation=(
+                Term(term="angular_velocity", scale=0.25),
+                Term(term="gravity"),
+                Term(term="velocity_command", scale=(2.0, 2.0, 1.0)),
+                Term(term="joint_positions"),
+                Term(term="joint_velocities", scale=0.05),
+                Term(term="last_action"),
+                Term(term="gait_phase", period=period),
+            ),
+            largest_command=(largest[0], largest[1], largest[2]),
+        )
+        names = self.policy_card.joints
+        self._count = len(names)
+        self.action_names = tuple(f"{name}_target" for name in names)
+        self.action_units = ("rad",) * self._count
+        self.action_low = tuple(value - reach for value in own.home)
+        self.action_high = tuple(value + reach for value in own.home)
+        self.obs_names = tuple(
+            f"{term.term}_{i}"
+            for term, size in zip(self.policy_card.observation, self.policy_card.sizes())
+            for i in range(size)
+        )
+        self._reach = float(reach)
+        self._effort = np.array(own.limit("effort"))
+        self._kp, self._kd = np.array(self.policy_card.kp), np.array(self.policy_card.kd)
+
+    @cached_property
+    def scene(self) -> LegsScene:
+        """Of the card; a robot's own computer, which only observes and acts, needs no model."""
+        from robot_rl.sim.legs_scene import scene  # loads MuJoCo, which other engines do without
+
+        path = card.find_model(self.card.model.path, card.READY)  # a ready card of a shipped policy names no place
+        return scene(card.need_model(card.with_model(self.card, path)))
+
+    @cached_property
+    def _offset(self) -> np.ndarray:
+        """(F,) of each foot's phase: diagonal feet step together, and a left foot against a right one."""
+        x, y = self.scene.feet[:, 0], self.scene.feet[:, 1]
+        front = x - x.mean() > -0.05
+        return np.where(front == (y > 0.0), 0.0, 0.5)
+
+    @cached_property
+    def _trot(self) -> Trot:
+        from robot_rl.sim.legs_trot import Trot  # loads MuJoCo, as above
+
+        return Trot(self.card, self.scene, self._offset, lift=self._lift, period=self._period)
+
+    def mjcf(self) -> str:
+        """The robot on a plane."""
+        return self.scene.xml
+
+    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+        """Stand at home, joints up to 0.1 rad off, a push, any heading, a new command and gait phase.
+
+        Args:
+            draw: random numbers of the environments that reset.
+            n: how many those are.
+            xp: array namespace.
+
+        Returns:
+            Initial states; task "command": (n, 3) [m/s, m/s, rad/s], "phase": (n,) gait phase in [0, 1) at the start,
+            "speed_error" and "turn_error": (n,) sums over the steps so far.
+        """
+        command, chance = draw.uniform(3), draw.uniform(2)
+        noise = draw.uniform(self._count, low=-0.1, high=0.1)
+        push = draw.uniform(6, low=-0.3, high=0.3)
+        low, high, stand = (constant(value, noise) for value in (self._low, self._high, self.scene.stand))
+        joint = stand[None, 7:] + noise
+        half = math.pi * chance[:, :1]
+        zero = xp.zeros_like(half)
+        trunk = [zero, zero, zero + stand[2] + 0.01, xp.cos(half), zero, zero, xp.sin(half)]
+        return Reset(
+            qpos=xp.concat([*trunk, joint], axis=1),
+            qvel=xp.concat([push, xp.zeros_like(joint)], axis=1),
+            ctrl=joint,
+            task={
+                "command": low + (high - low) * command,
+                "phase": chance[:, 1],
+                "speed_error": zero[:, 0],
+                "turn_error": zero[:, 0],
+            },
+        )
+
+    def control(self, view: View, action: Array) -> Array:
+        """(N, J) joint targets [rad] of (N, J) actions in [-1, 1]."""
+        return constant(self.card.home, action)[None, :] + self._reach * view.xp.clip(action, -1.0, 1.0)
+
+    def update(self, view: View) -> None:
+        """Add this step's tracking errors to the sums of the episode."""
+        speed, turn = tracking_error(view)
+        for key, value in (("speed_error", speed), ("turn_error", turn)):
+            view.task[key] = view.task[key] + view.xp.astype(value, view.task[key].dtype)
+
+    def observe(self, view: View) -> Array:
+        """(N, S) float32: the terms of `policy_card`, as `robot_rl.legs.observe` has them."""
+        xp = view.xp
+        phase = 2.0 * math.pi * self._phase(view)
+        terms = {
+            "angular_velocity": view.qvel[:, 3:6],
+            "gravity": gravity(view),
+            "velocity_command": view.task["command"],
+            "joint_positions": view.qpos[:, 7:] - constant(self.card.home, view.qpos)[None, :],
+            "joint_velocities": view.qvel[:, 6:],
+            "last_action": view.action,
+            "gait_phase": xp.stack([xp.sin(phase), xp.cos(phase)], axis=1),
+        }
+        parts = []
+        for term in self.policy_card.observation:
+            scale = constant(np.atleast_1d(np.asarray(term.scale, float)), terms[term.term])[None, :]
+            parts.append(xp.astype(terms[term.term] * scale, xp.float32))
+        return xp.concat(parts, axis=1)
+
+    def reward(self, view: View) -> Array:
+        """Sum (N,) float32 of `reward_terms`."""
+        return view.total(self.reward_terms(view))
+
+    def reward_terms(self, view: View) -> dict[str, Array]:
+        """The weighted parts of the reward, name -> (N,)."""
+        xp = view.xp
+        speed, turn = tracking_error(view)
+        error = view.ctrl - view.qpos[:, 7:]
+        kp, kd, most = (constant(value, view.qpos)[None, :] for value in (self._kp, self._kd, self._effort))
+        torque = xp.clip((kp * error - kd * view.qvel[:, 6:]) / most, -1.0, 1.0)
+        tilt, sag = gravity(view)[:, :2], view.qpos[:, 7:] - constant(self.card.home, view.qpos)[None, :]
+        foot, slip = self._feet(view)
+        return {
+            "velocity": xp.exp(-(speed**2) / 0.25),
+            "yaw_rate": 0.5 * xp.exp(-(turn**2) / 0.25),
+            "bounce": -2.0 * trunk_velocity(view)[:, 2] ** 2,
+            "roll_pitch_rate": -0.05 * xp.sum(view.qvel[:, 3:5] ** 2, axis=1),
+            "tilt": -2.0 * xp.sum(tilt**2, axis=1),
+            "torque": -0.08 * xp.sum(torque**2, axis=1),
+            "action_rate": -0.01 * xp.sum((view.action - view.previous_action) ** 2, axis=1),
+            "pose": -0.1 * xp.sum(sag**2, axis=1),
+            "gait": -30.0 * foot,
+            "slip": -0.1 * slip,
+            "fall": -FALL_PENALTY * xp.astype(self.terminated(view), view.qpos.dtype),
+        }
+
+    def terminated(self, view: View) -> Array:
+        """(N,) bool, fallen: tilted by more than 60 degrees, or the trunk at 55 % of its height."""
+        low = _LOW * float(self.scene.stand[2])
+        return (view.qpos[:, 2] < low) | (-gravity(view)[:, 2] < _UPRIGHT)
+
+    def success(self, view: View) -> Array:
+        """(N,) bool, the full episode is over and its mean tracking errors are below the bounds."""
+        steps = view.xp.astype(view.step, view.task["speed_error"].dtype)
+        good = (view.task["speed_error"] < SPEED_BOUND * steps) & (view.task["turn_error"] < TURN_BOUND * steps)
+        return good & (view.step >= self.episode_steps) & ~self.terminated(view)
+
+    def expert(self, state: Array) -> Array:
+        """(N, J) actions of a scripted trot on four legs of three joints; zeros, which stand, for all others."""
+        return self._trot.act(state, self._reach)
+
+    def _phase(self, view: View) -> Array:
+        """(N,) of the gait's clock [periods]."""
+        xp = view.xp
+        return view.task["phase"] + xp.astype(view.step, xp.float32) / (self._period * self.control_hz)
+
+    def _feet(self, view: View) -> tuple[Array, Array]:
+        """(N,) sum of squares of how far feet are from the height that the clock asks for, and of slip [m2/s2]."""
+        from robot_rl.sim.legs_scene import HEIGHT, SPEED
+
+        xp, offset, rest = view.xp, self._offset, float(self.scene.feet[:, 2].min())
+        foot, slip = 0.0, 0.0
+        for i in range(len(offset)):
+            wave = xp.sin(2.0 * math.pi * (self._phase(view) + float(offset[i])))
+            height = view.sensors[f"{HEIGHT}{i}"][:, 2] - rest
+            foot = foot + (height - self._lift * xp.clip(wave, 0.0, None)) ** 2
+            speed = xp.sum(view.sensors[f"{SPEED}{i}"][:, :2] ** 2, axis=1)
+            slip = slip + xp.where(wave < 0.0, speed, xp.zeros_like(speed))
+        return foot, slip  # type: ignore[return-value]
