@@ -44,7 +44,7 @@ CAUSES = {
     "utd": "too many updates per step",
 }
 """Fault -> the cause that has to be named first."""
-STEPS = {"sac": 6000, "ppo": 40_000}
+STEPS = {"sac": 5000, "ppo": 40_000}
 TWIN: dict[str, dict[str, Any]] = {
     "sac": {"hidden": [64, 64], "batch_size": 64, "lr": 1e-3, "init_alpha": 0.1},
     "ppo": {"rollout_steps": 512},
