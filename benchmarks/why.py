@@ -108,7 +108,7 @@ class Sabotaged(gymnasium.Env):
         if self._fault == "dead":
             return {**terms, main: 0.0}
         if self._fault == "penalty":
-            return {**terms, "effort": -10.0 * size * effort}
+            return {**terms, "effort": -40.0 * size * effort}
         if self._fault == "delay":
             self._pending.append(sum(terms.values()))
             return {"shaped": self._pending.pop(0)}

@@ -24,8 +24,8 @@ BLOCK = 50
 """Rewards that a fit is made on, or tested on, by turns."""
 EDGE = 0.99
 """From here on an action counts as at its limit."""
-VALUES = 20
-"""A number that took fewer values is a flag or a count, whose extremes are no limit."""
+VALUES, PAID = 20, 5
+"""An observation that took fewer values is a flag or a count, a reward is sparse: their extremes are no limits."""
 
 
 class _Traced(NamedTuple):
@@ -112,7 +112,7 @@ def _reward(trace: _Traced) -> dict[str, float]:
     spread, low, high = float(reward.std()), float(reward.min()), float(reward.max())
     edge = max(float((reward == low).mean()), float((reward == high).mean()))
     found = {"reward": float(reward.mean()), "reward_spread": spread, "reward_low": low, "reward_high": high}
-    found["reward_dense"] = dense = float(len(np.unique(reward)) >= VALUES)
+    found["reward_dense"] = dense = float(len(np.unique(reward)) >= PAID)
     found["reward_at_edge"] = edge * dense
     found["terminated"] = float(trace.terminated.mean())
     if won.any() and not won.all() and spread > 0.0:
