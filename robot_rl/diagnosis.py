@@ -141,7 +141,7 @@ def constant(r: RunFigures) -> Cause | None:
 
 
 def penalty(r: RunFigures) -> Cause | None:
-    """One penalty was most of the reward at first; it fell as actions became small, and all others together gained a tenth."""
+    """One penalty was most of the reward at first; it fell as actions became small, and others gained little."""
     first = {name: r.mean(f"reward/{name}", last=0.01) or 0.0 for name in r.terms}
     after = {name: r.mean(f"reward/{name}", first=0.67) or 0.0 for name in r.terms}
     if len(first) < 2 or r.solved:

@@ -149,6 +149,6 @@ def test_every_check_says_what_it_looks_for_and_the_page_names_every_cause() -> 
     page = (Path(__file__).parents[1] / "docs" / "howto" / "why_it_does_not_learn.md").read_text()
     source = Path(diagnose.__code__.co_filename).read_text()
     assert all(check.__doc__ for check in CHECKS)
-    named = {piece.split('"')[1] for piece in source.split("Finding(")[1:] if piece.startswith('"')}
+    named = {piece.split('"')[1] for piece in source.split("Cause(")[1:] if piece.startswith('"')}
     assert len(named) >= 18
     assert [cause for cause in named if cause not in page] == []
