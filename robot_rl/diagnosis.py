@@ -2,7 +2,7 @@
 
 A check reads rows of metrics.jsonl and the run's configuration and gives a `Cause`, or None where it sees nothing
 wrong. Their order in `CHECKS` is that of the answer: what is sure and what causes other signs stands before what may
-follow from it. Thresholds were set on `reach`, seed 0, and tried on other tasks and seeds (`benchmarks/why.py`).
+follow from it. What they name, and miss: `docs/howto/why_it_does_not_learn.md`.
 """
 
 from __future__ import annotations
