@@ -90,7 +90,7 @@ def clipped(r: RunFigures) -> Cause | None:
 
 def late(r: RunFigures) -> Cause | None:
     """A reward that tells of what was done some steps before, and less of its own step."""
-    found = [row for row in r.rows if row.get("steps/fit_late") is not None]
+    found = [row for row in r.rows if None not in (row.get("steps/fit_late"), row.get("steps/fit_now"))]
     later = [row for row in found if row["steps/fit_late"] > max(row["steps/fit_now"] + 0.1, 0.15)]
     then, fit = r.mean("steps/fit_late") or 0.0, r.mean("steps/fit") or 0.0
     if not found or len(later) < 0.5 * len(found) or then < fit:
@@ -104,7 +104,7 @@ def late(r: RunFigures) -> Cause | None:
 def noisy(r: RunFigures) -> Cause | None:
     """A reward with many values that neither the step, nor a step before, nor the reward before tells."""
     names = ("steps/fit", "steps/fit_late", "steps/smooth")
-    best = [max(row[name] for name in names) for row in r.rows if row.get("steps/fit") is not None]
+    best = [max(row[name] for name in names) for row in r.rows if None not in map(row.get, names)]
     spread = r.mean("steps/reward_spread")
     if not best or float(np.mean(best)) > 0.15 or not spread or not any(r.all("steps/reward_dense")):
         return None
@@ -171,7 +171,11 @@ def dead_term(r: RunFigures) -> Cause | None:
 
 def _success_pays(r: RunFigures) -> tuple[float, float]:
     """Steps with success, and what they paid above the others, in deviations."""
-    found = [(row["steps/success_steps"], row["steps/success_pays"]) for row in r.rows if "steps/success_pays" in row]
+    found = [
+        (row["steps/success_steps"], row["steps/success_pays"])
+        for row in r.rows
+        if row.get("steps/success_pays") is not None
+    ]
     count = sum(steps for steps, _ in found)
     return count, sum(steps * pays for steps, pays in found) / max(count, 1.0)
 
