@@ -1,37 +1,23 @@
 """Why a run does not learn: checks of its recorded figures, the likeliest cause first.
 
-A check reads rows of metrics.jsonl and the run's configuration and gives a `Finding`, or None where it sees nothing
+A check reads rows of metrics.jsonl and the run's configuration and gives a `Cause`, or None where it sees nothing
 wrong. Their order in `CHECKS` is that of the answer: what is sure and what causes other signs stands before what may
-follow from it. Thresholds were set on `reach`, seed 0, and tried on other tasks and seeds (`benchmarks/why.py`).
+follow from it. What they name, and miss: `docs/howto/why_it_does_not_learn.md`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from robot_rl.recorded import Record
+from robot_rl.recorded import Cause, RunFigures
+
+Check = Callable[[RunFigures], "Cause | None"]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One cause: its name, a sentence of evidence in figures, and what to try."""
-
-    cause: str
-    evidence: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.cause}: {self.evidence}. Try: {self.advice}."
-
-
-Check = Callable[[Record], "Finding | None"]
-
-
-def step_size(r: Record) -> Finding | None:
+def step_size(r: RunFigures) -> Cause | None:
     """A step size ten times beyond what these methods bear, in a run that has not solved its task."""
     lr = max([float(r.policy[name]) for name in ("lr", "actor_lr") if r.policy.get(name)], default=0.0)
     if lr < 0.005 or r.solved:
@@ -39,10 +25,10 @@ def step_size(r: Record) -> Finding | None:
     signs = {"train/kl": "KL divergence per update", "train/clip_fraction": "clipped share"}
     signs |= {"train/gradient_norm": "gradient norm", "train/critic_loss": "critic loss", "train/q": "mean Q"}
     seen = ", ".join(f"{words} {r.all(name)[-1]:.3g}" for name, words in signs.items() if r.all(name))
-    return Finding("step size too large", f"lr is {lr:g} ({seen}); {r.story}", "policy.lr=3e-4")
+    return Cause("step size too large", f"lr is {lr:g} ({seen}); {r.story}", "policy.lr=3e-4")
 
 
-def horizon(r: Record) -> Finding | None:
+def horizon(r: RunFigures) -> Cause | None:
     """A discount that looks ahead much less far than an episode lasts."""
     gamma, length = r.config.get("gamma"), r.mean("rollout/length", last=0.5)
     if gamma is None or length is None or float(gamma) >= 1.0:
@@ -52,29 +38,29 @@ def horizon(r: Record) -> Finding | None:
     if not blind:
         return None
     evidence = f"gamma={float(gamma):g} looks {ahead:.3g} steps ahead, and an episode lasts {length:.4g}; {r.story}"
-    return Finding("discount too low", evidence, "gamma=0.99, or n_step above 1")
+    return Cause("discount too low", evidence, "gamma=0.99, or n_step above 1")
 
 
-def batch(r: Record) -> Finding | None:
+def batch(r: RunFigures) -> Cause | None:
     """Gradients of a handful of rows, in a run that has not solved its task."""
     size = r.policy.get("batch_size") or r.policy.get("minibatch")
     if size is None or int(size) >= 16 or r.solved:
         return None
     name = "batch_size=256" if r.policy.get("batch_size") else "minibatch=64"
-    return Finding("batch too small", f"a gradient is of {size} rows; {r.story}", f"policy.{name}")
+    return Cause("batch too small", f"a gradient is of {size} rows; {r.story}", f"policy.{name}")
 
 
-def exploration(r: Record) -> Finding | None:
-    """Actions that hardly vary from the beginning on: an entropy below -2.5 per component, where a uniform one has 0.7
+def exploration(r: RunFigures) -> Cause | None:
+    """Actions that hardly vary from the beginning on: an entropy below -3.4 per component, where a uniform one has 0.7
     and SAC aims at -1."""
     entropy, actions = r.mean("train/entropy", last=0.34), r.mean("steps/actions")
-    if entropy is None or not actions or entropy / actions > -2.5 or r.solved:
+    if entropy is None or not actions or entropy / actions > -3.4 or r.solved:
         return None
     evidence = f"entropy in the first third of the run is {entropy / actions:.2g} per action component; {r.story}"
-    return Finding("no exploration", evidence, "a larger policy.target_entropy or policy.log_std_init; their defaults")
+    return Cause("no exploration", evidence, "a larger policy.target_entropy or policy.log_std_init; their defaults")
 
 
-def replay_ratio(r: Record) -> Finding | None:
+def replay_ratio(r: RunFigures) -> Cause | None:
     """Ten or more critic steps per transition (PPO: 50 passes over a rollout) and nothing against overfitting."""
     ratio = float(r.policy.get("utd") or 0) * float(r.config.get("updates_per_step") or 1.0)
     guarded = r.policy.get("layer_norm") or int(r.policy.get("critics") or 2) > 2 or r.policy.get("target_kl")
@@ -82,49 +68,51 @@ def replay_ratio(r: Record) -> Finding | None:
         return None
     if int(r.policy.get("epochs") or 0) >= 50:
         evidence = f"{r.policy['epochs']} passes over each rollout; {r.story}"
-        return Finding("too many updates per step", evidence, "policy.epochs=10, or policy.target_kl=0.02")
+        return Cause("too many updates per step", evidence, "policy.epochs=10, or policy.target_kl=0.02")
     if ratio < 10.0:
         return None
     q = r.all("train/q")
     evidence = f"{ratio:g} critic steps per transition, two critics, no LayerNorm{f', mean Q {q[-1]:.4g}' if q else ''}"
     advice = "policy=online/rlpd (LayerNorm, ten critics), or policy.utd=1"
-    return Finding("too many updates per step", f"{evidence}; {r.story}", advice)
+    return Cause("too many updates per step", f"{evidence}; {r.story}", advice)
 
 
-def clipped(r: Record) -> Finding | None:
+def clipped(r: RunFigures) -> Cause | None:
     """A reward with many values that sits at its least or most in a large share of steps."""
-    share = r.mean("steps/reward_at_edge")
-    if share is None or share < 0.3:
+    found = [row["steps/reward_at_edge"] for row in r.rows if row.get("steps/reward_dense")]
+    share = float(np.mean(found)) if len(found) >= 2 else 0.0
+    if share < 0.3:
         return None
     ends = min(r.all("steps/reward_low")), max(r.all("steps/reward_high"))
     evidence = f"{share:.0%} of steps were paid exactly the least or the most there is ({ends[0]:.4g} to {ends[1]:.4g})"
-    return Finding("reward clipped", evidence, "scale the reward instead of clipping it")
+    return Cause("reward clipped", evidence, "scale the reward instead of clipping it")
 
 
-def late(r: Record) -> Finding | None:
+def late(r: RunFigures) -> Cause | None:
     """A reward that tells of what was done some steps before, and less of its own step."""
-    found = [row for row in r.rows if row.get("steps/fit_late") is not None]
-    later = [row for row in found if row["steps/fit_late"] > max(row["steps/fit_now"] + 0.1, 0.3)]
-    if not found or len(later) < 0.5 * len(found):
+    found = [row for row in r.rows if None not in (row.get("steps/fit_late"), row.get("steps/fit_now"))]
+    later = [row for row in found if row["steps/fit_late"] > max(row["steps/fit_now"] + 0.1, 0.15)]
+    then, fit = r.mean("steps/fit_late") or 0.0, r.mean("steps/fit") or 0.0
+    if not found or len(later) < 0.5 * len(found) or then < fit:
         return None
-    now, then = (float(np.mean([row[f"steps/{name}"] for row in later])) for name in ("fit_now", "fit_late"))
     lag = float(np.median([row["steps/late"] for row in later]))
+    now, then = (float(np.mean([row[f"steps/{name}"] for row in later])) for name in ("fit_now", "fit_late"))
     evidence = f"what was done about {lag:g} steps before explains {then:.0%} of the reward, the step itself {now:.0%}"
-    return Finding("reward delayed", evidence, "pay in the step that earned it, or put what is pending into the state")
+    return Cause("reward delayed", evidence, "pay in the step that earned it, or put what is pending into the state")
 
 
-def noisy(r: Record) -> Finding | None:
+def noisy(r: RunFigures) -> Cause | None:
     """A reward with many values that neither the step, nor a step before, nor the reward before tells."""
     names = ("steps/fit", "steps/fit_late", "steps/smooth")
-    best = [max(row[name] for name in names) for row in r.rows if row.get("steps/fit") is not None]
+    best = [max(row[name] for name in names) for row in r.rows if None not in map(row.get, names)]
     spread = r.mean("steps/reward_spread")
     if not best or float(np.mean(best)) > 0.15 or not spread or not any(r.all("steps/reward_dense")):
         return None
     evidence = f"actions, observations and the reward before explain {np.mean(best):.0%} of its variance"
-    return Finding("reward noisy", f"{evidence} (deviation {spread:.3g} per step)", "a reward of the state alone")
+    return Cause("reward noisy", f"{evidence} (deviation {spread:.3g} per step)", "a reward of the state alone")
 
 
-def scale(r: Record) -> Finding | None:
+def scale(r: RunFigures) -> Cause | None:
     """Rewards that learners without reward normalisation cannot represent soon."""
     size, spread = r.mean("steps/reward"), r.mean("steps/reward_spread")
     if size is None or spread is None or r.policy.get("normalize_reward") or max(abs(size), spread) < 20.0:
@@ -132,10 +120,10 @@ def scale(r: Record) -> Finding | None:
     q = r.all("train/q")
     told = f", and mean Q has come to {q[-1]:.4g}" if q else ""
     evidence = f"a step pays {size:.4g} on average (deviation {spread:.3g}){told}"
-    return Finding("reward too large", evidence, "divide the reward so that a step pays about 1")
+    return Cause("reward too large", evidence, "divide the reward so that a step pays about 1")
 
 
-def constant(r: Record) -> Finding | None:
+def constant(r: RunFigures) -> Cause | None:
     """Most of the reward does not depend on what is done, where no episode can end by failing."""
     if r.mean("steps/terminated") and not (r.success or 0.0) > 0.0:
         return None  # staying alive is what it pays for
@@ -144,16 +132,16 @@ def constant(r: Record) -> Finding | None:
         values = {value for end in ("low", "high") for value in r.all(f"reward_{end}/{name}")}
         if len(values) == 1 and sizes[name] > 0.5 * sum(sizes.values()):
             evidence = f"term {name} paid {values.pop():.4g} in every step, {sizes[name] / sum(sizes.values()):.0%}"
-            return Finding("constant bonus", f"{evidence} of the reward", f"leave {name} out")
+            return Cause("constant bonus", f"{evidence} of the reward", f"leave {name} out")
     size, spread = r.mean("steps/reward"), r.mean("steps/reward_spread")
     if size and spread is not None and abs(size) > 20.0 * spread:
         evidence = f"a step pays {size:.4g}, and deviates by {spread:.3g} from that"
-        return Finding("constant bonus", evidence, "take off what every step is paid")
+        return Cause("constant bonus", evidence, "take off what every step is paid")
     return None
 
 
-def penalty(r: Record) -> Finding | None:
-    """One penalty was most of what was paid and charged at first; it fell, and no other term got better."""
+def penalty(r: RunFigures) -> Cause | None:
+    """One penalty was most of the reward at first; it fell as actions became small, and others gained little."""
     first = {name: r.mean(f"reward/{name}", last=0.01) or 0.0 for name in r.terms}
     after = {name: r.mean(f"reward/{name}", first=0.67) or 0.0 for name in r.terms}
     if len(first) < 2 or r.solved:
@@ -162,84 +150,97 @@ def penalty(r: Record) -> Finding | None:
     share = -first[worst] / max(sum(map(abs, first.values())), 1e-12)
     others = [name for name in first if name != worst]
     gained = sum(after[name] - first[name] for name in others)
-    size = sum(abs(first[name]) for name in others)
-    if share < 0.6 or after[worst] < 0.5 * first[worst] or gained > 0.3 * size:
+    begun, left = r.mean("steps/action_spread", last=0.01), r.mean("steps/action_spread", first=0.67)
+    still = begun is not None and left is not None and left < 0.6 * begun
+    if share < 0.6 or after[worst] < 0.5 * first[worst] or gained > 0.1 * (after[worst] - first[worst]) or not still:
         return None
     evidence = f"{worst} was {share:.0%} of the reward at first and fell from {first[worst]:.3g} to {after[worst]:.3g}"
     evidence += f" per step, while {', '.join(others)} gained {gained:.2g} together; {r.story}"
-    return Finding("dominating penalty", evidence, f"a weight of {worst} ten times smaller")
+    return Cause("dominating penalty", evidence, f"a weight of {worst} ten times smaller")
 
 
-def dead_term(r: Record) -> Finding | None:
+def dead_term(r: RunFigures) -> Cause | None:
     """A term that was 0 in every step of a run that has not solved its task."""
     ends = {name: [*r.all(f"reward_low/{name}"), *r.all(f"reward_high/{name}")] for name in r.terms}
     dead = [name for name, values in ends.items() if not any(values)]
     if not dead or r.solved:
         return None
     evidence = f"{', '.join(dead)} {'was' if len(dead) == 1 else 'were'} 0 in all {r.rows[-1]['step']} steps"
-    return Finding("dead term", f"{evidence}; {r.story}", "check its condition, units and weight, or leave it out")
+    return Cause("dead term", f"{evidence}; {r.story}", "check its condition, units and weight, or leave it out")
 
 
-def _success_pays(r: Record) -> tuple[float, float]:
+def _success_pays(r: RunFigures) -> tuple[float, float]:
     """Steps with success, and what they paid above the others, in deviations."""
-    found = [(row["steps/success_steps"], row["steps/success_pays"]) for row in r.rows if "steps/success_pays" in row]
+    found = [
+        (row["steps/success_steps"], row["steps/success_pays"])
+        for row in r.rows
+        if row.get("steps/success_pays") is not None
+    ]
     count = sum(steps for steps, _ in found)
     return count, sum(steps * pays for steps, pays in found) / max(count, 1.0)
 
 
-def sign(r: Record) -> Finding | None:
+def sign(r: RunFigures) -> Cause | None:
     """Steps with success pay less than others; or episodes that end early pay more, where no end is a success."""
     count, pays = _success_pays(r)
-    if pays * count**0.5 < -3.0 and pays < -0.5 and not r.solved:
+    if pays * count**0.5 < -3.0 and pays < -2.5 and not r.solved:
         evidence = f"steps with success paid {-pays:.1f} deviations less than others ({count:.0f} such steps)"
-        return Finding("reward of the wrong sign", f"{evidence}; {r.story}", "turn the sign of the reward")
+        return Cause("reward of the wrong sign", f"{evidence}; {r.story}", "turn the sign of the reward")
     lengths, ends, size = r.all("rollout/length"), r.mean("steps/terminated", last=0.01), r.mean("steps/reward")
     quick = len(lengths) > 1 and bool(ends) and lengths[-1] <= lengths[0] and ends * lengths[0] > 0.5
     if quick and r.rose and size is not None and size < 0.0 and not r.success:
         evidence = f"every step costs ({size:.3g}), and episodes went from {lengths[0]:.4g} to {lengths[-1]:.4g} steps"
-        return Finding("reward of the wrong sign", f"{evidence}; {r.story}", "pay for staying, charge for failing")
+        return Cause("reward of the wrong sign", f"{evidence}; {r.story}", "pay for staying, charge for failing")
     return None
 
 
-def other_task(r: Record) -> Finding | None:
-    """The reward rose, success did not, and steps with success paid no more than others."""
+def other_task(r: RunFigures) -> Cause | None:
+    """The reward rose, success did not, and steps with success paid hardly more than others."""
     count, pays = _success_pays(r)
-    if count < 2 or abs(pays) > 1.0 or r.solved or not r.rose:
+    if count < 2 or pays > 1.0 or r.solved or not r.rose:
         return None
     evidence = f"steps with success paid {pays:+.1f} deviations beside others ({count:.0f} such steps)"
-    return Finding("reward for something else", f"{evidence}; {r.story}", "check what the reward reads: object, goal")
+    return Cause(
+        "reward for something else",
+        f"{evidence}; {r.story}",
+        "check what the reward reads (object, goal), and its sign",
+    )
 
 
-def never_success(r: Record) -> Finding | None:
+def never_success(r: RunFigures) -> Cause | None:
     """Success was never seen: not in training, not in evaluation."""
     if r.success is None or any(r.all("rollout/success")) or any(r.all("eval/success")) or _success_pays(r)[0]:
         return None
     episodes = r.all("rollout/episodes")
     evidence = f"no step of {episodes[-1] if episodes else 0:.0f} training episodes was a success; {r.story}"
-    return Finding("success never seen", evidence, "check the condition of success; easier starts, demonstrations")
+    return Cause(
+        "success never seen",
+        evidence,
+        "check the condition of success, and that the reward leads there; easier starts, demonstrations",
+    )
 
 
-def idle_action(r: Record) -> Finding | None:
+def idle_action(r: RunFigures) -> Cause | None:
     """Components of the action that no observation answers to."""
     idle, actions = r.mean("steps/idle_actions", last=0.5), r.mean("steps/actions")
     if not idle or idle < 0.75 or r.solved:
         return None
-    return Finding("dead action", f"{idle:.1f} of {actions:.0f} action components move nothing", "check the actuators")
+    return Cause("dead action", f"{idle:.1f} of {actions:.0f} action components move nothing", "check the actuators")
 
 
-def stuck_observation(r: Record) -> Finding | None:
+def stuck_observation(r: RunFigures) -> Cause | None:
     """Observations that sit at their limit in most steps, or are far too large for a network."""
     stuck, largest = r.mean("steps/obs_stuck", last=0.5), r.mean("steps/obs_largest")
     if r.solved or (r.rose and r.success is None):
         return None
     if stuck and stuck >= 0.75:
-        return Finding("saturated observation", f"{stuck:.1f} components are at a limit in most steps", "widen limits")
+        return Cause("saturated observation", f"{stuck:.1f} components are at a limit in most steps", "widen limits")
     if largest is not None and largest > 100.0 and not r.policy.get("normalize_obs"):
-        return Finding("observation too large", f"one is {largest:.4g}", "policy.normalize_obs=true, or other units")
+        return Cause("observation too large", f"one is {largest:.4g}", "policy.normalize_obs=true, or other units")
     return None
 
 
-def overestimation(r: Record) -> Finding | None:
+def overestimation(r: RunFigures) -> Cause | None:
     """A mean Q above what the largest reward ever seen, paid for ever, would give; or above twice what steps earn now,
     mean reward / (1 - gamma (1 - share of steps that end for good)); with the entropy bonus."""
     q, gamma, high = r.all("train/q"), r.config.get("gamma"), r.all("steps/reward_high")
@@ -254,46 +255,46 @@ def overestimation(r: Record) -> Finding | None:
     if q[-1] <= most + slack and (paid <= 0.0 or q[-1] <= 2.0 * earned):
         return None
     evidence = f"mean Q is {q[-1]:.4g}, steps earn {earned:.4g} discounted, and no return can exceed {most:.4g}"
-    return Finding("overestimated values", evidence, "policy.lr lower, policy.layer_norm=true, or more critics")
+    return Cause("overestimated values", evidence, "policy.lr lower, policy.layer_norm=true, or more critics")
 
 
-def clip_share(r: Record) -> Finding | None:
+def clip_share(r: RunFigures) -> Cause | None:
     """Policy updates that are cut off, or a critic of PPO that explains nothing, where nothing is learnt."""
     if r.solved or r.rose:
         return None
     share, explained = r.mean("train/clip_fraction"), r.mean("train/explained_variance", first=0.5)
     if share is not None and share > 0.5:
-        return Finding("updates too large", f"{share:.0%} of rows were clipped; {r.story}", "lower policy.lr or epochs")
+        return Cause("updates too large", f"{share:.0%} of rows were clipped; {r.story}", "lower policy.lr or epochs")
     if explained is not None and explained < 0.05:
         evidence = f"the critic explains {explained:.0%} of the returns; {r.story}"
-        return Finding("critic learns nothing", evidence, "look at observations and reward: what tells the return?")
+        return Cause("critic learns nothing", evidence, "look at observations and reward: what tells the return?")
     return None
 
 
-def saturated_actions(r: Record) -> Finding | None:
+def saturated_actions(r: RunFigures) -> Cause | None:
     """A policy that drives everything to its limits and earns nothing by it."""
     share = r.mean("steps/action_edge", first=0.5)
     if share is None or share < 0.95 or r.solved or r.rose:
         return None
-    return Finding("saturated actions", f"{share:.0%} of actions are at their limits; {r.story}", "a lower policy.lr")
+    return Cause("saturated actions", f"{share:.0%} of actions are at their limits; {r.story}", "a lower policy.lr")
 
 
 CHECKS: tuple[Check, ...] = (
     *(step_size, horizon, batch, exploration, replay_ratio),
-    *(clipped, late, noisy, scale, constant, penalty, dead_term, sign, other_task, never_success),
+    *(clipped, late, noisy, penalty, constant, scale, dead_term, sign, other_task, never_success),
     *(idle_action, stuck_observation, overestimation, clip_share, saturated_actions),
 )
 """In the order of the answer."""
 
 
-def diagnose(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Finding]:
+def diagnose(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Cause]:
     """What keeps a run from learning, the likeliest first; empty where nothing is seen.
 
     Args:
         rows: of metrics.jsonl.
         config: of the run, as its config.yaml holds it.
     """
-    record = Record(rows, config)
+    record = RunFigures(rows, config)
     if not record.all("rollout/episodes"):
         return []  # a run that steps no environment, or has not begun
     return [found for check in CHECKS if (found := check(record)) is not None]

@@ -1,9 +1,10 @@
-"""What a run has left of itself: rows of metrics.jsonl and its configuration, read as the diagnosis asks for them."""
+"""What a run has left of itself, rows of metrics.jsonl and its configuration, and the causes found in them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,19 @@ SOLVED = 0.8
 """Success rate from which on a run is past blaming its options."""
 
 
-class Record:
+@dataclass(frozen=True)
+class Cause:
+    """What keeps a run from learning: its name, a sentence of evidence in figures, and what to try."""
+
+    cause: str
+    evidence: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.evidence}. Try: {self.advice}."
+
+
+class RunFigures:
     """What a run has left.
 
     Args:

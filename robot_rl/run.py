@@ -18,11 +18,12 @@ from tqdm import tqdm
 from robot_rl import lineage, parallel, report
 from robot_rl.checkpoint import write_bytes, write_json
 from robot_rl.claim import Claim
-from robot_rl.diagnosis import Finding, diagnose
+from robot_rl.diagnosis import diagnose
 from robot_rl.interrupt import Interrupt
 from robot_rl.live_bar import LiveBar
 from robot_rl.loops.evaluate import LONGEST
 from robot_rl.parts import Checkpoints, Parts
+from robot_rl.recorded import Cause
 from robot_rl.schedule import Result, Schedule
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, Many, read_metrics
@@ -76,7 +77,7 @@ class Run:
         self.pictures: dict[str, Path] = {}
         self.summary: dict[str, Any] = {}
         self.numbers: dict[str, Any] = {}
-        self.findings: list[Finding] = []
+        self.findings: list[Cause] = []
         self.interrupt = Interrupt(on_interrupt)
         self._watch = Stopwatch()
         self._last = self._evaluated_at = -1

@@ -54,12 +54,12 @@ def test_a_run_that_learns_is_left_in_peace(config: Any) -> None:
 NO_SUCCESS = {"rollout/success": 0.0, "steps/success_steps": None, "steps/success_pays": None}
 REWARDS = {
     "reward clipped": {"steps/reward_at_edge": 0.6},
-    "reward delayed": {"steps/fit_now": 0.3, "steps/fit_late": 0.9, "steps/late": 8.0},
+    "reward delayed": {"steps/fit": 0.4, "steps/fit_now": 0.3, "steps/fit_late": 0.9, "steps/late": 8.0},
     "reward noisy": {"steps/fit": 0.02, "steps/fit_now": 0.0, "steps/fit_late": 0.05, "steps/smooth": 0.0},
     "reward too large": {"steps/reward": 30.0, "steps/reward_spread": 12.0},
     "constant bonus": {"reward/alive": 5.0, "reward_low/alive": 5.0, "reward_high/alive": 5.0},
     "dead term": {**LOST, "reward/grasp": 0.0, "reward_low/grasp": 0.0, "reward_high/grasp": 0.0},
-    "reward of the wrong sign": {"rollout/success": 0.0, "steps/success_pays": -1.5},
+    "reward of the wrong sign": {"rollout/success": 0.0, "steps/success_pays": -3.0},
     "reward for something else": {"rollout/success": 0.1, "steps/success_pays": 0.1},
     "success never seen": NO_SUCCESS,
     "dead action": {"rollout/success": 0.2, "steps/idle_actions": 1.0},
@@ -109,6 +109,7 @@ def test_a_penalty_that_was_all_that_was_learnt_is_named_with_its_share() -> Non
     found = rows({"rollout/success": 0.0, "steps/success_pays": 2.0})
     for i, row in enumerate(found):
         row["reward/effort"] = -2.7 + 0.26 * i
+        row["steps/action_spread"] = 0.6 - 0.05 * i
         row["reward/way"] = 0.3
     first = diagnose(found, SAC)[0]
     assert first.cause == "dominating penalty"
@@ -148,6 +149,6 @@ def test_every_check_says_what_it_looks_for_and_the_page_names_every_cause() -> 
     page = (Path(__file__).parents[1] / "docs" / "howto" / "why_it_does_not_learn.md").read_text()
     source = Path(diagnose.__code__.co_filename).read_text()
     assert all(check.__doc__ for check in CHECKS)
-    named = {piece.split('"')[1] for piece in source.split("Finding(")[1:] if piece.startswith('"')}
+    named = {piece.split('"')[1] for piece in source.split("Cause(")[1:] if piece.startswith('"')}
     assert len(named) >= 18
     assert [cause for cause in named if cause not in page] == []

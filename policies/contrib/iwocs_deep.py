@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robot_rl.policies.nets.dynamics import Dynamics
 from robot_rl.policies.nets.net import Net, NetShape
-from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
+from robot_rl.policies.online.sac import SoftActorCritic, SoftOptions
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Part
 
@@ -57,7 +57,7 @@ def validity_radius(residual: Tensor, quantile: float = 0.99) -> float:
     return float(residual.double().quantile(quantile, interpolation="higher"))
 
 
-class ExpertOptions(SacOptions):
+class ExpertOptions(SoftOptions):
     """Of an expert for one dynamics."""
 
     hidden: tuple[Count, ...] = (64, 64)

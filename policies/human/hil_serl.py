@@ -15,7 +15,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
-from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
+from robot_rl.policies.online.sac import SoftActorCritic, SoftOptions
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Number, Positive
 
@@ -23,7 +23,7 @@ CHOICES = (-1.0, 0.0, 1.0)
 """Gripper command of each choice: close, stay, open."""
 
 
-class HilSerlOptions(SacOptions):
+class HilSerlOptions(SoftOptions):
     """Of HIL-SERL: those of SAC with the released code's defaults."""
 
     layer_norm: bool = True

@@ -15,14 +15,14 @@ from robot_rl.policies.nets.imitation import CLONE_EDGE, SWITCH_WEIGHT, human_ro
 from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import step
 from robot_rl.policies.nets.rows import valid_rows
-from robot_rl.policies.online.sac import SacOptions, SoftActorCritic
+from robot_rl.policies.online.sac import SoftActorCritic, SoftOptions
 from robot_rl.types import Metrics, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 Updates = Annotated[int, Field(ge=0)]
 
 
-class ImitationSacOptions(SacOptions):
+class ImitationSacOptions(SoftOptions):
     """Of soft actor-critic with imitation; those of SAC with other defaults, and how people's steps are used."""
 
     critics: Count = 4

@@ -21,6 +21,7 @@ from robot_rl.policies.nets.rows import Rows, split, state_size, valid_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Options, StateDict, Transitions
 from robot_rl.types.io import PRIVILEGED
+from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.types.options import Count, Mixing, Rate, Whole
 
 
@@ -164,7 +165,7 @@ class NetLearner(RowLearner[O_co]):
 
     def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(options, io, seed=seed, device=device)
-        self.seeds, self._leaves = self.need.seeds, list[Leaves]()
+        self.seeds, self._leaves, self._rates = self.need.seeds, list[Leaves](), list[StepSize]()
 
     def build(self) -> None:
         """Make networks and `self.policy`."""
@@ -222,6 +223,22 @@ class NetLearner(RowLearner[O_co]):
         self.state.include({part.name: part})
         self._leaves.append(part)
         return part
+
+    def schedule(self, kind: LrSchedule) -> None:
+        """From now on step sizes change over the run, of all that learns at a fixed one; see `StepSize`."""
+        for part in self._leaves if kind != "constant" else ():
+            if part.lr and not callable(part.lr):
+                part.lr = rate = StepSize(part.lr, kind)
+                self._rates.append(rate)
+
+    def set_progress(self, share: float) -> None:
+        """For the step sizes that change over the run."""
+        for rate in self._rates:
+            rate.progress = share
+
+    def metrics(self, **values: Tensor) -> Metrics:
+        """As everywhere, and train/lr of the first network where step sizes change over the run."""
+        return super().metrics(**values, **({"lr": torch.tensor(self._rates[0]())} if self._rates else {}))
 
     def calm(self) -> None:
         """Halve all step sizes: after a divergence."""

@@ -72,6 +72,7 @@ class Her(SoftActorCritic[HerOptions]):
     def build(self) -> None:
         """Networks of soft actor-critic, and the range of rewards."""
         super().build()
+        self.schedule(self.o.lr_schedule)
         self.range = RewardRange(self.generator.device)
         self.state.include({"reward_range": self.range})
 

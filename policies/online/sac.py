@@ -21,8 +21,8 @@ AUTO_RANGE = 5.0
 """Categorical values live in [-5, 5] when the support is automatic."""
 
 
-class SacOptions(TdOptions):
-    """Of soft actor-critic."""
+class SoftOptions(TdOptions):
+    """Of soft actor-critics of replayed rows."""
 
     critics: Count = 2
     """Ensemble size E."""
@@ -66,7 +66,14 @@ class SacOptions(TdOptions):
         return subset
 
 
-S_co = TypeVar("S_co", bound=SacOptions, covariant=True)
+class SacOptions(SoftOptions):
+    """Of soft actor-critic in a loop that knows the run's end."""
+
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How all step sizes change: kept, or falling to 0 at the end of the run along a line or half a cosine."""
+
+
+S_co = TypeVar("S_co", bound=SoftOptions, covariant=True)
 
 
 class SoftActorCritic(TdLearner[S_co]):
@@ -198,9 +205,16 @@ class Sac(SoftActorCritic[SacOptions]):
     the last of them. `discount` comes with the data: gamma^k (1 - terminated), so n-step returns and truncation are the
     sampler's matter. All randomness comes from one generator seeded with `seed`.
 
+    `lr_schedule` scales the step sizes of critics, actor, temperature and image encoder alike.
+
     `matmul: bf16` is about 1.3 times faster but not cleared of costing return (docs/sac.md), so not the default.
 
     Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (automatic temperature); Chen et al., REDQ
     (random subset); Ball et al., Efficient Online RL with Offline Data (LayerNorm critics, update ratio, mean over
     critics in the actor loss). Where we differ: the actor step reads image features computed before the critic step.
     """
+
+    def build(self) -> None:
+        """Networks of soft actor-critic, whose step sizes fall where that was asked for."""
+        super().build()
+        self.schedule(self.o.lr_schedule)

@@ -71,6 +71,10 @@ class SacJ(Learner[SacJOptions, Transitions]):
         """Halve SAC's step sizes."""
         self.sac.calm()
 
+    def set_progress(self, share: float) -> None:
+        """For SAC's step sizes."""
+        self.sac.set_progress(share)
+
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of critics, actor and temperature on `batch_size` decisions.
 

@@ -351,12 +351,12 @@ class ClusterOffPolicy:
                 if self._credit < 1.0:
                     break
                 self._credit -= 1.0
-                metrics.update(update_learner(self.learner, batches))
+                metrics.update(update_learner(self.learner, batches, progress=self.env_steps / total_steps))
                 self.updates += 1
             if self.env_steps >= total_steps or due(before, self.env_steps):
                 while self._credit >= 1.0:
                     self._credit -= 1.0
-                    metrics.update(update_learner(self.learner, batches))
+                    metrics.update(update_learner(self.learner, batches, progress=self.env_steps / total_steps))
                     self.updates += 1
                 speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
                 self._follow_file()

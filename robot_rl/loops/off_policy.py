@@ -125,7 +125,7 @@ class OffPolicy:
                 self._update_credit += num_envs * self.updates_per_step
                 while self._update_credit >= 1.0:
                     self._update_credit -= 1.0
-                    metrics.update(update_learner(self.learner, batches))
+                    metrics.update(update_learner(self.learner, batches, progress=self.env_steps / total_steps))
                     self.updates += 1
             if self.env_steps >= total_steps or due(self.env_steps - num_envs, self.env_steps):
                 now = time.perf_counter()

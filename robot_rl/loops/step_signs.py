@@ -24,12 +24,12 @@ BLOCK = 50
 """Rewards that a fit is made on, or tested on, by turns."""
 EDGE = 0.99
 """From here on an action counts as at its limit."""
-VALUES = 20
-"""A number that took fewer values is a flag or a count, whose extremes are no limit."""
+VALUES, PAID = 20, 5
+"""An observation that took fewer values is a flag or a count, a reward is sparse: their extremes are no limits."""
 
 
 class _Traced(NamedTuple):
-    """Of K environments: action (K, A), next_obs (K, S), reward, terminated, over and success (K,)."""
+    """Of T steps of K environments: action (T, K, A), next_obs (T, K, S), the others (T, K)."""
 
     action: np.ndarray
     next_obs: np.ndarray
@@ -58,51 +58,53 @@ class StepSigns:
     """
 
     def __init__(self) -> None:
-        self._trace: deque[_Traced] = deque(maxlen=LENGTH)
+        self._trace: deque[tuple[Any, ...]] = deque(maxlen=LENGTH)
 
     def add(self, step: Step) -> None:
         """Trace one step; rows with `valid` False are no steps, so a step with one is left out."""
         state = step.next_obs.get("state")
         if not isinstance(state, np.ndarray) or state.ndim != 2 or not isinstance(step.reward, np.ndarray):
             return
-        k = slice(ROWS)
-        if not step.valid[k].all():
-            return
-        over, success = np.array(step.terminated[k] | step.truncated[k]), step.info.get("success")
-        none = np.zeros(len(over), bool)
-        self._trace.append(
-            _Traced(
-                np.array(step.action[k]),
-                np.array(state[k]),
-                np.array(step.reward[k]),
-                np.array(step.terminated[k]),
-                over,
-                none if success is None else np.array(success[k], bool),
-            )
-        )
+        row = step.action, state, step.reward, step.terminated, step.truncated, step.info.get("success"), step.valid
+        # what an environment has returned stays as it is: of a few rows no copy is needed, and many would fill memory
+        kept = row if len(state) <= 2 * ROWS else [None if x is None else np.array(x[:ROWS]) for x in row]
+        self._trace.append(tuple(kept))
 
     def metrics(self) -> Metrics:
         """See the class; empty until there are `SHORTEST` transitions."""
-        if not self._trace or len(self._trace) * len(self._trace[0].reward) < SHORTEST:
+        if len(self._trace) * ROWS < SHORTEST or (trace := self._stacked()) is None:
             return {}
-        trace = _Traced(*(np.stack(column).astype(np.float64) for column in zip(*self._trace)))
+        if trace.reward.size < SHORTEST:
+            return {}
         self._trace.clear()
         found = {**_reward(trace), **_fits(trace), **_actions(trace), **_observations(trace)}
         return {f"steps/{name}": float(value) for name, value in found.items()}
 
+    def _stacked(self) -> _Traced | None:
+        rows: list[tuple[Any, ...]] = [
+            tuple(None if x is None else np.asarray(x)[:ROWS] for x in row) for row in self._trace
+        ]
+        rows = [row for row in rows if row[-1].all()]
+        if not rows:
+            return None
+        action, state, reward, terminated, truncated, success, _ = zip(*rows)
+        none = np.zeros(len(reward[0]), bool)
+        columns = action, state, reward, terminated, [a | b for a, b in zip(terminated, truncated)]
+        won = [none if x is None else x for x in success]
+        return _Traced(*(np.stack(column).astype(np.float64) for column in (*columns, won)))
+
     def state_dict(self) -> dict[str, Any]:
         """The trace, as tensors."""
-        if not self._trace:
-            return {}
-        columns = (torch.from_numpy(np.stack(column)) for column in zip(*self._trace))
-        return dict(zip(_Traced._fields, columns))
+        trace = self._stacked()
+        return {} if trace is None else {name: torch.from_numpy(x) for name, x in trace._asdict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self._trace.clear()
-        if state:
-            columns = [np.asarray(state[name]) for name in _Traced._fields]
-            self._trace.extend(_Traced(*row) for row in zip(*columns))
+        for row in zip(*(np.asarray(state[name]) for name in _Traced._fields)) if state else ():
+            t = _Traced(*row)
+            flags = [x.astype(bool) for x in (t.terminated, t.over, t.success)]
+            self._trace.append((t.action, t.next_obs, t.reward, *flags, np.ones(len(t.reward), bool)))
 
 
 def _reward(trace: _Traced) -> dict[str, float]:
@@ -110,7 +112,7 @@ def _reward(trace: _Traced) -> dict[str, float]:
     spread, low, high = float(reward.std()), float(reward.min()), float(reward.max())
     edge = max(float((reward == low).mean()), float((reward == high).mean()))
     found = {"reward": float(reward.mean()), "reward_spread": spread, "reward_low": low, "reward_high": high}
-    found["reward_dense"] = dense = float(len(np.unique(reward)) >= VALUES)
+    found["reward_dense"] = dense = float(len(np.unique(reward)) >= PAID)
     found["reward_at_edge"] = edge * dense
     found["terminated"] = float(trace.terminated.mean())
     if won.any() and not won.all() and spread > 0.0:
@@ -159,10 +161,12 @@ def _actions(trace: _Traced) -> dict[str, float]:
     moves = trace.next_obs[1:] - trace.next_obs[:-1]
     same = trace.over[:-1] == 0
     a, d = trace.action[1:][same], moves[same]
-    a, d = a - a.mean(0), d - d.mean(0)
+    if len(a) > 1:
+        a, d = a - a.mean(0), d - d.mean(0)
     size = np.outer(np.sqrt((a**2).sum(0)), np.sqrt((d**2).sum(0)))
     effect = np.where(size > 1e-9, np.abs(a.T @ d) / np.maximum(size, 1e-9), 0.0).max(1)
-    driven = action.std(0) > 0.05  # a component that hardly moves tells nothing of what it does
+    # one that hardly moves tells nothing of what it does, nor do episodes of one step
+    driven = (action.std(0) > 0.05) & (len(a) >= SHORTEST // 2)
     return {
         "action_edge": float((np.abs(action) >= EDGE).mean()),
         "action_spread": float(action.std(0).min()),

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from robot_rl.diagnosis import Finding
+from robot_rl.recorded import Cause
 
 _runs: list[dict[str, Any]] = []  # one of every run that this process did; a sweep does several
 
@@ -35,7 +35,7 @@ def table(rows: Mapping[str, object]) -> None:
         print(f"  {name:<{width}}  {value:.4g}" if isinstance(value, float) else f"  {name:<{width}}  {value}")
 
 
-def findings(found: Sequence[Finding]) -> None:
+def findings(found: Sequence[Cause]) -> None:
     """What may have kept a run from learning, the likeliest first; nothing where nothing was seen."""
     note(diagnosis=[asdict(finding) for finding in found])
     if found:

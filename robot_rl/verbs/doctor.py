@@ -19,7 +19,7 @@ from robot_rl import build, child
 from robot_rl.checkpoint import CheckpointError, git_commit, read_config
 from robot_rl.diagnosis import diagnose as diagnose_run
 from robot_rl.extras import PACKAGES, find_fault, remedy
-from robot_rl.recorded import Record
+from robot_rl.recorded import RunFigures
 from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Device, Positive
@@ -176,7 +176,7 @@ def doctor_run(arguments: list[str]) -> int:
                 f"{folder} holds no {METRICS_FILE}: it is no run folder, or nothing was recorded yet; give the folder "
                 "that robot-rl train names at its start, such as runs/train/<run>"
             )
-        record = Record(read_metrics(folder / METRICS_FILE), read_config(folder))
+        record = RunFigures(read_metrics(folder / METRICS_FILE), read_config(folder))
     except (Refused, OSError, CheckpointError) as error:
         answer.error(str(error))
         return 2

@@ -17,7 +17,6 @@ from robot_rl.data.buffer import Replay, ReplayBuffer
 from robot_rl.data.mix import Mix
 from robot_rl.data.rescale import Rescaled
 from robot_rl.data.seen import measure_seen
-from robot_rl.diagnosis import Finding
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
@@ -28,6 +27,7 @@ from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.loops.stepping import begins_anew
 from robot_rl.parts import Parts
+from robot_rl.recorded import Cause
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
@@ -424,7 +424,7 @@ class TrainJob:
         return self._run.play(self._train, calls={"model": self._model, "video": self._video}, callback=callback)
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Cause]:
         """What may have kept it from learning, once it has ended."""
         return self._run.findings
 

@@ -32,7 +32,7 @@ OURS = {
     "parts": {"types", "checkpoint", "parallel"},
     "run": {
         *("types", "loops", "checkpoint", "track", "report", "stopwatch", "parallel"),
-        *("interrupt", "live_bar", "claim", "lineage", "schedule", "parts"),
+        *("interrupt", "live_bar", "claim", "lineage", "schedule", "parts", "diagnosis", "recorded"),
     },
     "link": {"types", "extras"},
     "arbiter": set(),
@@ -51,6 +51,8 @@ OURS = {
     "track": {"types", "checkpoint", "extras"},
     "report": {"checkpoint", "extras", "figure"},
     "curves": {"figure", "stats"},
+    "recorded": set(),
+    "diagnosis": {"recorded"},
     "figure": {"checkpoint", "extras"},
     "policies": {
         "types",
@@ -94,6 +96,7 @@ OURS = {
         "parallel",
         "chunks",
         *("child", "expression", "interrupt", "lineage", "parts", "run", "schedule", "stopwatch", "zoo"),
+        *("diagnosis", "recorded"),
     },
     "api": {"build", "checkpoint", "extras", "loops", "types", "verbs", "words"},
     "envs": {"api", "types"},

@@ -44,6 +44,24 @@ def test_train_and_eval_answer_with_numbers_and_folders(answer: Run):
     assert judged["return"] == pytest.approx(np.mean(judged["returns"]))
 
 
+def test_a_run_that_goes_wrong_says_why_and_its_folder_says_it_again(answer: Run):
+    words = ("policy=online/ppo", "policy.lr=0.05", "policy.rollout_steps=512", "total_steps=2048")
+    code, found = answer("train", *SHORT, *words)
+    assert code == 0
+    first = found["diagnosis"][0]
+    assert first["cause"] == "step size too large"
+    assert "lr is 0.05" in first["evidence"]
+    folder = Path(found["folder"])
+    assert "step size too large: lr is 0.05" in (folder / "report.html").read_text()
+    assert json.loads((folder / "evaluation.json").read_text())["diagnosis"] == found["diagnosis"]
+    code, again = answer("doctor", "run", str(folder))
+    assert code == 1
+    assert again["diagnosis"][0]["cause"] == "step size too large"
+    code, none = answer("doctor", "run", str(folder.parent))
+    assert code == 2
+    assert "metrics.jsonl" in none["error"]
+
+
 def test_every_run_of_several_has_its_place(answer: Run):
     code, found = answer("train", "-m", "seed=0,1", *SHORT)
     assert code == 0

@@ -292,3 +292,27 @@ def test_wrong_options_are_refused(options, message):
         sac(spec(), **options)
     with pytest.raises(ValueError, match="reads 'state'"):
         sac(IOSpec({"touch": ((3,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "factor"), [("linear", 0.25, 0.75), ("cosine", 1 / 3, 0.75), ("linear", 1, 0)]
+)
+def test_all_step_sizes_fall_by_the_schedule(kind, share, factor):
+    io = spec()
+    kept, falling = (sac(io, lr_schedule=k, alpha_lr=0.01, metrics_every=1) for k in ("constant", kind))
+    falling.set_progress(share)
+    parts = [(learner.critic.params, learner.temperature.params) for learner in (kept, falling)]
+    first = [part.flat.clone() for part in parts[0]]
+    found = [learner.update(stream(io)) for learner in (kept, falling)]
+    for start, *ends in zip(first, *parts):  # the first step of Adam is as long as the step size
+        moved = [end.flat - start for end in ends]
+        assert torch.allclose(moved[1], factor * moved[0], atol=1e-7)
+        assert moved[0].abs().max() > 0
+    assert "train/lr" not in found[0]
+    assert found[1]["train/lr"] == pytest.approx(3e-4 * factor)
+
+
+def test_a_temperature_that_is_kept_stays_kept_under_a_schedule():
+    learner = sac(spec(), lr_schedule="linear", alpha_lr=0)
+    learner.update(stream(spec()))
+    assert learner.alpha.item() == 1.0
