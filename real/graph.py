@@ -14,6 +14,7 @@ from robot_rl import card
 from robot_rl.real.core.spec import RobotSpec, of_card
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
+from robot_rl.types.card_model import READY
 from robot_rl.types.options import Bound, Count, Positive, Whole
 from robot_rl.types.policy_card import FILE
 
@@ -269,7 +270,7 @@ def find_file(name: str) -> str:
     prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
     places = [Path(__file__).resolve().parents[1] / "launch" / "params"]
     places += [Path(prefix) / "share" / "robot_rl" / "config" for prefix in prefixes if prefix]
-    places.append(card.READY)
+    places.append(READY)
     return next((str(place / file) for place in places if (place / file).is_file()), name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class LeggedPort:
     cameras: tuple[str, ...] = ()
     external: tuple[str, ...] = (IMU, COMMAND)
 
-    def __init__(self, card: PolicyCard, joints: tuple[str, ...]) -> None:
+    def __init__(self, card: PolicyCard, joints: Sequence[str]) -> None:
         if set(joints) != set(card.joints):
             odd = sorted(set(joints) ^ set(card.joints))
             raise ValueError(

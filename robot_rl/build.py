@@ -220,11 +220,7 @@ def make(kind: str, node: Mapping[str, object], *context: object, where: str = "
 
 
 def make_world(node: str | Mapping[str, Any]) -> Any:
-    """A world from the name of its file, or from a node with `name` and options.
-
-    Raises:
-        ValueError: no such world or option, or a value outside its range; nodes of ROS end with its line.
-    """
+    """A world from the name of its file, or from a node with `name` and options; ValueError if it is wrong."""
     try:
         return make("world", {"name": node} if isinstance(node, str) else node)
     except Refused as error:
@@ -232,15 +228,10 @@ def make_world(node: str | Mapping[str, Any]) -> Any:
 
 
 def world_port(node: Mapping[str, object], joints: Sequence[str], *, proprio: Sequence[str] | None = None) -> Any:
-    """A port for a robot, of the node of a world; `proprio` is what its policy sees of it.
-
-    It is a `robot_rl.sim.port.WorldPort`, or a `robot_rl.real.legged_port.LeggedPort` of a world whose robot walks.
-    """
+    """What a policy of the world of a node drives a robot through: `WorldPort`, or `LeggedPort` of one that walks."""
     world = make_world(node)
     walks = tool("world_parts")(world).policy_card
-    if walks is not None:
-        return tool("legged_port")(walks, tuple(joints))
-    return tool("world_port")(world, joints, proprio=proprio)
+    return tool("legged_port")(walks, joints) if walks else tool("world_port")(world, joints, proprio=proprio)
 
 
 def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,14 @@ import yaml
 from pydantic import ValidationError
 
 from robot_rl.tables import TableError, read_table
+from robot_rl.types import card_model
 from robot_rl.types.card import CameraCard, Card
+from robot_rl.types.card_model import READY, find_model, with_model
 from robot_rl.words import near, option_error
 
 
 class CardError(ValueError):
     """A card that cannot be used; the message names the file and the key."""
-
-
-READY = Path(__file__).parent / "sim" / "assets" / "cards"
-"""Cards that come with the package, without their models."""
-MODELS = "ROBOT_RL_MODELS"
-"""Environment variable: folders in which models of ready cards are looked for, between colons."""
 
 
 def ready() -> list[str]:
@@ -73,40 +68,16 @@ def read(name: str | Path) -> Card:
     return with_model(card, find_model(card.model.path, path.resolve().parent))
 
 
-def with_model(card: Card, model: Path) -> Card:
-    """A card whose model lies at another place."""
-    return card.model_copy(update={"model": card.model.model_copy(update={"path": str(model)})})
-
-
-def find_model(name: str, beside: Path) -> Path:
-    """Where a card's model is: from its own folder or, of a ready card, the first of these places that has it: the
-    current folder, those of ROBOT_RL_MODELS, and Python's packages (pip's robosuite ships models). It need not be there.
-    """
-    own = Path(os.path.normpath(beside / Path(name).expanduser()))
-    if own.is_file() or beside.resolve() != READY.resolve():
-        return own
-    named = [Path(folder).expanduser() for folder in os.environ.get(MODELS, "").split(os.pathsep) if folder]
-    places = [Path.cwd(), *named, *map(Path, sys.path)]
-    return next((place.resolve() / name for place in places if (place / name).is_file()), Path.cwd() / name)
-
-
 def need_model(card: Card) -> Card:
     """The card, whose model is there.
 
     Raises:
         CardError: it is not; says where it comes from and what to do.
     """
-    path = Path(card.model.path)
-    if path.is_file():
-        return card
-    if not card.model.source:
-        raise CardError(f"the model of {card.name}, {path}, is not there; put its path into the card (model: path)")
-    folder = Path(card.model.path).parent.name
-    raise CardError(
-        f"the model of {card.name} does not come with this package: {card.model.source}. Looked for "
-        f"{folder}/{path.name} in this folder, in those of {MODELS} and in Python's packages. Say where yours is: "
-        f'robot-rl robot new {card.name} name=my_{card.name} model="<path of {path.name}>", then robot=my_{card.name}'
-    )
+    try:
+        return card_model.need_model(card)
+    except ValueError as error:
+        raise CardError(str(error)) from error
 
 
 def of_table(table: Mapping[str, object], where: str) -> Card:

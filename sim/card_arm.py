@@ -15,7 +15,7 @@ import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP, Arm, check_command
 from robot_rl.sim.kinematics import Chain
-from robot_rl.sim.robot_model import add_floor, digest, load, mujoco
+from robot_rl.sim.robot_model import add_floor, add_sky, digest, load, mujoco
 from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
@@ -225,13 +225,7 @@ def _surroundings(spec: Any, card: Card) -> None:
         name="goal", type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.02, 0.0, 0.0], contype=0, conaffinity=0,
         rgba=[0.15, 0.8, 0.35, 0.6],
     )  # fmt: skip
-    spec.add_texture(
-        name="robot_rl_sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
-        rgb1=[0.86, 0.91, 0.96], rgb2=[0.45, 0.55, 0.68], width=128, height=768,
-    )  # fmt: skip
-    spec.visual.headlight.ambient = [0.35, 0.35, 0.35]
-    view = getattr(spec.visual, "global")
-    view.offwidth, view.offheight = 1280, 960
+    add_sky(spec)
 
 
 @lru_cache(8)

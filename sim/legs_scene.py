@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
-from robot_rl.sim.robot_model import FLOOR, add_floor, load, mujoco
+from robot_rl.sim.robot_model import FLOOR, add_floor, add_sky, load, mujoco
 from robot_rl.types.card import DEFAULTS, OPEN, Card
 
 TIMESTEP = 0.004
@@ -80,8 +80,8 @@ def _scene(text: str) -> LegsScene:
     names = [model.joint(int(j)).name for j in range(1, model.njnt)]
     if names != [joint.name for joint in card.joints] or model.nq != 7 + len(names):
         raise ValueError(
-            f"the joints of {card.name} are {', '.join(joint.name for joint in card.joints)}; those of the model behind "
-            f"its trunk are {', '.join(names)}, expected the same in the same order"
+            f"the joints of {card.name} are {', '.join(joint.name for joint in card.joints)}; those of the model "
+            f"behind its trunk are {', '.join(names)}, expected the same in the same order"
         )
     data = mujoco.MjData(model)
     stand = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, *card.home])
@@ -136,11 +136,4 @@ def _look(spec: Any, base: str) -> None:
     )
     camera = spec.worldbody.add_camera(name="track", pos=[-1.2, -1.8, 0.9], fovy=42.0)
     camera.mode, camera.targetbody = mujoco.mjtCamLight.mjCAMLIGHT_TARGETBODYCOM, base
-    camera.mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
-    spec.add_texture(
-        name="robot_rl_sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
-        rgb1=[0.86, 0.91, 0.96], rgb2=[0.45, 0.55, 0.68], width=128, height=768,
-    )  # fmt: skip
-    spec.visual.headlight.ambient = [0.35, 0.35, 0.35]
-    view = getattr(spec.visual, "global")
-    view.offwidth, view.offheight = 1280, 960
+    add_sky(spec)

@@ -37,9 +37,14 @@ class Trot:
     Source: Raibert, Legged Robots That Balance (1986): symmetric sweep of the stance foot under the hip.
     """
 
-    gain, turn, bias, sink, level, level_rate, front, rear, air = 1.6, 0.78, -0.058, -0.012, 0.52, 0.058, 0.75, 1.055, 0.51
-    """How much faster than commanded feet sweep, how far ahead they are set [m], how far stance feet push down [m], and by how much the length of a
-    stance leg answers tilt [m/m] and its rate [s], per lever."""
+    gain, turn = 1.6, 0.78
+    """How much faster than commanded feet sweep, and of this for turning."""
+    bias, sink = -0.058, -0.012
+    """How far ahead of the trunk's mass feet are set, and how far stance feet push down [m]."""
+    level, level_rate = 0.52, 0.058
+    """By how much the length of a stance leg answers tilt [1] and its rate [s], per lever."""
+    front, rear, air = 0.75, 1.055, 0.51
+    """Shares of the weight that front and rear legs lead for, and how much of that is left in the air."""
 
     def __init__(self, card: Card, scene: LegsScene, offset: np.ndarray, *, lift: float, period: float) -> None:
         self._card, self._scene = card, scene
@@ -55,9 +60,10 @@ class Trot:
         found = []
         data.qpos[:] = self._scene.stand
         mujoco.mj_forward(model, data)
-        self._shift = float(data.subtree_com[1:][int(model.body_rootid[int(model.site_bodyid[model.site(f"{FOOT}0").id])]) - 1][0] - self._scene.feet[:, 0].mean())
+        trunk = int(model.body(self._card.base).id)
+        self._shift = float(data.subtree_com[trunk][0] - self._scene.feet[:, 0].mean())
         kp = np.array([joint.kp for joint in self._card.joints])
-        load = np.array([0.0, 0.0, 9.81 * float(model.body_mass.sum()) / max(0.5 * len(self._offset), 1.0)])
+        load = np.array([0.0, 0.0, 9.81 * float(model.body_mass.sum()) / (0.5 * len(self._offset))])
         for i in range(len(self._offset)):
             site = int(model.site(f"{FOOT}{i}").id)
             data.qpos[:] = self._scene.stand

@@ -96,6 +96,17 @@ def add_floor(spec: Any) -> None:
     ground.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3.0, 3.0, 0.1], rgba=[0.87, 0.89, 0.91, 1.0])
 
 
+def add_sky(spec: Any) -> None:
+    """A sky, light from the viewer, and room for pictures of 1280 x 960."""
+    spec.add_texture(
+        name="robot_rl_sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+        rgb1=[0.86, 0.91, 0.96], rgb2=[0.45, 0.55, 0.68], width=128, height=768,
+    )  # fmt: skip
+    spec.visual.headlight.ambient = [0.35, 0.35, 0.35]
+    view = getattr(spec.visual, "global")
+    view.offwidth, view.offheight = 1280, 960
+
+
 def digest(path: str | Path) -> str:
     """SHA-256 of a model and of every file that it names and that is there; "" where the model itself is not."""
     path = Path(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from geometry_msgs.msg import Twist
@@ -22,7 +23,7 @@ _SETTLED = 1.5
 
 
 @dataclass(frozen=True)
-class Driven:
+class Steered:
     """What a robot's odometry said while it was steered.
 
     Args:
@@ -47,15 +48,15 @@ def topics(spec: RobotSpec) -> tuple[str, str]:
         return "robot_rl/external/cmd_vel", kinds.get("nav_msgs/Odometry", "odom")
     if not spec.velocity_command:
         raise ValueError(
-            f"{spec.name} takes no velocities: its file has no sensor of type geometry_msgs/Twist, as that of legs has, "
-            "and its command_mode is no twist"
+            f"{spec.name} takes no velocities: its file has no sensor of type geometry_msgs/Twist, as that of legs "
+            "has, and its command_mode is no twist"
         )
     return spec.sensors[spec.velocity_command].topic, "odom"
 
 
 def steer(
     spec: RobotSpec, velocity: tuple[float, float, float], *, seconds: float, patience: float, namespace: str = ""
-) -> Driven:
+) -> Steered:
     """Publish a wanted velocity for a while, 20 times a second, then zero once.
 
     Legs' policies read it as an observation. To a base it goes as the command of a foreign client, which the safety
@@ -81,11 +82,14 @@ def steer(
         with lock:
             rows.append((time.monotonic(), place.x, place.y, twist.linear.x, twist.linear.y, twist.angular.z))
 
+    def on_word(key: str, message: String) -> None:
+        said[key] = message.data
+
     with node_beside("steer", namespace=namespace) as node:
         publisher = node.create_publisher(Twist, out, qos("external"))
         node.create_subscription(Odometry, heard, on_odometry, qos("state"))
         for key, topic in (("state", "robot_rl/safety/state"), ("authority", "robot_rl/authority")):
-            node.create_subscription(String, topic, lambda m, key=key: said.update({key: m.data}), qos("latched"))
+            node.create_subscription(String, topic, partial(on_word, key), qos("latched"))
         end = time.monotonic() + patience
 
         def ready() -> bool:
@@ -94,7 +98,8 @@ def steer(
 
         while not ready():
             if time.monotonic() > end:
-                why = "nobody listens" if not publisher.get_subscription_count() else f"it is {said['state'] or 'silent'}"
+                alone = not publisher.get_subscription_count()
+                why = "nobody listens" if alone else f"it is {said['state'] or 'silent'}"
                 raise ValueError(
                     f"{spec.name} cannot be steered on {out}: {why} after {patience:g} s; is its deployment up, "
                     + ("with allow_external=true?" if spec.mode == TWIST else "with a policy, and enabled?")
@@ -115,8 +120,8 @@ def steer(
             publisher.publish(Twist())
             time.sleep(2.0 / RATE)  # so that it leaves before the node does
     if not len(kept):
-        return Driven(said["state"], None, None)
+        return Steered(said["state"], None, None)
     late = kept[kept[:, 0] > begin + min(_SETTLED, 0.5 * seconds)]
     mean = late[:, 3:].mean(0) if len(late) else np.full(3, np.nan)
     moved = float(np.linalg.norm(kept[-1, 1:3] - kept[0, 1:3]))
-    return Driven(said["state"], moved, (float(mean[0]), float(mean[1]), float(mean[2])))
+    return Steered(said["state"], moved, (float(mean[0]), float(mean[1]), float(mean[2])))

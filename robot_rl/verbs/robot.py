@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, card, policy_card
 from robot_rl.types import Options
 from robot_rl.types.card import DEFAULTS, OPEN, Card, ModelCard, SensorCard
+from robot_rl.types.card_model import with_model
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
@@ -185,9 +186,9 @@ def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
         raise Refused(f"the ready card {ready} has its tool and base; write them into {options.name}.yaml")
     found = card.read(ready)
     if options.model and not Path(options.model).expanduser().is_file():
-        raise Refused(f"model={options.model}: there is no such file; expected {Path(found.model.path).name} or the like")
+        raise Refused(f"model={options.model}: there is no such file; expected a copy of {Path(found.model.path).name}")
     if options.model:
-        found = card.with_model(found, Path(options.model).expanduser().resolve())
+        found = with_model(found, Path(options.model).expanduser().resolve())
     path = card.need_model(found).model.path
     own = ModelCard(path=path, sha256=build.tool("robot_digest")(path))
     found = found.model_copy(update={"name": options.name, "model": own})
@@ -311,8 +312,8 @@ def put_card(cfg: DictConfig) -> None:
     if cfg.get("env") is not None and not over_ros and "robot" not in (cfg.env.get("world") or {}):
         what = (cfg.env.get("world") or {}).get("name") or cfg.env.get("engine")
         raise Refused(
-            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, env=pick one with a "
-            "gripper, env=walk one on legs"
+            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, env=pick one with "
+            "a gripper, env=walk one on legs"
         )
     try:
         found = card.need_model(card.read(str(cfg.robot)))

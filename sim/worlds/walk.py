@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robot_rl import card
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.sim.worlds.quadruped import gravity, tracking_error, trunk_velocity
 from robot_rl.types import Array
 from robot_rl.types.card import Card
+from robot_rl.types.card_model import find_model, need_model, with_model
 from robot_rl.types.options import Interval, NotNegative, Positive
 from robot_rl.types.policy_card import PolicyCard, Term
 
@@ -129,8 +129,8 @@ class Walk:
         """Of the card; a robot's own computer, which only observes and acts, needs no model."""
         from robot_rl.sim.legs_scene import scene  # loads MuJoCo, which other engines do without
 
-        path = card.find_model(self.card.model.path, card.READY)  # a ready card of a shipped policy names no place
-        return scene(card.need_model(card.with_model(self.card, path)))
+        path = find_model(self.card.model.path)  # the card in a shipped policy names no place
+        return scene(need_model(with_model(self.card, path)))
 
     @cached_property
     def _offset(self) -> np.ndarray:

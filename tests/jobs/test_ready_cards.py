@@ -15,6 +15,7 @@ from robot_rl.real.graph import GraphArgs, GraphError, find_file, graph
 from robot_rl.sim.card_scene import at_home
 from robot_rl.sim.robot_model import mujoco
 from robot_rl.types.card import OPEN
+from robot_rl.types.card_model import MODELS
 
 ROBOTS = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), Path("absent"))
 HERE = ("fr3", "xarm7", "so101", "go2", "g1", "diff_drive")
@@ -33,7 +34,7 @@ def needs_model(name: str) -> card.Card:
 
 @pytest.mark.parametrize("name", card.ready())
 def test_a_ready_card_fits_its_model_and_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(card.MODELS, str(ROBOTS))
+    monkeypatch.setenv(MODELS, str(ROBOTS))
     found = needs_model(name)
     assert found.name == name
     model, data = at_home(found)
@@ -49,7 +50,7 @@ def test_a_ready_card_fits_its_model_and_steps(name: str, monkeypatch: pytest.Mo
 @needs_models
 @pytest.mark.parametrize("name", HERE)
 def test_a_ready_card_is_drawn(name: str, robot_rl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(card.MODELS, str(ROBOTS))
+    monkeypatch.setenv(MODELS, str(ROBOTS))
     done = robot_rl("robot", "show", name)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / f"{name}.html").read_text().count("data:image/png") == 2
@@ -97,7 +98,7 @@ def test_wrong_requests_are_answered_in_one_paragraph(words: tuple[str, ...], sa
 def test_a_model_that_is_absent_is_asked_for_before_anything_starts(
     robot_rl_in: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(card.MODELS, raising=False)
+    monkeypatch.delenv(MODELS, raising=False)
     done = robot_rl_in(tmp_path, "train", "env=reach", "robot=fr3")
     assert done.returncode == 2
     assert "robot-rl robot new fr3 name=my_fr3 model=" in done.stderr

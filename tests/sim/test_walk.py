@@ -1,4 +1,5 @@
-"""The world walk on a robot with a card: what its policies see, how feet are found, what is paid, and the scripted trot."""
+"""The world walk on a robot with a card: what its policies see, where feet are, what is paid, and the scripted trot."""
+# pyright: reportPossiblyUnboundVariable=false, reportArgumentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_model import mujoco
 from robot_rl.sim.worlds.walk import Walk
 from robot_rl.types.card import Card
+from robot_rl.types.card_model import MODELS
 
 ROBOTS = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), Path("absent"))
 pytestmark = pytest.mark.skipif(not ROBOTS.exists(), reason="the folder shared/data/robots is absent")
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.skipif(not ROBOTS.exists(), reason="the folder shared/d
 
 @pytest.fixture(autouse=True)
 def _models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(card.MODELS, str(ROBOTS))
+    monkeypatch.setenv(MODELS, str(ROBOTS))
 
 
 @pytest.fixture
