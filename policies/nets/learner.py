@@ -19,9 +19,9 @@ from robot_rl.policies.nets.net import Draw, Leaves, Net, NetShape
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size, valid_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
+from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Obs, Options, StateDict, Transitions
 from robot_rl.types.io import PRIVILEGED
-from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.types.options import Count, Mixing, Rate, Whole
 
 

@@ -358,7 +358,9 @@ def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -
     """Publisher with our QoS, or what `qos_overrides` say; mismatches show up in the diagnostics."""
     events = PublisherEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event, listener=True))
     with told_overrides(topic):
-        return node.create_publisher(kind, topic, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDES)
+        return node.create_publisher(
+            kind, topic, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDES
+        )
 
 
 def note_mismatch(health: Health, topic: str, event: object, *, listener: bool = False) -> None:
