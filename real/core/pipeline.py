@@ -36,12 +36,14 @@ class Controller:
         rivals: other publishers on the command topic, by name.
         strangers: publishers on `command/*` with an unexpected node name.
         problem: why the controller does not fit the RobotSpec, or is not known to; "" when it fits.
+        status: what the robot's own driver says that stands against motion.
     """
 
     subscribers: int = 1
     rivals: tuple[str, ...] = ()
     strangers: tuple[str, ...] = ()
     problem: str = ""
+    status: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -345,6 +347,10 @@ class CommandPipeline:
             blocking.append(view.problem)
             if movable:
                 self.safety.report("controller_changed", view.problem)
+        if view.status:
+            blocking.extend(view.status)
+            if movable:
+                self.safety.report("robot_status", "; ".join(view.status))
         if view.rivals or view.strangers:
             blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
             if movable:

@@ -13,6 +13,7 @@ import numpy as np
 
 from robot_rl import card
 from robot_rl.real.core.legs_spec import LegsSpec
+from robot_rl.real.core.status_spec import StatusSpec
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import CalibrationCard, Card
 
@@ -156,6 +157,7 @@ class RobotSpec:
             needs it to keep position limits, and `robot-rl doctor ros … wiggle=true` measures it.
         sensors: name -> topic that is read.
         cameras: name -> topic, type, timeout.
+        status: name -> value that the driver tells of itself.
         workspace: box for the tool, or None.
         home: (J,) start configuration; in pd mode enabling moves the legs there.
         rest: (J,) configuration to switch off in; () = home.
@@ -178,6 +180,7 @@ class RobotSpec:
     dead_time: float | None = None
     sensors: dict[str, SensorSpec] = field(default_factory=dict)
     cameras: dict[str, CameraSpec] = field(default_factory=dict)
+    status: dict[str, StatusSpec] = field(default_factory=dict)
     workspace: Workspace | None = None
     home: tuple[float, ...] = ()
     rest: tuple[float, ...] = ()
@@ -259,7 +262,7 @@ class RobotSpec:
         if "joints" in raw:
             items = _sequence(raw["joints"], "joints")
             raw["joints"] = tuple(_build(JointSpec, item, f"joints[{i}]") for i, item in enumerate(items))
-        for key, sort in (("sensors", SensorSpec), ("cameras", CameraSpec)):
+        for key, sort in (("sensors", SensorSpec), ("cameras", CameraSpec), ("status", StatusSpec)):
             table = _mapping(raw.get(key) or {}, key)
             raw[key] = {name: _build(sort, item, f"{key}.{name}") for name, item in table.items()}
         for key, kind in (("workspace", Workspace), ("action", ActionSpec), ("legs", LegsSpec)):

@@ -37,7 +37,7 @@ from rclpy.qos import QoSCompatibility, qos_check_compatible, qos_policy_name_fr
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 
 from robot_rl.real.ros.io import qos  # noqa: E402
-from robot_rl.real.ros.parameters import OVERRIDES, told_overrides  # noqa: E402
+from robot_rl.real.ros.parameters import OVERRIDE, told_overrides  # noqa: E402
 from robot_rl.real.ros.priority import NOT_HERE  # noqa: E402
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
@@ -350,7 +350,7 @@ def subscribe(node: Node, kind: Any, topic: str, callback: Callable[..., None], 
     events = SubscriptionEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event))
     with told_overrides(topic):
         return node.create_subscription(
-            kind, topic, callback, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDES
+            kind, topic, callback, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDE
         )
 
 
@@ -358,9 +358,7 @@ def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -
     """Publisher with our QoS, or what `qos_overrides` say; mismatches show up in the diagnostics."""
     events = PublisherEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event, listener=True))
     with told_overrides(topic):
-        return node.create_publisher(
-            kind, topic, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDES
-        )
+        return node.create_publisher(kind, topic, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDE)
 
 
 def note_mismatch(health: Health, topic: str, event: object, *, listener: bool = False) -> None:

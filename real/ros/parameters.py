@@ -17,7 +17,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from robot_rl.tables import read_table
 
-OVERRIDES = QoSOverridingOptions(
+OVERRIDE = QoSOverridingOptions(
     (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
 )
 """Policies of a topic that parameters may set, such as `qos_overrides./joint_states.subscription.reliability`."""

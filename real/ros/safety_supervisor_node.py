@@ -46,6 +46,7 @@ from robot_rl.real.ros.node_base import (
     thaw_garbage,
 )
 from robot_rl.real.ros.parameters import check_parameters, declare
+from robot_rl.real.ros.robot_status import RobotStatus
 
 ANSWERABLE = (
     *("allow_external", "external_align", "external_timeout", "teleop_timeout", "takeover_timeout"),
@@ -277,7 +278,8 @@ class SafetySupervisorNode(LifecycleNode):
             external_hold=self._value("external_timeout") if self._value("allow_external") else None,
             external_stamped=self._value("external_stamped"),
         )
-        made += [*self._commands.made, self._controller.client]
+        self._status = RobotStatus(self, spec, health, self.pipeline.estop)
+        made += [*self._commands.made, *self._status.made, self._controller.client]
         made += [
             subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health),
             subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health),
@@ -400,7 +402,7 @@ class SafetySupervisorNode(LifecycleNode):
             if np.isfinite(heard):
                 pipeline.alive(name, heard)
         listeners, problem = self._hardware.get_subscription_count(), "; ".join(self._unfit())
-        pipeline.controller(Controller(listeners, self._rivals, self._strangers, problem))
+        pipeline.controller(Controller(listeners, self._rivals, self._strangers, problem, self._status.problems))
         mismatches = () if state is not None else tuple(self.health.mismatches)
         sent = pipeline.tick(now, state, mismatches=mismatches)
         self._send(sent, now)

@@ -34,6 +34,7 @@ from robot_rl.real.ros.io import (
 )
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
+from robot_rl.real.ros.robot_status import tell_good
 from robot_rl.real.ros.sim_controller import SimController
 from robot_rl.real.ros.trunk_topics import TrunkTopics, imu_of
 
@@ -96,6 +97,7 @@ class SimRobotNode(Node):
         self._states = [publisher(self, kind, topic, "state_out", self.health)]
         self._trunk = TrunkTopics(self, spec, self.health) if self.plant.trunk is not None else None
         self._tasks: dict[str, Any] = {}
+        self._told_status = tell_good(self, spec, self.health)
         self._success = publisher(self, Bool, "robot_rl/success", "event", self.health)
         subscribe(self, String, "robot_rl/authority", self._on_authority, "latched", self.health)
         if not self._harness:

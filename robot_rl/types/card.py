@@ -176,6 +176,23 @@ class CalibrationCard(Options):
         )
 
 
+class StatusCard(Options):
+    """One value that the driver tells of itself."""
+
+    topic: Text = OPEN
+    """Its name."""
+    type: str
+    """Of its messages."""
+    good: tuple[bool | int | str, ...]
+    """Values with which the robot may move."""
+    estop: tuple[bool | int | str, ...] = ()
+    """Values that are an emergency stop for as long as they last."""
+    field: str = "data"
+    """Of the message."""
+    latched: bool = True
+    """Told when it changes; false = repeated all the time."""
+
+
 class CameraCard(SensorCard):
     """One topic of pictures."""
 
@@ -272,6 +289,8 @@ class Card(Options):
     """Name -> topic that is read."""
     cameras: dict[str, CameraCard] = Field(default_factory=dict)
     """Name -> topic of pictures."""
+    status: dict[str, StatusCard] = Field(default_factory=dict)
+    """Name -> value that the driver tells of itself."""
     estop: EstopCard = EstopCard()
     """Emergency stop."""
     margin: NotNegative = 0.02

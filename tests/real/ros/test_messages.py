@@ -188,7 +188,7 @@ def test_parameters_override_the_quality_of_service_and_a_wrong_word_is_refused(
         node.destroy_node()
         wrong = [Parameter(f"{name}.reliability", value="relaible")]
         node = Node("overrides", context=context, parameter_overrides=wrong, enable_rosout=False)
-        with pytest.raises(ValueError, match="joint_states.*relaible.*expected reliability reliable or best_effort"):
+        with pytest.raises(ValueError, match=r"joint_states.*relaible.*expected reliability reliable or best_effort"):
             subscribe(node, io.JointState, "joint_states", lambda _: None, "state", Health(node, "arm"))
         node.destroy_node()
     finally:
