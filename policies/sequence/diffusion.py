@@ -120,10 +120,10 @@ class ChunkDiffusion(NetLearner[D_co]):
         super().__init__(options, io, seed=seed, device=device)
         o, size = options, state_size(io, self.method)
         self.horizons = Horizons(o.horizon_pred, o.horizon_exec, o.horizon_exec)
-        self.schedule, self.flat = NoiseSchedule.cosine(o.noise_steps), o.horizon_pred * self.actions
+        self.noise_schedule, self.flat = NoiseSchedule.cosine(o.noise_steps), o.horizon_pred * self.actions
         self.executed = o.horizon_exec * self.actions
         if self.kind == "diffusion":
-            self.schedule.indices(o.sample_steps)  # refuse early
+            self.noise_schedule.indices(o.sample_steps)  # refuse early
         self.norm = FixedNorm(size, device=device) if o.normalize else None
         self.teacher_net = self.net("teacher", size + self.flat + TIME, self.flat)
         self.student_net = self.net("student", size + self.flat, self.flat)
@@ -207,9 +207,9 @@ class ChunkDiffusion(NetLearner[D_co]):
             t = torch.rand(len(chunk), **draw)
             x, goal = torch.lerp(noise, chunk, t[:, None]), chunk - noise
         else:
-            count = len(self.schedule.beta)
+            count = len(self.noise_schedule.beta)
             index = torch.randint(count, (len(chunk),), **draw)
-            t, x, goal = index / count, self.schedule.noised(chunk, noise, index), noise
+            t, x, goal = index / count, self.noise_schedule.noised(chunk, noise, index), noise
         error = (self.teacher_net(state, x, time_features(t, TIME)) - goal) * valid
         loss = error.square().sum() / valid.sum().clamp_min(1.0)
         self.teacher_net.step(loss)
@@ -240,10 +240,10 @@ class ChunkDiffusion(NetLearner[D_co]):
             for i in range(self.o.sample_steps):
                 x = x + self.velocity(state, x, i / self.o.sample_steps, net) / self.o.sample_steps
             return x.clamp(-1.0, 1.0)
-        order = self.schedule.indices(self.o.sample_steps)
+        order = self.noise_schedule.indices(self.o.sample_steps)
         for index, following in zip(order, [*order[1:], -1]):
-            noise_found = self.velocity(state, x, index / len(self.schedule.beta), net)
-            x = ddim_step(self.schedule, x, noise_found, index, following).mean
+            noise_found = self.velocity(state, x, index / len(self.noise_schedule.beta), net)
+            x = ddim_step(self.noise_schedule, x, noise_found, index, following).mean
         return x.clamp(-1.0, 1.0)
 
     def velocity(self, state: Tensor, x: Tensor, t: float, net: Net | None = None) -> Tensor:

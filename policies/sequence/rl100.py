@@ -137,7 +137,7 @@ class Rl100(ChunkDiffusion[Rl100Options]):
         o, self.gamma, size = options, gamma, io.obs["state"][0][0]
         self.judge_from, self.improve_from = o.clone_updates, o.clone_updates + o.judge_updates
         self.improve_until = self.improve_from + (o.improve_updates or math.inf)
-        self.chain = DenoisingChain(self.schedule, o.sample_steps, o.tuned_steps, o.eta, o.floor, o.reduce)
+        self.chain = DenoisingChain(self.noise_schedule, o.sample_steps, o.tuned_steps, o.eta, o.floor, o.reduce)
         self._offline_clip = torch.full((o.tuned_steps,), o.offline_clip, device=device)
         self._online_clip = denoise_clip(o.tuned_steps, smallest=o.clip_low, largest=o.clip_high).float().to(device)
         self.judge = ChunkJudge(o, size, self.actions, o.horizon_exec, generator=self.generator)
