@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from robot_rl import checkpoint, parallel
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.types import IOSpec, Seen, StateDict, Stateful
+from robot_rl.types import IOSpec, Seen, Stateful
 
 BEST = "best"  # name of the checkpoint with the best evaluation so far: policy and learner, nothing to resume from
 
@@ -23,14 +23,6 @@ class Stored(Protocol):
 
     def load(self, path: Path) -> None:
         """Continue exactly."""
-        ...
-
-
-class Saved(Protocol):
-    """What is saved here and loaded elsewhere."""
-
-    def state_dict(self) -> StateDict:
-        """Tensors."""
         ...
 
 
@@ -49,7 +41,7 @@ class Parts:
 
     states: Mapping[str, Stateful]
     stores: Mapping[str, Stored] = field(default_factory=dict)
-    policy: Saved | None = None
+    policy: Stateful | None = None
     io: IOSpec | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     seen: Callable[[], Seen | None] = lambda: None
