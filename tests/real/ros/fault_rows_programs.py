@@ -114,8 +114,11 @@ def learner_sleeps(made):
     env = environment(made, rate=20.0)
     for _ in range(10):
         env.step(np.full(3, 1.0))
-    assert made.driver.velocity.min() > 0.4  # rad/s
+    before, begun = made.driver.position.copy(), now()
+    for _ in range(4):
+        env.step(np.full(3, 1.0))
     since = now()
+    assert (made.driver.position - before).min() > 0.4 * (since - begun)  # rad, at 0.6 rad/s
     yield since  # `max_hold`
     time.sleep(max(since + 2.0 - now(), 0.0))
     *_, truncated, info = env.step(np.full(3, 1.0))
