@@ -11,7 +11,6 @@ import torch
 from pydantic import Field, StrictBool, ValidationInfo, field_validator
 from torch import Tensor
 
-from robot_rl.policies.nets.distributions import LOG_STD_MAX
 from robot_rl.policies.nets.imitation import CLONE_EDGE, SWITCH_WEIGHT, human_rows, imitation_loss, log_density
 from robot_rl.policies.nets.learner import TdRows
 from robot_rl.policies.nets.net import step
@@ -36,16 +35,10 @@ class ImitationSacOptions(SoftOptions):
     """Critic steps per update, each on a batch of its own."""
     actor_reduce: Literal["min", "mean"] = "mean"
     """Over the critics in the actor's loss."""
-    init_alpha: Positive = 0.001
+    init_alpha: Positive = 0.01
     """Temperature at the start."""
-    alpha_lr: NotNegative | None = 0.0
-    """Step size of the temperature; null means lr, 0 keeps it fixed."""
-    max_std: Positive | None = 0.3
-    """Largest standard deviation before the tanh, of what drives and in all losses; null for e^2. An unsure policy
-    leaves by chance where its mode would stay: nobody sees it stuck and helps. And the likelihood of what people do
-    would excuse a wide guess in place of correcting it."""
     target_entropy: Number | Literal["auto", "half"] = "half"
-    """A number, auto (-A) or half (-A / 2); not used while the temperature is fixed."""
+    """A number, auto (-A) or half (-A / 2)."""
     backup_entropy: bool = False
     """Whether the target contains the entropy term."""
     normalize_obs: StrictBool | Literal["auto"] = True
@@ -95,8 +88,7 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
         self.clone = self.target_copy("clone", self.actor)
         self.cloned = False
         self.acting = self.actor.params.twin()
-        most = LOG_STD_MAX if self.o.max_std is None else math.log(self.o.max_std)
-        self.policy = self.gaussian_policy(self.acting, self.actor, log_std_max=most)
+        self.policy = self.gaussian_policy(self.acting, self.actor)
         self._extra: Metrics = {}
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
@@ -165,15 +157,6 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
             self._extra |= {"train/il_loss": float(imitation.detach()), "train/il_weight": weight}
         return loss
 
-    def sample(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """As SAC's, no wider than `max_std`."""
-        return super().sample(self.narrow(raw))
-
-    def narrow(self, raw: Tensor) -> Tensor:
-        """(B, 2A) an actor's output with its log-std at most that of `max_std`."""
-        mean, wide = raw.chunk(2, dim=-1)
-        return raw if self.o.max_std is None else torch.cat([mean, wide.clamp_max(math.log(self.o.max_std))], dim=-1)
-
     @property
     def leashed(self) -> bool:
         """Whether the leash to the clone pulls."""
@@ -190,7 +173,7 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
         rows = human_rows(batch, switch_weight=self.o.il_switch_weight)
         if preferred is not None:
             rows = rows * preferred
-        return imitation_loss(self.narrow(raw), batch.action, rows, min_std=self.o.il_min_std, edge=self.o.il_edge)
+        return imitation_loss(raw, batch.action, rows, min_std=self.o.il_min_std, edge=self.o.il_edge)
 
     @torch.no_grad()
     def preferred(self, judged: Tensor, human: Tensor, own: Tensor) -> Tensor:
@@ -218,8 +201,7 @@ class ImitationSac(ImitatingActorCritic[ImitationSacOptions]):
     - `kl_weight` lambda: maximise the return minus lambda KL(pi || pi_BC), where pi_BC is the frozen result of the
       cloning.
 
-    With bc_steps, il_weight and kl_weight all 0, and max_std and alpha_lr null, every update equals `Sac` bit for bit;
-    otherwise its noise has a limit and its temperature stands still. What acts is a running mean of
+    With bc_steps, il_weight and kl_weight all 0 every update equals `Sac` bit for bit. What acts is a running mean of
     the actor's weights: the newest ones shake, and one block of trials may catch them at their worst.
 
     Metrics: those of SAC, train/il_loss, train/il_weight, train/kl.

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from robot_rl.policies.human.imitation_sac import ImitatingActorCritic, ImitationSacOptions, Updates
 from robot_rl.types import Metrics, Transitions
-from robot_rl.types.options import NotNegative, Positive
+from robot_rl.types.options import NotNegative
 
 
 class RlifOptions(ImitationSacOptions):
@@ -26,12 +26,6 @@ class RlifOptions(ImitationSacOptions):
     """Behaviour cloning before the first own step."""
     il_weight: NotNegative = 0.0
     """Imitation beside the RL loss."""
-    init_alpha: Positive = 0.01
-    """Temperature at the start."""
-    alpha_lr: NotNegative | None = None
-    """Step size of the temperature; null means lr, 0 keeps it fixed."""
-    max_std: Positive | None = None
-    """Largest standard deviation before the tanh; null for e^2."""
     acting_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The policy that acts is a running mean of the actor's weights, which takes in the newest at this rate."""
 

@@ -373,16 +373,10 @@ class TdLearner(NetLearner[T_co]):
         self.build()
         self.state.include({"policy": self.policy})
 
-    def gaussian_policy(self, params: FlatParams, actor: Net, **limits: float) -> SquashedGaussianPolicy:
-        """What acts by weights of the actor's sizes; `limits` of the log-std as of `SquashedGaussianPolicy`."""
+    def gaussian_policy(self, params: FlatParams, actor: Net) -> SquashedGaussianPolicy:
+        """What acts by weights of the actor's sizes."""
         policy = SquashedGaussianPolicy(
-            self.io.acting,
-            actor.shape,
-            params,
-            seed=self.seed + 1,
-            normalizer=self.norm,
-            encoder_shape=self.eye,
-            **limits,
+            self.io.acting, actor.shape, params, seed=self.seed + 1, normalizer=self.norm, encoder_shape=self.eye
         )
         for encoder in self.encoders:
             policy.follow_encoder(encoder.params)

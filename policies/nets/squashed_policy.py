@@ -34,7 +34,6 @@ class SquashedGaussianPolicy(Saved):
         normalizer: RunningNorm | FixedNorm | None = None,
         encoder_shape: EncoderShape | None = None,
         log_std_min: float = LOG_STD_MIN,
-        log_std_max: float = LOG_STD_MAX,
     ) -> None:
         """Bind to the actor's parameters.
 
@@ -46,10 +45,9 @@ class SquashedGaussianPolicy(Saved):
             normalizer: of "state", shared; None for raw observations.
             encoder_shape: of the images, or None; the policy owns a copy of the encoder's parameters.
             log_std_min: lower limit of the log-std.
-            log_std_max: upper limit of it.
         """
         self.io, self._shape, self._params, self._normalizer = io, shape, params, normalizer
-        self._device, self._log_std_min, self._log_std_max = params.flat.device, log_std_min, log_std_max
+        self._device, self._log_std_min = params.flat.device, log_std_min
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
         self._state = io.obs.get("state") is not None
         self._encoder: ImageEncoder | None = None
@@ -118,7 +116,7 @@ class SquashedGaussianPolicy(Saved):
         mean = out[..., :size]
         if not deterministic:
             noise = torch.randn(mean.shape, generator=self._generator).numpy()
-            mean = mean + np.exp(np.clip(out[..., size:], self._log_std_min, self._log_std_max)) * noise
+            mean = mean + np.exp(np.clip(out[..., size:], self._log_std_min, LOG_STD_MAX)) * noise
         action = np.tanh(mean)
         return action[None] if one else action
 
@@ -127,7 +125,7 @@ class SquashedGaussianPolicy(Saved):
         if deterministic:
             return mean.tanh()
         noise = torch.randn(mean.shape, generator=self._generator, device=self._device)
-        return torch.addcmul(mean, log_std.clamp(self._log_std_min, self._log_std_max).exp(), noise).tanh()
+        return torch.addcmul(mean, log_std.clamp(self._log_std_min, LOG_STD_MAX).exp(), noise).tanh()
 
     def _raw(self, obs: Obs) -> Tensor:
         """(B, 2A) mean and log-std."""
@@ -144,7 +142,7 @@ class SquashedGaussianPolicy(Saved):
     def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
         """(B,) log-density of actions (B, A) in (-1, 1); for off-policy evaluation."""
         mean, log_std = self._raw(obs).chunk(2, dim=-1)
-        log_std = log_std.clamp(self._log_std_min, self._log_std_max)
+        log_std = log_std.clamp(self._log_std_min, LOG_STD_MAX)
         bound = action.to(mean).clamp(-1 + 1e-6, 1 - 1e-6)
         z = (torch.atanh(bound) - mean) * (-log_std).exp()
         density = -0.5 * z.square() - log_std - 0.9189385332046727 - torch.log1p(-bound.square())
