@@ -25,7 +25,6 @@ from robot_rl.advantage.normalise import whiten as whiten_rows
 from robot_rl.advantage.ratios import log_ratio
 from robot_rl.advantage.registry import check_needs, entry
 from robot_rl.advantage.value_losses import explained_variance
-from robot_rl.types import StateDict
 
 STAGES = (entries_group, entries_temporal, zoo)
 """Modules whose import registers the stages that a pipeline is built from."""
@@ -189,11 +188,11 @@ class Pipeline:
             out["effective_sample_size"] = effective_sample_size(weight, credit.mask)
         return out
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self) -> dict[str, Any]:
         """State of the stateful estimators, for the checkpoint."""
         return {name: state.state_dict() for name, state in self.states.items()}
 
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         for name, part in state.items():
             self.states[name].load_state_dict(part)

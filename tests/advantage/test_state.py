@@ -79,8 +79,8 @@ def test_states_are_identical_for_one_and_four_workers():
             single = alone.apply(alone.reduce([collect(alone, index)]))
             many = shared.apply(shared.reduce([collect(shared, rows) for rows in split(index, 4)]))
             assert single.tolist() == many.tolist()
-        for name, rows_ in alone.state_dict().items():
-            np.testing.assert_array_equal(rows_, shared.state_dict()[name])
+        for name, tensor in alone.state_dict().items():
+            assert torch.equal(tensor, shared.state_dict()[name])
 
 
 def test_reduce_refuses_nothing_and_doubles():

@@ -12,7 +12,6 @@ import numpy as np
 
 from robot_rl.advantage.arrays import check_unit
 from robot_rl.advantage.kinds import require_option
-from robot_rl.types import StateDict
 
 
 def scaling_inter_horizon(step: int, rounds: Sequence[int], *, every: int = 100) -> int:
@@ -147,7 +146,7 @@ class ExperimentalStartBuffer:
         weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(entries), 1 / len(entries))
         return entries[int(self._generator.choice(len(entries), p=weight))][0]
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, histories included."""
         return {
             "next": self._next,
@@ -155,7 +154,7 @@ class ExperimentalStartBuffer:
             "starts": [(*start, variance) for start, variance in self._starts.values()],
         }
 
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self._next = state["next"]
         self._generator.bit_generator.state = state["generator"]

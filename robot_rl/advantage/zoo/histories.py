@@ -15,7 +15,6 @@ from robot_rl.advantage.kinds import Array, match_dtype
 from robot_rl.advantage.layout import row_mask
 from robot_rl.advantage.normalise import as_cells
 from robot_rl.advantage.segments import seg_count, seg_sum, seg_var
-from robot_rl.state import Saved
 
 
 class EntropySums(NamedTuple):
@@ -25,13 +24,11 @@ class EntropySums(NamedTuple):
     rows: np.ndarray
 
 
-class EntropyHistory(Saved):
+class EntropyHistory:
     """Mean entropy per turn index over past iterations, each iteration with equal weight.
 
     Source: EPO; WujiangXu/EPO.
     """
-
-    saved = ("_mean", "_iterations")
 
     def __init__(self, max_turns: int) -> None:
         """Empty history.
@@ -105,14 +102,21 @@ class EntropyHistory(Saved):
         """Whether the penalty applies: some turn index of at least max_turns / 2 has been seen."""
         return bool((self._iterations[math.ceil(self.max_turns / 2) :] > 0).any())
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Tensors for the checkpoint."""
+        return {"mean": torch.from_numpy(self._mean.copy()), "iterations": torch.from_numpy(self._iterations.copy())}
 
-class GroupHistory(Saved):
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Inverse of `state_dict`."""
+        self._mean = state["mean"].cpu().numpy().astype(np.float64).copy()
+        self._iterations = state["iterations"].cpu().numpy().astype(np.float64).copy()
+
+
+class GroupHistory:
     """Means and deviations of recent groups; their medians recalibrate the advantage of replayed successes.
 
     Source: SPEAR, self-imitation with progressive exploration; TencentYoutuResearch/SPEAR.
     """
-
-    saved = ("_mean", "_std")
 
     def __init__(self, capacity: int = 10_240) -> None:
         """Empty history of at most `capacity` groups.
@@ -186,3 +190,14 @@ class GroupHistory(Saved):
             gap = gap / (max(float(np.median(self._std)), std_floor) + eps)
         kept = gap >= 0
         return match_dtype(torch.where(kept, gap, 0.0), score), kept
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Tensors for the checkpoint."""
+        return {
+            name: torch.tensor(list(x), dtype=torch.float64) for name, x in (("mean", self._mean), ("std", self._std))
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Inverse of `state_dict`."""
+        self._mean = deque(state["mean"].tolist(), maxlen=self._mean.maxlen)
+        self._std = deque(state["std"].tolist(), maxlen=self._std.maxlen)

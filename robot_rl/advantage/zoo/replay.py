@@ -10,7 +10,6 @@ import numpy as np
 
 from robot_rl.advantage.arrays import host
 from robot_rl.advantage.kinds import Array
-from robot_rl.types import StateDict
 
 
 class Substitute(NamedTuple):
@@ -84,11 +83,11 @@ class SuccessReplay:
             out.append(Substitute(int(rows[0]), *stored[turn % len(stored)]))
         return out
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self) -> dict[str, Any]:
         """Stored rollouts and turns."""
         return {"stored": {task: list(queue) for task, queue in self._stored.items()}, "turn": dict(self._turn)}
 
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self._stored = {task: deque(queue, maxlen=self.per_task) for task, queue in state["stored"].items()}
         self._turn = dict(state["turn"])
@@ -128,11 +127,11 @@ class TrajectoryBuffer:
         self._items = deque(kept, maxlen=self._items.maxlen)
         return [item[0] for item in kept], np.array([item[1] for item in kept])
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self) -> dict[str, Any]:
         """Stored trajectories."""
         return {"items": list(self._items)}
 
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self._items = deque((tuple(item) for item in state["items"]), maxlen=self._items.maxlen)
 

@@ -18,7 +18,6 @@ from robot_rl.advantage.kinds import Array, match_dtype, require_option
 from robot_rl.advantage.normalise import EdgeRules, normalise
 from robot_rl.advantage.returns import linear_recurrence
 from robot_rl.advantage.segments import factorise, seg_count, seg_mean, stable_order
-from robot_rl.state import Saved
 
 
 class Samples(NamedTuple):
@@ -68,10 +67,8 @@ def _samples(score: Array, key: np.ndarray, group: Array, index: Array) -> Sampl
     return Samples(index, key.astype(np.int64), score, group)
 
 
-class _Keyed(Saved):
+class _Keyed:
     """Rows of float64 per integer key, sorted by key: what the estimators below remember."""
-
-    saved = ("_keys", "_values")
 
     def __init__(self, width: int, decay: float) -> None:
         check_unit(decay=decay)
@@ -96,6 +93,15 @@ class _Keyed(Saved):
         values = self._rows(every, 0.0)
         values[np.searchsorted(every, keys)] = rows
         self._keys, self._values = every, values
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Tensors for the checkpoint."""
+        return {"keys": torch.from_numpy(self._keys.copy()), "values": torch.from_numpy(self._values.copy())}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Inverse of `state_dict`."""
+        self._keys = host(state["keys"]).astype(np.int64).copy()
+        self._values = host(state["values"]).astype(np.float64).copy()
 
 
 class RoleBaseline(_Keyed):
