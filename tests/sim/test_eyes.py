@@ -169,6 +169,7 @@ def test_the_options_of_a_verb_go_into_the_environment():
         "camera_size": [48, 48],
         "camera_quality": "fast",
         "supersample": 2,
+        "critic_state": False,
     }
     with pytest.raises(Refused, match="proprio goes with pictures"):
         put_pictures(OmegaConf.create({"env": {"engine": "mujoco"}, "proprio": ["tip"]}))
