@@ -250,7 +250,7 @@ def wrong_encoding(made):
 
 
 def recorded(made):
-    """A robot that moves to and fro, one episode of it recorded and a second under way."""
+    """A robot that moves back and forth, one episode of it recorded and a second under way."""
     record = Recorder(
         made.processes, made.station, made.processes.folder / f"session{time.time_ns()}", spec="foreign.yaml"
     )
