@@ -149,7 +149,8 @@ def standing(made: Card, table: Mapping[str, Any]) -> Card:
         for joint, kp, kd in zip(made.joints, table["kps"], table["kds"])
     )
     home = tuple(float(x) for x in table["default_angles"])
-    return Card(**{**dict(made), "joints": joints, "home": home})
+    legs = None if made.legs is None else made.legs.model_copy(update={"gains": "its policy's description"})
+    return Card(**{**dict(made), "joints": joints, "home": home, "legs": legs})
 
 
 def write(description: Path, weights: Path, robot: Card) -> Path:

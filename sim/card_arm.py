@@ -15,7 +15,7 @@ import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP, Arm, check_command
 from robot_rl.sim.kinematics import Chain
-from robot_rl.sim.robot_model import add_floor, add_sky, digest, load, mujoco
+from robot_rl.sim.robot_model import add_floor, add_sky, digest, hold_others, load, mujoco
 from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
@@ -56,8 +56,6 @@ class CardArm(Arm):
                 f"model are {', '.join(self.chain.joints)}"
             )
         self.first = int(model.joint(names[0]).qposadr[0])
-        if [int(model.joint(name).qposadr[0]) for name in names] != list(range(self.first, self.first + len(names))):
-            raise ValueError(f"between the joints of {card.name} the model has others; write the arm's alone")
         self.low, self.high, self.home = card.workspace.lower, card.workspace.upper, card.home
         self._neutral, self._others = np.array(model.qpos0), model.nv
         fingers = card.gripper.joints if card.gripper is not None else ()
@@ -166,6 +164,11 @@ def _scene(text: str, now: str) -> str:
     for items in (spec.actuators, spec.keys, spec.lights, spec.cameras):
         for item in list(items):
             spec.delete(item)
+    names = {joint.name for joint in card.joints}
+    last = spec.joint(card.joints[-1].name)
+    if last is not None:  # the hand's own joints stay; wheels, heads and second arms are held
+        names |= {joint.name for joint in last.parent.find_all(mujoco.mjtObj.mjOBJ_JOINT)}
+        hold_others(spec, names)
     _surroundings(spec, card)
     for body in spec.bodies:
         body.gravcomp = 1.0

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
-from robot_rl.sim.robot_card import largest_effort
+from robot_rl.sim.legs_pose import lowest, standing
+from robot_rl.sim.robot_card import largest_effort, within
 from robot_rl.sim.robot_model import digest, find, load, mujoco
 from robot_rl.types.card import OPEN, Card, JointCard, LegsCard, ModelCard
 
 _SCALAR = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 _LIMB = 3
-"""Joints that a limb has at least."""
+"""Joints that a leg has at least, or two with limits, which casters and wheels do not have."""
+_DAMPED, _SPEED = 40.0, 100.0
+"""Of simulated servos that no file describes: gain over damping [1/s], and the natural frequency that needs no smaller
+step than ours [rad/s], where the model's rotors have no inertia."""
 _POSES = ("home", "stand", "standing")
 """Keyframes that are a standing pose, the best first."""
 
@@ -47,14 +51,17 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         if int(model.jnt_type[j]) in _SCALAR and (j in driven or not driven) and model.joint(j).name not in made.mimic
     ]  # fmt: skip
     pose = next((key for key in _POSES if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, key) >= 0), "")
-    at = model.key(pose).qpos if pose else model.qpos0
+    legs = _legs(model)
+    at = model.key(pose).qpos if pose else standing(model, legs)
+    weight, inertia = _weight(model, at)
     joints, home = [], []
     for j in chain:
         low, high = (float(x) for x in model.jnt_range[j])
         limited = bool(model.jnt_limited[j])
         stated = made.limits.get(model.joint(j).name, {})
-        value = float(at[int(model.jnt_qposadr[j])])
-        home.append(round(float(np.clip(value, low, high)) if limited else value, 4))
+        home.append(float(at[int(model.jnt_qposadr[j])]))
+        effort = stated.get("effort") or largest_effort(model, j)
+        kp = weight if any(j in leg for leg in legs) else min(effort or weight, weight)
         joints.append(
             JointCard(
                 name=model.joint(j).name,
@@ -62,42 +69,79 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
                 upper=round(high, 6) if limited else None,
                 continuous=not limited,
                 velocity=stated.get("velocity", OPEN),
-                effort=stated.get("effort") or largest_effort(model, j) or OPEN,
+                effort=effort or OPEN,
+                kp=float(f"{kp:.3g}"),
+                kd=float(f"{kp / _DAMPED:.3g}"),
+                armature=round(max(kp / _SPEED**2 - inertia[int(model.jnt_dofadr[j])], 0.0), 5),
             )
         )
     if not pose:
         notes.append(
-            "home is the model's zero pose: policy=<description of a policy> gives a standing one, or the card"
+            "home is a pose found by search, feet below the hips and knees bent: look at it with robot-rl robot show"
         )
+    notes.append(
+        "kp and kd of the joints are by a rule, for simulation: policy=<description of a policy> gives those that it "
+        "walks with, or write your driver's into the card, and legs.gains: driver"
+    )
     file = Path(path).expanduser().resolve()
     card = Card(
         name=name,
         model=ModelCard(path=str(file), sha256=digest(file)),
         base=trunk,
-        legs=LegsCard(),
+        legs=LegsCard(gains=OPEN),
         joints=tuple(joints),
-        home=tuple(home),
+        home=within(tuple(joints), home),
         command_mode="pd",
     )
     return card, notes
 
 
 def _trunk(model: Any) -> str:
-    """Body with the free joint, or the one that several limbs hang down from; "" for a robot that stands fixed."""
+    """Body with the free joint, or the one that the robot's lowest two limbs hang from, where both reach below all that
+    does not move; "" for a robot that stands fixed."""
     for j in range(model.njnt):
         if int(model.jnt_type[j]) == int(mujoco.mjtJoint.mjJNT_FREE):
             return str(model.body(int(model.jnt_bodyid[j])).name)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    parents = {int(p) for p in model.body_parentid[1:]}
-    ends = [b for b in range(1, model.nbody) if b not in parents and len(_joints(model, b)) >= _LIMB]
-    roots = {_joints(model, b)[0] for b in ends}
-    if len(roots) < 2:
+    fixed, limbs = [], {}
+    for body in range(1, model.nbody):
+        chain, height = _joints(model, body), float(data.xpos[body][2])
+        if not chain:
+            fixed.append(height)
+        elif len(chain) >= _LIMB or (len(chain) == 2 and all(model.jnt_limited[j] for j in chain)):  # no caster
+            limbs[chain[0]] = min(height, limbs.get(chain[0], height))
+    feet = sorted(limbs, key=lambda first: limbs[first])[:2]
+    roots = {int(model.body_rootid[int(model.jnt_bodyid[first])]) for first in feet}
+    if len(feet) < 2 or len(roots) > 1 or not fixed or limbs[feet[1]] > min(fixed) - 1e-3:
         return ""
-    trunks = {int(model.body_parentid[int(model.jnt_bodyid[j])]) for j in roots}
-    body = min(trunks)
-    below = all(data.xpos[b][2] < data.xpos[body][2] - 1e-3 for b in ends)
-    return str(model.body(body).name) if len(trunks) == 1 and body > 0 and below else ""
+    return str(model.body(roots.pop()).name)
+
+
+def _weight(model: Any, pose: np.ndarray) -> tuple[float, np.ndarray]:
+    """The largest gain of a joint [N m/rad] by a rule, and (nv,) inertias of the joints.
+
+    At an error of 1 rad it gives the torque that holds the whole robot by a lever as long as it stands high. Policies
+    that others walk with have .5 to 1.1 of their joints' largest effort and 1/20 to 1/75 of the gain as damping
+    (unitree_rl_gym: Go2, G1, H1; legged_gym: ANYmal)."""
+    data, mass = mujoco.MjData(model), np.zeros((model.nv, model.nv))
+    data.qpos[:] = pose
+    mujoco.mj_fwdPosition(model, data)
+    mujoco.mj_fullM(model, data, mass)
+    high = float(data.xpos[1][2] - lowest(model, data, range(1, model.nbody))[2])
+    return 9.81 * float(model.body_mass.sum()) * high, np.diag(mass)
+
+
+def _legs(model: Any) -> list[list[int]]:
+    """Joints of every limb that ends in the lower half of the robot in its zero pose, from the trunk or the waist."""
+    data = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, data)
+    chains = {tuple(_joints(model, body)): float(data.xpos[body][2]) for body in range(2, model.nbody)}
+    ends = {c: z for c, z in chains.items() if len(c) > 1 and not any(o != c and o[: len(c)] == c for o in chains)}
+    base = float(data.xpos[1][2])
+    low = [c for c, z in ends.items() if z < base - 0.5 * (base - min(ends.values()))]
+    shared = {j for c in low for j in c if sum(j in other for other in low) > 1}  # of a waist that legs hang from
+    return [[j for j in c if j not in shared] for c in low]
 
 
 def _joints(model: Any, body: int) -> list[int]:

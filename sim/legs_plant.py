@@ -141,11 +141,15 @@ def free_trunk(spec: Any, base: str) -> None:
     """Give a body of an editable model a free joint where it has none.
 
     Raises:
-        ValueError: the model has no such body.
+        ValueError: the model has no such body, or it hangs from another one.
     """
     body = spec.body(base)
     if body is None:
         raise ValueError(f"the model has no body '{base}' that legs could carry; see base in the card")
+    if body.parent.name != "world":
+        raise ValueError(
+            f"body '{base}' is joined to '{body.parent.name}', expected the topmost body of the robot; see base"
+        )
     if not any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in body.joints):
         body.add_freejoint()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
-from robot_rl.sim.robot_model import FLOOR, add_floor, add_sky, load, mujoco
+from robot_rl.sim.robot_model import FLOOR, add_floor, add_sky, hold_others, load, mujoco
 from robot_rl.types.card import DEFAULTS, OPEN, Card
 
 TIMESTEP = 0.004
@@ -18,8 +18,10 @@ FOOT, HEIGHT, SPEED = "robot_rl_foot", "robot_rl_foot_place", "robot_rl_foot_spe
 """Prefixes of a foot's site, and of its two sensors."""
 _LEVEL = 0.005
 """Shapes of a limb so near to its lowest one belong to the sole [m]."""
-_LIMB = 3
+_LIMB = 2
 """Joints that a leg has at least."""
+_LOW = 0.1
+"""Legs end so near to the floor where the robot stands, as a part of its trunk's height; heads and arms do not."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def _scene(text: str) -> LegsScene:
     for items in (spec.actuators, spec.keys, spec.sensors, spec.lights, spec.cameras):
         for item in list(items):
             spec.delete(item)
+    hold_others(spec, {joint.name for joint in card.joints})
     add_floor(spec)
     free_trunk(spec, card.base)
     spec.option.timestep, spec.option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
@@ -88,9 +91,12 @@ def _scene(text: str) -> LegsScene:
     data.qpos[:] = stand
     mujoco.mj_forward(model, data)
     gaps = _gaps(model, data)
+    if not gaps:
+        raise ValueError(f"nothing in the model of {card.name} touches: its links need <collision> shapes to stand on")
     stand[2] -= min(gaps.values())
     feet = []
-    for i, limb in enumerate(_limbs(model)):
+    near = min(gaps.values()) + _LOW * stand[2]
+    for i, limb in enumerate(limb for limb in _limbs(model) if min(gaps[g] for g in limb) <= near):
         low = min(gaps[g] for g in limb)
         sole = [g for g in limb if gaps[g] < low + _LEVEL]
         body = int(model.geom_bodyid[sole[0]])
@@ -101,7 +107,9 @@ def _scene(text: str) -> LegsScene:
             spec.add_sensor(name=f"{prefix}{i}", type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=f"{FOOT}{i}")
         feet.append([*middle[:2], middle[2] + stand[2]])
     if len(feet) < 2:
-        raise ValueError(f"the model of {card.name} has {len(feet)} limbs of {_LIMB} joints and more, expected legs")
+        raise ValueError(
+            f"the model of {card.name} stands on {len(feet)} limbs of {_LIMB} joints and more, expected legs"
+        )
     _look(spec, card.base)
     spec.compile()
     return LegsScene(spec.to_xml(), stand, np.array(feet))
@@ -116,17 +124,18 @@ def _gaps(model: Any, data: Any) -> dict[int, float]:
 
 def _limbs(model: Any) -> list[list[int]]:
     """Shapes of the last link of every limb, in the order of the model."""
-    limbs: dict[int, dict[int, list[int]]] = {}
+    shapes: dict[tuple[int, ...], list[int]] = {}
     for g in range(model.ngeom):
-        chain = []
+        chain: list[int] = []
         body = int(model.geom_bodyid[g])
         while body > 0:
             first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-            chain += [j for j in range(first, first + count) if j > 0]
+            chain = [j for j in range(first, first + count) if j > 0] + chain
             body = int(model.body_parentid[body])
-        if chain and model.geom_contype[g]:
-            limbs.setdefault(min(chain), {}).setdefault(len(chain), []).append(g)
-    return [shapes[max(shapes)] for _, shapes in sorted(limbs.items()) if max(shapes) >= _LIMB]
+        if len(chain) >= _LIMB and model.geom_contype[g]:
+            shapes.setdefault(tuple(chain), []).append(g)
+    ends = [c for c in shapes if not any(other != c and other[: len(c)] == c for other in shapes)]
+    return [shapes[chain] for chain in sorted(ends)]
 
 
 def _look(spec: Any, base: str) -> None:

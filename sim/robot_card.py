@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,8 @@ _SPEED = 25.0
 _STIFF = 5.0
 """Their gain is at least this part of the largest effort [1/rad], so that friction does not hold small joints."""
 _SAMPLES = 3000
+_THIN = 0.02
+"""Smallest side of a workspace [m]."""
 
 
 def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[Card, list[str]]:
@@ -51,9 +52,15 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     if not tool:
         notes.append(f"tool frame: {where} (tool=<site or body> chooses another)")
     chain = _chain(model, body, base)
-    others = [b for b in range(1, model.nbody) if len(set(_chain(model, b, "")) - set(chain)) >= 3]
-    if len({next(iter(_chain(model, b, ""))) for b in others} - set(chain[:1])) >= 2:
-        raise ValueError(f"{path} has several limbs beside the one to {where}; without tool= those of legs get a card")
+    others = {
+        c[0]: model.body(b).name for b in range(1, model.nbody) if len(set(c := _chain(model, b, "")) - set(chain)) >= 3
+    }
+    limbs = [end for first, end in others.items() if first not in chain[:1]]
+    if len(limbs) >= 2 and not tool:
+        raise ValueError(
+            f"{path} has {len(limbs) + 1} limbs, which end at {', '.join([where, *limbs])}, and does not stand on "
+            "them; say what tasks should move: tool=<site or body>"
+        )
     if len(chain) < 2:
         raise ValueError(
             f"only {len(chain)} joints move {where}, expected an arm of at least 2; choose tool=<site or body>"
@@ -70,8 +77,8 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
         tool=where,
         joints=joints,
         gripper=_gripper(model, made, arm, home),
-        home=_rounded(home),
-        rest=_rounded(arm.key("rest")) if arm.key("rest") is not None else None,
+        home=within(joints, home),
+        rest=within(joints, rest) if (rest := arm.key("rest")) is not None else None,
         workspace=arm.workspace(home),
         ignore=arm.ignore,
     )
@@ -79,7 +86,13 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
 
 
 class _Survey(RobotProbe):
-    """What a card says beyond its file: a home pose, a workspace, inertias."""
+    """What a card says beyond its file: a home pose, a workspace, inertias.
+
+    Attributes:
+        rank: directions in which the tool can be moved where the arm is at its best, at most three.
+    """
+
+    rank = 3
 
     def key(self, name: str) -> np.ndarray | None:
         """(J,) positions of a keyframe, or None."""
@@ -96,11 +109,17 @@ class _Survey(RobotProbe):
             return own
         middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
         poses = middle + 0.7 * half * self.random.uniform(-1.0, 1.0, (_SAMPLES, len(half)))
+        ranks = []
+        for pose in poses[:20]:
+            self.place(pose)
+            ranks.append(int(np.linalg.matrix_rank(self.jacobian(), tol=1e-6)))
+        self.rank = max(ranks)
         worth = [self.worth(pose) for pose in poses]
         best = int(np.argmax(worth))
         if worth[best] <= 0.0:
             raise ValueError(
-                "no pose of this arm is free of contacts with the tool above its base; is the model upright?"
+                "no pose of this arm is free of contacts with the tool at least 2 cm above z = 0, where the floor is; "
+                "turn the model upright or mount it higher (<origin> of its first joint), or choose tool=<site or body>"
             )
         home, value = poses[best], worth[best]
         for j in range(len(home)):  # joints that matter little stand in the middle of their range
@@ -110,18 +129,23 @@ class _Survey(RobotProbe):
                 home, value = tidy, max(value, again)
         return home
 
+    def jacobian(self) -> np.ndarray:
+        """(3, J) how the tool moves with the joints where the arm is."""
+        model = self.model
+        linear = np.zeros((3, model.nv))
+        if self.site >= 0:
+            mujoco.mj_jacSite(model, self.data, linear, None, self.site)
+        else:
+            mujoco.mj_jacBody(model, self.data, linear, None, self.body)
+        return linear[:, self.dof]
+
     def worth(self, joints: np.ndarray) -> float:
         """How good a pose is to begin work in; 0 where something touches."""
         if not self.free(joints):
             return 0.0
-        model, tip = self.model, self.tip()
-        linear, angular = np.zeros((3, model.nv)), np.zeros((3, model.nv))
-        if self.site >= 0:
-            mujoco.mj_jacSite(model, self.data, linear, angular, self.site)
-        else:
-            mujoco.mj_jacBody(model, self.data, linear, angular, self.body)
-        square = linear[:, self.dof] @ linear[:, self.dof].T
-        dexterity = math.sqrt(max(float(np.linalg.det(square)), 0.0))
+        tip = self.tip()
+        # The volume of what the tool can do, in as many directions as this arm has at its best: two for a planar one.
+        dexterity = float(np.prod(np.linalg.svd(self.jacobian(), compute_uv=False)[: self.rank]))
         middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
         centred = 1.0 - 0.5 * float(np.mean(((joints - middle) / half) ** 2))
         ahead = 1.0 + float(tip[0]) / max(float(np.linalg.norm(tip[:2])), 1e-9)  # 2 straight along x
@@ -133,7 +157,8 @@ class _Survey(RobotProbe):
         if len(tips) < 20:
             raise ValueError("hardly any pose around home is free of contacts; give the model a home keyframe or tool=")
         low, high = np.quantile(tips, 0.15, axis=0), np.quantile(tips, 0.85, axis=0)
-        return WorkspaceCard(lower=_place(low), upper=_place(high))
+        thin = np.maximum(_THIN - (high - low), 0.0) / 2.0  # the plane of an arm that moves in one
+        return WorkspaceCard(lower=_place(low - thin), upper=_place(high + thin))
 
     def inertia(self, home: np.ndarray) -> np.ndarray:
         """(J,) largest inertia of each joint near home [kg m2 or kg]."""
@@ -211,7 +236,20 @@ def _tool(model: Any, wanted: str) -> tuple[str, int]:
             name = max(found, key=lambda name: depth[name])
             return name, frames[name]
     name = max(frames, key=lambda name: depth[name])
-    return name, frames[name]
+    palm = _palm(model, frames[name])
+    return (name, frames[name]) if palm is None else (model.body(palm).name, palm)
+
+
+def _palm(model: Any, finger: int) -> int | None:
+    """The body within the last four joints of a chain from which another finger goes out too, or None."""
+    way = _chain(model, finger, "")
+    chains = [(_chain(model, b, ""), b) for b in range(1, model.nbody)]
+    body = int(model.body_parentid[finger])
+    while body > 0 and (own := len(_chain(model, body, ""))) >= max(len(way) - 4, 2):
+        if any(len(other) > own < len(way) and other[own] != way[own] for other, b in chains if _below(model, b, body)):
+            return body
+        body = int(model.body_parentid[body])
+    return None
 
 
 def _chain(model: Any, body: int, base: str) -> list[int]:
@@ -273,6 +311,16 @@ def _below(model: Any, body: int, ancestor: int) -> bool:
     while body > 0 and body != ancestor:
         body = int(model.body_parentid[body])
     return body == ancestor
+
+
+def within(joints: tuple[JointCard, ...], values: Any) -> tuple[float, ...]:
+    """(J,) positions in few digits, inside the limits of their joints."""
+    return tuple(
+        float(np.clip(round(float(value), 4), joint.lower, joint.upper))
+        if joint.lower is not None
+        else round(float(value), 4)
+        for joint, value in zip(joints, values)
+    )
 
 
 def _short(value: float) -> float:

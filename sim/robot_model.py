@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +11,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from robot_rl.extras import require, require_foreign
+from robot_rl.sim import urdf
 from robot_rl.sim.headless import prefer_headless
 
 prefer_headless()
 mujoco = require("mujoco")
 
-_MESHES = (".stl", ".obj", ".msh")
-"""Forms of meshes that MuJoCo reads."""
 FLOOR = "robot_rl_floor"
 """Body of the floor that `add_floor` puts in."""
 _PROXY = 0.03
@@ -63,6 +62,7 @@ def load(path: str | Path) -> RobotModel:
         if root.tag in ("robot", "mujoco"):
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
             _fit_capsules(made.spec)
+            _weigh_flat_meshes(made)
             return made
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"MuJoCo cannot read {path}: {error}") from error
@@ -88,6 +88,16 @@ def find(name: str) -> str:
         return str(entry.xml(entry.default_model))
     except (menagerie.MenagerieError, OSError) as error:
         raise ValueError(f"{name} cannot be fetched: {error}") from error
+
+
+def hold_others(spec: Any, names: set[str]) -> None:
+    """Hold every hinge and slide but those of some names where the model has it: no policy moves it."""
+    for item in list(spec.equalities):  # of fingers that follow one another, say
+        if item.type == mujoco.mjtEq.mjEQ_JOINT and not {item.name1, item.name2} <= {"", *names}:
+            spec.delete(item)
+    for joint in list(spec.joints):
+        if joint.type != mujoco.mjtJoint.mjJNT_FREE and joint.name not in names:
+            spec.delete(joint)
 
 
 def add_floor(spec: Any) -> None:
@@ -132,69 +142,27 @@ def _files(path: Path) -> Iterator[Path]:
                 yield inner
                 yield from _files(inner)
             continue
-        found = _find(name, path) or next(
+        found = urdf.find_mesh(name, path) or next(
             (file for folder in folders.values() if (file := path.parent / folder / name).is_file()), None
         )
         if found is not None:
             yield found
 
 
-def _find(name: str, model: Path) -> Path | None:
-    """The file that a URDF means by a name."""
-    package, _, rest = name.removeprefix("package://").partition("/")
-    if not name.startswith("package://"):
-        plain = Path(name.removeprefix("file://"))
-        return (model.parent / plain).resolve() if (model.parent / plain).is_file() else None
-    above = [model.parent, *model.parents[1:5]]
-    places = [folder / part for folder in above for part in (f"{package}/{rest}", rest)]
-    places += [Path(p) / package / rest for p in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if p]
-    prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
-    places += [Path(p) / "share" / package / rest for p in prefixes if p]
-    return next((place.resolve() for place in places if place.is_file()), None)
-
-
 def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
-    made = RobotModel(None)
-    assets: dict[str, bytes] = {}
-    wholes: dict[str, str] = {}
-    absent: list[str] = []
-    bare: list[str] = []
-    for link in root.iter("link"):
-        shapes = len(link.findall("visual")) + len(link.findall("collision"))
-        for kind in ("visual", "collision"):
-            for shape in link.findall(kind):
-                mesh = shape.find("geometry/mesh")
-                if mesh is None:
-                    continue
-                name = mesh.get("filename", "")
-                found = _find(name, path)
-                if found is None or found.suffix.lower() not in _MESHES:
-                    link.remove(shape)
-                    absent.append(f"{kind} {name.rpartition('/')[2]}")
-                    continue
-                # A name of its own: MuJoCo takes two files of one base name for one mesh.
-                short = f"{hashlib.sha256(str(found).encode()).hexdigest()[:8]}_{found.name}"
-                assets[short], wholes[short] = found.read_bytes(), str(found)
-                mesh.set("filename", short)
-        if shapes and not (link.findall("visual") or link.findall("collision")):
-            bare.append(link.get("name", ""))
-    for joint in root.findall("joint"):
-        limit, name = joint.find("limit"), joint.get("name", "")
-        values = {key: float(limit.get(key, 0.0)) for key in ("velocity", "effort")} if limit is not None else {}
-        made.limits[name] = {key: value for key, value in values.items() if value > 0.0}
-        if joint.find("mimic") is not None:
-            made.mimic.add(name)
-    old = root.find("mujoco")
-    if old is not None:
-        root.remove(old)
-    extension = ElementTree.SubElement(root, "mujoco")
-    options = {"strippath": "false", "discardvisual": "false", "fusestatic": "false", "balanceinertia": "true"}
-    ElementTree.SubElement(extension, "compiler", options)
-    made.spec = spec = mujoco.MjSpec.from_string(ElementTree.tostring(root, encoding="unicode"), assets=assets)
+    read = urdf.prepare(path, root)
+    assets = {short: file.read_bytes() for short, file in read.meshes.items()}
+    spec = mujoco.MjSpec.from_string(ElementTree.tostring(root, encoding="unicode"), assets=assets)
+    made = RobotModel(spec, read.notes, read.limits, read.mimic)
     for mesh in spec.meshes:
-        mesh.file = wholes.get(mesh.file, mesh.file)
-    _say_absent(made, absent)
-    for name in bare:
+        file = read.meshes.get(mesh.file)
+        if file is None:
+            continue
+        mesh.file = str(file)
+        if (shape := urdf.triangles(file)) is not None:
+            mesh.file, mesh.uservert, mesh.userface = "", shape[0].ravel(), shape[1].ravel()
+    _say_absent(made, read.absent)
+    for name in read.bare:
         body = spec.body(name)
         if body is None or not _proxies(body):
             continue
@@ -243,6 +211,26 @@ def _fit_capsules(spec: Any) -> None:
         proxy.contype, proxy.conaffinity, proxy.friction = geom.contype, geom.conaffinity, geom.friction
         proxy.mass, proxy.group, proxy.rgba = 0.0, 4, [0.2, 0.5, 0.9, 0.4]
         geom.contype = geom.conaffinity = 0
+
+
+def _weigh_flat_meshes(made: RobotModel) -> None:
+    """Take meshes without a volume, such as sheets and open shells, by their surface: MuJoCo refuses them otherwise."""
+    flat: list[str] = []
+    while True:
+        try:
+            made.spec.compile()
+            break
+        except ValueError as error:
+            found = re.search(r"mesh volume is too small: (\S+)", str(error))
+            mesh = made.spec.mesh(found[1]) if found is not None else None
+            if mesh is None or mesh.name in flat:
+                raise
+            flat.append(mesh.name)
+            mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
+    if flat:
+        made.notes.append(
+            f"{len(flat)} meshes enclose no volume and are weighed by their surface: {', '.join(flat[:4])}"
+        )
 
 
 def _say_absent(made: RobotModel, absent: list[str]) -> None:

@@ -308,6 +308,7 @@ def of_card(found: Card) -> tuple[dict[str, Any], dict[str, Any]]:
     stop = table.pop("estop")
     for key in ("model", "base", "tool", "gripper", "ignore"):
         table.pop(key, None)
+    table.get("legs", {}).pop("gains", None)
     for joint in table["joints"]:
         del joint["armature"]
     if "workspace" in table:

@@ -240,6 +240,8 @@ class LegsCard(Options):
 
     stop: Literal["damp", "sit", "?"] = OPEN
     """After a fault, an e-stop or a lost command: damp (kp 0, the joints' kd), or sit: go to rest first."""
+    gains: Text = "driver"
+    """Where kp and kd of the joints come from, in words; ? = from a rule that is good for simulation only."""
     stop_seconds: Positive = 3.0
     """Of the way to rest."""
     stand_seconds: Positive = 2.0

@@ -139,7 +139,7 @@ def _new(arguments: list[str]) -> None:
     made, notes = _of_ready(models[0], options) if models[0] in card.ready() else _of_model(models[0], options)
     if options.policy:
         made = policy_card.standing(made, policy_card.read_description(Path(options.policy)))
-        notes = [note for note in notes if not note.startswith("home is")]
+        notes = [note for note in notes if not note.startswith(("home is", "kp and kd"))]
     for note in notes:
         print(f"  {note}")
     given = options.model_dump(exclude_none=True)
@@ -154,8 +154,6 @@ def _new(arguments: list[str]) -> None:
     else:
         what = f"{len(made.joints)} joints, {'a' if made.gripper is not None else 'no'} gripper, tool {made.tool}"
     print(f"{path}: {what}, home {' '.join(f'{x:g}' for x in made.home)}")
-    if made.legs is not None and not all(joint.kp and joint.kd for joint in made.joints):
-        print("  kp and kd of the joints are not known: policy=<description of a policy>, or write them into the card")
     left = made.open_keys()
     answer.note(card=str(path), open=list(left))
     if left:

@@ -57,7 +57,9 @@ def test_card_takes_gains_and_pose_from_the_policy_and_the_graph_takes_the_card(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert robot_rl("robot", "new", "biped.xml", "name=biped", *TOLD) == 0
-    assert "kp and kd of the joints are not known" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "kp and kd of the joints are by a rule, for simulation" in said
+    assert "legs.gains" in said.partition("still ?")[2]
     assert robot_rl("robot", "new", "biped.xml", "name=legs", "policy=walk/policy.yaml", *TOLD) == 0
     assert "still ?" not in capsys.readouterr().out
     spec = RobotSpec.load("legs.yaml")

@@ -271,5 +271,5 @@ def test_robots_of_makers_reach(file: str, count: int, tool: str, gripper: tuple
 
 @real
 def test_legs_are_refused_by_a_sentence() -> None:
-    with pytest.raises(ValueError, match="several limbs"):
+    with pytest.raises(ValueError, match="has 4 limbs"):
         new_card(str(ROBOTS / "go2/go2.urdf"), "go2")

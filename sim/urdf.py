@@ -1,0 +1,173 @@
+"""A URDF as MuJoCo can read it: its meshes found, and what its maker left wrong put right, each in a sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+_MESHES = (".stl", ".obj", ".msh")
+"""Forms of meshes that MuJoCo reads."""
+_MASS, _INERTIA = "0.001", "1e-6"
+"""Of a link that moves and has no mass of its own [kg, kg m2]: finger tips, links between two axes."""
+_FLAT = 1e-3
+"""Smallest moment of inertia that a repaired body has, as a part of its largest."""
+
+
+@dataclass
+class Urdf:
+    """What was read.
+
+    Attributes:
+        root: the XML, changed in place.
+        notes: what was left out or put right, one sentence each.
+        meshes: name of a mesh in the XML -> its file.
+        absent: shapes that were left out, since their mesh is not there or not read.
+        bare: links that had shapes and have none left.
+        limits: joint -> {"velocity": …, "effort": …}.
+        mimic: joints that follow another one.
+    """
+
+    root: ElementTree.Element
+    notes: list[str] = field(default_factory=list)
+    meshes: dict[str, Path] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    bare: list[str] = field(default_factory=list)
+    limits: dict[str, dict[str, float]] = field(default_factory=dict)
+    mimic: set[str] = field(default_factory=set)
+
+
+def prepare(path: Path, root: ElementTree.Element) -> Urdf:
+    """Make a URDF ready for MuJoCo.
+
+    Args:
+        path: of the file, from which its meshes are looked for.
+        root: `<robot>`; changed in place.
+
+    Raises:
+        ValueError: a joint that names a link which the file does not have; a number that is none.
+    """
+    made = Urdf(root)
+    links = {link.get("name", "") for link in root.findall("link")}
+    for joint in root.findall("joint"):
+        _read_joint(made, joint, links)
+    for link in root.findall("link"):
+        _find_meshes(made, link, path)
+    _mend_inertias(made)
+    old = root.find("mujoco")
+    if old is not None:
+        root.remove(old)
+    options = {"strippath": "false", "discardvisual": "false", "fusestatic": "false", "balanceinertia": "true"}
+    ElementTree.SubElement(ElementTree.SubElement(root, "mujoco"), "compiler", options)
+    return made
+
+
+def find_mesh(name: str, model: Path) -> Path | None:
+    """The file that a URDF means by a name: beside it, as `package://` below one of its folders, or on ROS's paths."""
+    package, _, rest = name.removeprefix("package://").partition("/")
+    if not name.startswith("package://"):
+        plain = Path(name.removeprefix("file://"))
+        return (model.parent / plain).resolve() if (model.parent / plain).is_file() else None
+    above = [model.parent, *model.parents[1:5]]
+    places = [folder / part for folder in above for part in (f"{package}/{rest}", rest)]
+    places += [Path(p) / package / rest for p in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if p]
+    prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
+    places += [Path(p) / "share" / package / rest for p in prefixes if p]
+    return next((place.resolve() for place in places if place.is_file()), None)
+
+
+def triangles(stl: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Corners (3 n, 3) and faces (n, 3) of an STL in words, which MuJoCo does not read; None for a binary one."""
+    data = stl.read_bytes()
+    count = int.from_bytes(data[80:84], "little")
+    if stl.suffix.lower() != ".stl" or len(data) == 84 + 50 * count or not data.lstrip().startswith(b"solid"):
+        return None
+    corners = np.array([line.split()[1:4] for line in data.splitlines() if line.split()[:1] == [b"vertex"]], float)
+    return corners, np.arange(len(corners)).reshape(-1, 3)
+
+
+def _read_joint(made: Urdf, joint: ElementTree.Element, links: set[str]) -> None:
+    name, limit = joint.get("name", ""), joint.find("limit")
+    for side in ("parent", "child"):
+        element = joint.find(side)
+        link = "" if element is None else element.get("link", "")
+        if link not in links:
+            raise ValueError(f"joint {name} has the {side} link '{link}', which the file does not have")
+    values = {key: float(limit.get(key, 0.0)) for key in ("velocity", "effort")} if limit is not None else {}
+    made.limits[name] = {key: value for key, value in values.items() if value > 0.0}
+    if joint.find("mimic") is not None:
+        made.mimic.add(name)
+
+
+def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path) -> None:
+    shapes = [(kind, shape) for kind in ("visual", "collision") for shape in link.findall(kind)]
+    for kind, shape in shapes:
+        shape.attrib.pop("name", None)  # makers repeat these names, and MuJoCo warns of each
+        mesh = shape.find("geometry/mesh")
+        if mesh is None:
+            continue
+        name = mesh.get("filename", "")
+        found = find_mesh(name, path)
+        if found is None or found.suffix.lower() not in _MESHES:
+            link.remove(shape)
+            made.absent.append(f"{kind} {name.rpartition('/')[2]}")
+            continue
+        # A name of its own: MuJoCo takes two files of one base name for one mesh.
+        short = f"{hashlib.sha256(str(found).encode()).hexdigest()[:8]}_{found.name}"
+        made.meshes[short] = found
+        mesh.set("filename", short)
+    if shapes and not (link.findall("visual") or link.findall("collision")):
+        made.bare.append(link.get("name", ""))
+
+
+def _mend_inertias(made: Urdf) -> None:
+    """Give masses to links that move without one, and turn inertias that no body can have into the nearest that one
+    can: both are common where a file is meant for kinematics only, and MuJoCo refuses either."""
+    moved = {
+        child.get("link") for joint in made.root.findall("joint") if joint.get("type") != "fixed"
+        for child in joint.findall("child")
+    }  # fmt: skip
+    light, wrong = [], []
+    for link in made.root.findall("link"):
+        name, inertial = link.get("name", ""), link.find("inertial")
+        mass = inertial.find("mass") if inertial is not None else None
+        value = float(mass.get("value", 0.0)) if mass is not None else 0.0
+        if value <= 0.0 and (inertial is not None or not link.findall("visual") + link.findall("collision")):
+            if inertial is not None:
+                link.remove(inertial)
+            if name in moved:
+                light.append(name)
+                new = ElementTree.SubElement(link, "inertial")
+                ElementTree.SubElement(new, "mass", value=_MASS)
+                zero = {"ixy": "0", "ixz": "0", "iyz": "0"}
+                ElementTree.SubElement(new, "inertia", {"ixx": _INERTIA, "iyy": _INERTIA, "izz": _INERTIA, **zero})
+        elif inertial is not None and (inertia := inertial.find("inertia")) is not None and _mend(inertia):
+            wrong.append(name)
+    if light:
+        made.notes.append(f"{_few(light)}: moves and has no mass; {1000 * float(_MASS):g} g are put in")
+    if wrong:
+        made.notes.append(f"{_few(wrong)}: the inertia is none that a body can have; the nearest one is taken")
+
+
+def _mend(inertia: ElementTree.Element) -> bool:
+    """Replace a matrix that is not positive definite by the nearest that is; whether it was."""
+    pairs = [(a, b) for a in range(3) for b in range(a, 3)]
+    matrix = np.zeros((3, 3))
+    for a, b in pairs:
+        matrix[a, b] = matrix[b, a] = float(inertia.get(f"i{'xyz'[a]}{'xyz'[b]}", 0.0))
+    values, axes = np.linalg.eigh(matrix)
+    wrong = bool(values[0] <= max(1e-9 * values[-1], 1e-12))  # the second is about MuJoCo's own bound
+    if wrong:
+        matrix = (axes * np.maximum(values, _FLAT * max(values[-1], float(_INERTIA)))) @ axes.T
+    for a, b in pairs:  # all six: MuJoCo takes none that is left out for zero
+        inertia.set(f"i{'xyz'[a]}{'xyz'[b]}", repr(float(matrix[a, b])))
+    return wrong
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    noun = "link" if len(names) == 1 else f"{len(names)} links:"
+    return f"{noun} {', '.join(names[:most])}" + (f" and {len(names) - most} more" if len(names) > most else "")
