@@ -204,6 +204,7 @@ def _drive(spec: Any, card: Card, joint: str, kp: float, kd: float, effort: floa
     servo = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
     servo.set_to_position(kp=kp, kv=kd)
     most = DEFAULTS["effort"] if effort == OPEN else float(effort)
+    servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.legs_pose import lowest, standing
-from robot_rl.sim.robot_card import largest_effort, within
+from robot_rl.sim.robot_card import driven_joints, largest_effort, within
 from robot_rl.sim.robot_model import digest, find, load, mujoco
 from robot_rl.types.card import OPEN, Card, JointCard, LegsCard, ModelCard
 
@@ -45,7 +45,7 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
     free_trunk(made.spec, trunk)
     model = made.spec.compile()
     notes = [*made.notes, f"legs: {trunk} moves freely (base=<body> chooses another; tool=<site> is for arms)"]
-    driven = {int(model.actuator_trnid[i, 0]) for i in range(model.nu)}
+    driven = driven_joints(model)
     chain = [
         j for j in range(model.njnt)
         if int(model.jnt_type[j]) in _SCALAR and (j in driven or not driven) and model.joint(j).name not in made.mimic
@@ -139,7 +139,7 @@ def _legs(model: Any) -> list[list[int]]:
     chains = {tuple(_joints(model, body)): float(data.xpos[body][2]) for body in range(2, model.nbody)}
     ends = {c: z for c, z in chains.items() if len(c) > 1 and not any(o != c and o[: len(c)] == c for o in chains)}
     base = float(data.xpos[1][2])
-    low = [c for c, z in ends.items() if z < base - 0.5 * (base - min(ends.values()))]
+    low = [c for c, z in ends.items() if z <= base - 0.5 * (base - min(ends.values(), default=base))]
     shared = {j for c in low for j in c if sum(j in other for other in low) > 1}  # of a waist that legs hang from
     return [[j for j in c if j not in shared] for c in low]
 

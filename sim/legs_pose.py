@@ -30,7 +30,12 @@ def standing(model: Any, legs: list[list[int]]) -> np.ndarray:
 
     Returns:
         (nq,) the model's zero pose with the legs bent.
+
+    Raises:
+        ValueError: there are no legs.
     """
+    if not legs:
+        raise ValueError("the model has a free base and no limb of two joints or more, expected legs")
     data = mujoco.MjData(model)
     zero = np.array(model.qpos0)
     solved = [_Leg(model, data, leg) for leg in legs]

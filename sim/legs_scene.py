@@ -66,7 +66,7 @@ def _scene(text: str) -> LegsScene:
     add_floor(spec)
     free_trunk(spec, card.base)
     spec.option.timestep, spec.option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.option.iterations, spec.option.ls_iterations = 20, 10
+    spec.option.iterations, spec.option.ls_iterations, spec.option.gravity = 20, 10, [0.0, 0.0, -9.81]
     for joint in card.joints:
         found = spec.joint(joint.name)
         if found is None:
@@ -75,6 +75,7 @@ def _scene(text: str) -> LegsScene:
         servo = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         servo.set_to_position(kp=joint.kp, kv=joint.kd)
         most = DEFAULTS["effort"] if joint.effort == OPEN else float(joint.effort)
+        servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
         servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     for geom in spec.geoms:  # what touches is the floor: limbs that miss each other need not be tested in pairs
         if geom.contype and geom.parent.name != FLOOR:

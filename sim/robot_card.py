@@ -270,14 +270,7 @@ def _gripper(model: Any, made: RobotModel, arm: _Survey, home: np.ndarray) -> Gr
     """The commanded joints that are not the arm's but move with its end."""
     last = int(model.jnt_bodyid[arm.chain[-1]])
     hand = [j for j in range(model.njnt) if j not in arm.chain and _below(model, int(model.jnt_bodyid[j]), last)]
-    driven: set[int] = set()
-    for i in range(model.nu):
-        target = int(model.actuator_trnid[i, 0])
-        if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT):
-            driven.add(target)
-        elif int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_TENDON):
-            first, count = int(model.tendon_adr[target]), int(model.tendon_num[target])
-            driven |= {int(model.wrap_objid[k]) for k in range(first, first + count)}
+    driven = driven_joints(model)
     joints = [j for j in hand if (j in driven if model.nu else model.joint(j).name not in made.mimic)]
     if not joints:
         return None
@@ -305,6 +298,19 @@ def _gripper(model: Any, made: RobotModel, arm: _Survey, home: np.ndarray) -> Gr
         kp=_short(max(4.0 * inertia * _SPEED**2, _STIFF * min(known, default=1.0))),
         kd=_short(max(4.0 * inertia * _SPEED, _STIFF * min(known, default=1.0) / _SPEED)),
     )
+
+
+def driven_joints(model: Any) -> set[int]:
+    """Joints that an actuator of the file moves, itself or by a tendon."""
+    driven: set[int] = set()
+    for i in range(model.nu):
+        target = int(model.actuator_trnid[i, 0])
+        if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT):
+            driven.add(target)
+        elif int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_TENDON):
+            first, count = int(model.tendon_adr[target]), int(model.tendon_num[target])
+            driven |= {int(model.wrap_objid[k]) for k in range(first, first + count)}
+    return driven
 
 
 def _below(model: Any, body: int, ancestor: int) -> bool:

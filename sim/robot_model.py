@@ -95,6 +95,9 @@ def hold_others(spec: Any, names: set[str]) -> None:
     for item in list(spec.equalities):  # of fingers that follow one another, say
         if item.type == mujoco.mjtEq.mjEQ_JOINT and not {item.name1, item.name2} <= {"", *names}:
             spec.delete(item)
+    for tendon in list(spec.tendons):
+        if any(part.type == mujoco.mjtWrap.mjWRAP_JOINT and part.target.name not in names for part in tendon.path):
+            spec.delete(tendon)
     for joint in list(spec.joints):
         if joint.type != mujoco.mjtJoint.mjJNT_FREE and joint.name not in names:
             spec.delete(joint)

@@ -75,6 +75,7 @@ class RobotProbe:
 
     def cloud(self, home: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(n, J) poses around home that are free, and (n, 3) where the tool is in them."""
+        home = np.clip(home, self.low, self.high)
         span = np.minimum(0.25 * (self.high - self.low), 0.7)
         low, high = np.maximum(home - span, self.low), np.minimum(home + span, self.high)
         poses, tips = [], []
