@@ -11,6 +11,7 @@ import array_api_compat
 from robot_rl.sim.arm import Arm, ArmOptions, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.worlds.arm_task import ArmTask
 from robot_rl.types import Array
 from robot_rl.types.options import Positive
 
@@ -54,7 +55,7 @@ _HELD = f"""
 """
 
 
-class Insert:
+class Insert(ArmTask):
     """Held peg into a hole at a random place and angle; success 25 mm deep.
 
     The peg is fixed to the hand and meets the socket with real contact: beside the hole it stops on top. "tip" in the
@@ -88,17 +89,13 @@ class Insert:
         terminate_on_success: bool = False,
         start_pose: bool = False,
     ) -> None:
-        if reward not in ("dense", "sparse"):
-            raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
-        self._arm = arm = Arm(_ARM, action=action, control_hz=control_hz, model=self.mjcf(), start_pose=start_pose)
-        self._dense = reward == "dense"
-        self._terminate = terminate_on_success
-        self.control_hz = arm.control_hz
-        self.episode_steps = round(seconds * control_hz)
-        self.action_names, self.action_units = arm.action_names, arm.action_units
-        self.action_low, self.action_high = arm.action_low, arm.action_high
-        self.proprio = arm.state_names
-        self.obs_names = (*arm.state_names, "tip_to_hole_x", "tip_to_hole_y", "tip_to_hole_z", "yaw_to_hole")
+        super().__init__(
+            Arm(_ARM, action=action, control_hz=control_hz, model=self.mjcf(), start_pose=start_pose),
+            beside=("tip_to_hole_x", "tip_to_hole_y", "tip_to_hole_z", "yaw_to_hole"),
+            seconds=seconds,
+            reward=reward,
+            terminate_on_success=terminate_on_success,
+        )
 
     def mjcf(self) -> str:
         """The arm with a peg in its hand, and the socket."""
@@ -114,22 +111,6 @@ class Insert:
         robot, task = self._arm.start(tip, yaw, 2 * _PEG)
         qpos = xp.concat([robot, socket], axis=1)
         return Reset(qpos=qpos, qvel=xp.zeros_like(qpos), ctrl=robot, task=task)
-
-    def adopt(self, view: View) -> None:
-        """Begin at the measured joints in `view.qpos`, with the command there."""
-        self._arm.adopt(view)
-
-    def control(self, view: View, action: Array) -> Array:
-        """Position targets of joints and fingers."""
-        return self._arm.control(view, action)
-
-    def update(self, view: View) -> None:
-        """Pose and speed of the peg's end."""
-        self._arm.update(view)
-
-    def tool(self, view: View) -> dict[str, Array]:
-        """Place and limits of the axes that actions move; see `Arm.tool`."""
-        return self._arm.tool(view)
 
     def observe(self, view: View) -> Array:
         """The arm, the vector from the peg's end to the mouth of the hole, and the angle between them."""
@@ -153,11 +134,6 @@ class Insert:
         rest = 1.0 - (terms["over"] + terms["angle"] + terms["down"] + terms["depth"])
         terms["success"] = xp.where(self.success(view), rest, xp.zeros_like(rest))  # 1 in all
         return view.total(terms | time_cost(rest) if self._terminate else terms)
-
-    def terminated(self, view: View) -> Array:
-        """Success, when asked to end there."""
-        done = self.success(view)
-        return done if self._terminate else view.xp.zeros_like(done)
 
     def success(self, view: View) -> Array:
         """End of the peg 25 mm below the mouth and within the hole."""

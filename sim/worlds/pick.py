@@ -10,6 +10,7 @@ import array_api_compat
 from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View, WorldGoals
+from robot_rl.sim.worlds.arm_task import ArmTask
 from robot_rl.types import Array, Goals
 from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
@@ -32,7 +33,7 @@ _OBJECTS = f"""
 """
 
 
-class Pick:
+class Pick(ArmTask):
     """Cube from a random place on the table to a random point in the air; success within 3 cm, held.
 
     Args:
@@ -63,11 +64,9 @@ class Pick:
         start_pose: bool = False,
         robot: Card | None = None,
     ) -> None:
-        if reward not in ("dense", "sparse"):
-            raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
         self._hand: CardHand | None = None
         if robot is None:
-            arm = Arm(_ARM, action=action, control_hz=control_hz, start_pose=start_pose)
+            arm: Arm = Arm(_ARM, action=action, control_hz=control_hz, start_pose=start_pose)
         else:
             from robot_rl.sim.card_hand import CardHand  # loads MuJoCo, which other engines do without
 
@@ -75,20 +74,13 @@ class Pick:
                 raise ValueError("start_pose goes with the desk arm, not with robot=")
             card = Card.model_validate(robot)
             arm = self._hand = CardHand(card, action=action, control_hz=control_hz, half=_HALF)
-        self._arm: Arm = arm
+        vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
+        super().__init__(arm, beside=vectors, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
         # Fingers of another hand swing as they close: what counts as open, and as at the cube, is wider there.
         self._around, self._near = (0.048, 0.025) if robot is None else (0.06, 0.035)
         self._cube = 8 if self._hand is None else self._hand.robot_size
         self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
         self.policy_cameras = ("front", "side") if robot is None else ("front",)  # one ray: no depth
-        self._dense = reward == "dense"
-        self._terminate = terminate_on_success
-        self.control_hz = arm.control_hz
-        self.episode_steps = round(seconds * control_hz)
-        self.action_names, self.action_units = arm.action_names, arm.action_units
-        self.action_low, self.action_high = arm.action_low, arm.action_high
-        vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
-        self.obs_names, self.proprio = (*arm.state_names, *vectors), arm.state_names
         ends = self._met if terminate_on_success else None
         terms = Goals(3, 4, self._show, self._pay, ends)  # the dense reward depends on more than the goal
         self.goals = None if self._dense else WorldGoals(self._reached, self._asked, terms)
@@ -113,22 +105,6 @@ class Pick:
         qpos = xp.concat([robot, cube], axis=1)
         return Reset(qpos=qpos, qvel=xp.zeros_like(qpos[:, 1:]), ctrl=robot, task={**task, "goal": goal})
 
-    def adopt(self, view: View) -> None:
-        """Begin at the measured joints in `view.qpos`, with the command there."""
-        self._arm.adopt(view)
-
-    def control(self, view: View, action: Array) -> Array:
-        """Position targets of joints and fingers."""
-        return self._arm.control(view, action)
-
-    def update(self, view: View) -> None:
-        """The tip's pose and speed."""
-        self._arm.update(view)
-
-    def tool(self, view: View) -> dict[str, Array]:
-        """Place and limits of the axes that actions move; see `Arm.tool`."""
-        return self._arm.tool(view)
-
     def observe(self, view: View) -> Array:
         """The arm, the vector from tip to cube and the one from cube to goal."""
         cube = view.qpos[:, self._cube : self._cube + 3]
@@ -150,11 +126,6 @@ class Pick:
         terms = {"near": 0.3 * (1.0 - xp.tanh(near / 0.1)), "grasp": 0.1 * closed}
         terms |= {"lift": 0.2 * held, "carry": 0.4 * held * on_the_way}
         return view.total(terms | time_cost(near) if self._terminate else terms)
-
-    def terminated(self, view: View) -> Array:
-        """Success, when asked to end there."""
-        done = self.success(view)
-        return done if self._terminate else view.xp.zeros_like(done)
 
     def success(self, view: View) -> Array:
         """Cube within 3 cm of the goal and between the fingers."""

@@ -10,6 +10,7 @@ import array_api_compat
 from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.world import Draw, Reset, View, WorldGoals, add_terms
+from robot_rl.sim.worlds.arm_task import ArmTask
 from robot_rl.types import Array, Goals
 from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
@@ -23,7 +24,7 @@ _AIM = Aim(middle=(0.43, 0.0, 0.18), fovy=34.0)
 _DISTANCE = 0.1  # metres per unit of the vector in the state
 
 
-class Reach:
+class Reach(ArmTask):
     """Tool tip to a random point; success within 2 cm.
 
     Args:
@@ -54,27 +55,18 @@ class Reach:
         start_pose: bool = False,
         robot: Card | None = None,
     ) -> None:
-        if reward not in ("dense", "sparse"):
-            raise ValueError(f"reward is '{reward}', expected 'dense' or 'sparse'")
         self._robot: CardArm | None = None
         if robot is None:
-            arm = Arm(_ARM, action=action, control_hz=control_hz, start_pose=start_pose)
+            arm: Arm = Arm(_ARM, action=action, control_hz=control_hz, start_pose=start_pose)
         else:
             from robot_rl.sim.card_arm import CardArm  # loads MuJoCo, which other engines do without
 
             card = Card.model_validate(robot)
             arm = self._robot = CardArm(card, action=action, control_hz=control_hz, start_pose=start_pose)
-        self._arm: Arm = arm
+        beside = ("tip_to_goal_x", "tip_to_goal_y", "tip_to_goal_z")
+        super().__init__(arm, beside=beside, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
         self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
         self.policy_cameras = ("front", "side") if robot is None else ("front",)
-        self._dense = reward == "dense"
-        self._terminate = terminate_on_success
-        self.control_hz = arm.control_hz
-        self.episode_steps = round(seconds * control_hz)
-        self.action_names, self.action_units = arm.action_names, arm.action_units
-        self.action_low, self.action_high = arm.action_low, arm.action_high
-        self.proprio = arm.state_names
-        self.obs_names = (*arm.state_names, "tip_to_goal_x", "tip_to_goal_y", "tip_to_goal_z")
         ends = self._near if terminate_on_success else None
         self.goals = WorldGoals(self._tip, self._asked, Goals(3, 3, self._show, self._pay, ends))
 
@@ -93,22 +85,6 @@ class Reach:
         robot, task = self._arm.start(span(unit[:, :3], low, high), xp.zeros_like(goal[:, 0]), 0.25 * STROKE)
         return Reset(qpos=robot, qvel=xp.zeros_like(robot), ctrl=robot, task={**task, "goal": goal})
 
-    def adopt(self, view: View) -> None:
-        """Begin at the measured joints in `view.qpos`, with the command there."""
-        self._arm.adopt(view)
-
-    def control(self, view: View, action: Array) -> Array:
-        """Position targets of joints and fingers."""
-        return self._arm.control(view, action)
-
-    def update(self, view: View) -> None:
-        """The tip's pose and speed."""
-        self._arm.update(view)
-
-    def tool(self, view: View) -> dict[str, Array]:
-        """Place and limits of the axes that actions move; see `Arm.tool`."""
-        return self._arm.tool(view)
-
     def observe(self, view: View) -> Array:
         """The arm and the vector to the goal."""
         parts = [*self._arm.state(view), (view.task["goal"] - view.task["tip"]) / _DISTANCE]
@@ -117,11 +93,6 @@ class Reach:
     def reward(self, view: View) -> Array:
         """Dense: half for the way (20 cm wide), half for precision (3 cm wide)."""
         return view.total(self._terms(view.task["tip"], view.task["goal"]))
-
-    def terminated(self, view: View) -> Array:
-        """Success, when asked to end there."""
-        done = self.success(view)
-        return done if self._terminate else view.xp.zeros_like(done)
 
     def success(self, view: View) -> Array:
         """Tip within 2 cm of the goal."""
