@@ -194,10 +194,14 @@ def sign(r: RunFigures) -> Cause | None:
     return None
 
 
+_RISEN = 0.3
+"""Success rate from which a rising reward is taken for one of the task that success asks for."""
+
+
 def other_task(r: RunFigures) -> Cause | None:
     """The reward rose, success did not, and steps with success paid hardly more than others."""
     count, pays = _success_pays(r)
-    if count < 2 or pays > 1.0 or r.solved or not r.rose:
+    if count < 2 or pays > 1.0 or not r.rose or (r.success or 0.0) > _RISEN:
         return None
     evidence = f"steps with success paid {pays:+.1f} deviations beside others ({count:.0f} such steps)"
     return Cause(

@@ -74,6 +74,11 @@ def test_a_fault_is_named_first(cause: str) -> None:
     assert causes(rows(REWARDS[cause]))[0] == cause
 
 
+def test_success_that_rises_with_the_reward_is_what_the_reward_is_for() -> None:
+    # walk pays for each step, and success is told in the last one alone
+    assert causes(rows({"rollout/success": 0.65, "steps/success_steps": 6.0, "steps/success_pays": 0.4})) == []
+
+
 @pytest.mark.parametrize(
     ("cause", "config"),
     [

@@ -20,6 +20,8 @@ from benchmarks.online.matrix import commit
 from robot_rl import checkpoint, zoo
 from robot_rl.data.atomic import new_folder, write_json
 
+APART = {"walk-go2": ("preset=walk", "robot=go2")}
+"""Agents whose names are no presets, and the words that train them."""
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "preset"
 VERSIONS = ("robot_rl", "torch", "gymnasium", "mujoco", "numpy")
 
@@ -36,7 +38,7 @@ def said(folder: str, *words: str) -> dict[str, Any]:
 def make(task: str, seed: int) -> None:
     """Train and keep one agent."""
     place = zoo.FOLDER / task
-    words = (f"preset={task}", f"seed={seed}")
+    words = (*APART.get(task, (f"preset={task}",)), f"seed={seed}")
     with tempfile.TemporaryDirectory() as runs:
         run = said(runs, "train", *words, "video_episodes=0")
         found = checkpoint.find(Path(runs) / run["folder"])
