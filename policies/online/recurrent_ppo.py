@@ -94,7 +94,8 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         super().__init__(options, io, seed=seed, device=device)
         self.gamma = gamma
         size = obs_dim(io)
-        self.net = MemoryNet(size, io.action_dim, options, self.generator)
+        widths = {"memory": options.memory, "hidden": options.hidden, "log_std": options.log_std_init}
+        self.net = MemoryNet(size, (io.action_dim, 1), self.generator, **widths)
         self.norm = RunningNorm(size, max_scale=1.0, device=device) if options.normalize_obs else None
         self.scale = ReturnScale(gamma) if options.normalize_reward else None
         self.net_step = ModuleStep(self.net, lr=options.lr, clip=options.max_grad_norm)
@@ -158,19 +159,7 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
             **{"obs": self.policy.read(rollout.obs), "action": rollout.action, "logp": rollout.logp},
             **{"value": rollout.value, "advantage": advantage, "target": target, "mask": rollout.valid},
         }
-        over = rollout.terminated | rollout.truncated | ~rollout.valid
-        steps, length = len(over), self.o.sequence
-        found: list[tuple[int, int, int]] = []  # environment, first step, number of steps
-        for i in range(over.shape[1]):
-            begin = 0
-            for end in (*(torch.nonzero(over[:-1, i])[:, 0] + 1).tolist(), steps):
-                found += [(i, at, min(length, end - at)) for at in range(begin, end, length)]
-                begin = end
-        row, first, count = (x[:, None] for x in torch.tensor(found).to(over.device).T)
-        place = torch.arange(int(count.max()), device=over.device)
-        inside, at = place < count, (first + place).clamp_max(steps - 1)
-        pieces = {name: x.to(over.device)[at, row] for name, x in columns.items()}
-        pieces |= {"mask": pieces["mask"] & inside, "memory": rollout.extras["memory"][first[:, 0], row[:, 0]]}
+        pieces = cut(columns, rollout, self.o.sequence)
         return {name: x.to(self.generator.device) for name, x in pieces.items()}
 
     def _fit(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -191,42 +180,91 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         }
 
 
+def cut(columns: dict[str, Tensor], rollout: Rollout, length: int) -> dict[str, Tensor]:
+    """Pieces of at most `length` steps of one episode each.
+
+    Args:
+        columns: name -> (T, N, ...), "mask" (T, N) bool, which rows count, among them.
+        rollout: where they come from; its extras hold "memory" (T, N, M), unless nothing is remembered.
+        length: steps.
+
+    Returns:
+        The columns as (G, L, ...); "mask" leaves out what lies behind the end of a shorter piece; "memory" (G, M) is
+        what was remembered before a piece's first step.
+    """
+    over = rollout.terminated | rollout.truncated | ~rollout.valid
+    steps = len(over)
+    found: list[tuple[int, int, int]] = []  # environment, first step, number of steps
+    for i in range(over.shape[1]):
+        begin = 0
+        for end in (*(torch.nonzero(over[:-1, i])[:, 0] + 1).tolist(), steps):
+            found += [(i, at, min(length, end - at)) for at in range(begin, end, length)]
+            begin = end
+    row, first, count = (x[:, None] for x in torch.tensor(found).to(over.device).T)
+    place = torch.arange(int(count.max()), device=over.device)
+    inside, at = place < count, (first + place).clamp_max(steps - 1)
+    pieces = {name: x.to(over.device)[at, row] for name, x in columns.items()}
+    memory = rollout.extras.get("memory", torch.zeros(*over.shape, 0, device=over.device))
+    return pieces | {"mask": pieces["mask"] & inside, "memory": memory[first[:, 0], row[:, 0]]}
+
+
+class NoMemory(nn.Module):
+    """What a memory of width 0 is: the input goes on."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """As `nn.GRU`."""
+        return x, memory
+
+
 class MemoryNet(nn.Module):
-    """Means of actions and values of states behind a memory each: GRU, then a perceptron of tanh layers.
+    """Means of actions, and perhaps values of states, behind a memory each: GRU, then a perceptron of tanh layers.
 
     Args:
         inputs: S, width of an observation.
-        actions: A.
-        options: widths M of a GRU and of the layers behind it, and the log standard deviation.
+        outputs: of each part: A of the policy, and 1 where there is a critic.
         generator: draws the weights.
+        memory: width M of a GRU; 0 for none.
+        hidden: widths of the layers behind it.
+        log_std: initial log standard deviation of the action.
     """
 
-    def __init__(self, inputs: int, actions: int, options: RecurrentPpoOptions, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: tuple[int, ...],
+        generator: torch.Generator,
+        *,
+        memory: int,
+        hidden: tuple[int, ...],
+        log_std: float,
+    ) -> None:
         super().__init__()
-        self.width, device = options.memory, generator.device
-        self.memories = nn.ModuleList(nn.GRU(inputs, options.memory, batch_first=True, device=device) for _ in range(2))
-        widths = (options.memory, *options.hidden)
+        self.width, self.parts, device = memory, len(outputs), generator.device
+        self.memories = nn.ModuleList(
+            nn.GRU(inputs, memory, batch_first=True, device=device) if memory else NoMemory() for _ in outputs
+        )
+        widths = (memory or inputs, *hidden)
         self.heads = nn.ModuleList()
-        for outputs in (actions, 1):
-            hidden = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b, device=device), nn.Tanh())]
-            self.heads.append(nn.Sequential(*hidden, nn.Linear(widths[-1], outputs, device=device)))
-        self.log_std = nn.Parameter(torch.full((actions,), float(options.log_std_init), device=device))
+        for size in outputs:
+            layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b, device=device), nn.Tanh())]
+            self.heads.append(nn.Sequential(*layers, nn.Linear(widths[-1], size, device=device)))
+        self.log_std = nn.Parameter(torch.full((outputs[0],), float(log_std), device=device))
         for name, weight in self.named_parameters():
             if name == "log_std":
                 continue
             if weight.dim() == 1:
                 nn.init.zeros_(weight)
             else:  # the policy begins close to 0, whatever it sees
-                last = name.startswith(f"heads.0.{2 * len(options.hidden)}.")
+                last = name.startswith(f"heads.0.{2 * len(hidden)}.")
                 nn.init.orthogonal_(weight, 0.01 if last else 1.0, generator=generator)
 
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: (B, S) and (B, 2 M) -> means (B, A) and the memory behind it (B, 2 M)."""
-        after = [gru(x[:, None], m[None].contiguous())[1][0] for gru, m in self._each(memory)]
-        return self.heads[0](after[0]), torch.cat(after, -1)
+        """One step: (B, S) and (B, 2 M) -> means (B, A) and the memory behind it (B, 2 M); (B, M) without a critic."""
+        found = [gru(x[:, None], m[None].contiguous()) for gru, m in self._each(memory)]
+        return self.heads[0](found[0][0][:, 0]), torch.cat([after[0] for _, after in found], -1)
 
     def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Many steps of one episode each.
+        """Many steps of one episode each, of policy and critic.
 
         Args:
             x: (G, L, S) observations.
@@ -235,11 +273,15 @@ class MemoryNet(nn.Module):
         Returns:
             Means (G, L, A) and values (G, L).
         """
-        mean, value = (head(gru(x, m[None].contiguous())[0]) for head, (gru, m) in zip(self.heads, self._each(memory)))
+        mean, value = self.each(x, memory)
         return mean, value[..., 0]
 
+    def each(self, x: Tensor, memory: Tensor) -> list[Tensor]:
+        """The same, what every part puts out (G, L, ...)."""
+        return [head(gru(x, m[None].contiguous())[0]) for head, (gru, m) in zip(self.heads, self._each(memory))]
+
     def _each(self, memory: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
-        return zip(self.memories, memory.split(self.width, -1))
+        return zip(self.memories, memory.tensor_split(self.parts, -1))
 
 
 class MemoryPolicy(ModulePolicy):
@@ -257,12 +299,16 @@ class MemoryPolicy(ModulePolicy):
         device = net.log_std.device
         self._noise = torch.Generator(device=device).manual_seed(seed)
         super().__init__("net", net, self._noise, norm)
-        self._memory = torch.zeros(0, 2 * net.width, device=device)
+        self._memory = torch.zeros(0, net.parts * net.width, device=device)
 
     @property
     def parts(self) -> PolicyParts:
-        """It remembers, and can go on with what it remembers."""
-        return PolicyParts(remembers=True, save=self._save, restore=self._restore)
+        """It remembers, and can go on with what it remembers; without a memory it is a graph."""
+        graph = None if self._net.width else self._graph
+        return PolicyParts(remembers=graph is None, save=self._save, restore=self._restore, graph=graph)
+
+    def _graph(self, obs: Obs) -> Tensor:
+        return self._net.heads[0](self.read(obs)).clamp(-1.0, 1.0)
 
     def read(self, obs: Obs) -> Tensor:
         """(..., S) what the network sees of observations."""

@@ -1,0 +1,90 @@
+"""Critics that see more, and students of teachers that do: training runs of the command line, with and without.
+
+    robot-rl bench privileged "+arms=[ppo_wind]" "+seeds=[0,1,2]" +out=docs/results/privileged
+
+A cell is an arm, a side and a seed, is one `robot-rl train`, and writes one JSON file with its command when it ends;
+cells that are there are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from typing import Any
+
+from benchmarks.her import named
+from benchmarks.online.matrix import commit
+
+WINDY = "env=pendulum env.world.wind=[-1.5,1.5] env.world.mass=[0.5,1.5]"
+LEGS = "env=quadruped num_envs=16 policy.rollout_steps=128 policy.minibatch=512 policy.log_std_init=-1"
+SIDES = {"blind": "", "seeing": "critic_state=true"}
+ARMS: dict[str, tuple[str, dict[str, str]]] = {
+    "ppo_wind": (f"{WINDY} policy=online/ppo total_steps=100000", SIDES),
+    "sac_wind": (f"{WINDY} policy=online/sac total_steps=8000", SIDES),
+    "ppo_legs": (f"{LEGS} env.proprio=own policy=online/ppo total_steps=400000", SIDES),
+}
+"""Name -> words of all its runs, and side -> words of that side."""
+JUDGE = "eval_every=0 final_episodes=100 eval_envs=10 video_episodes=0 threads=1"
+
+
+def run(
+    out: str,
+    *,
+    quick: bool = False,
+    arms: tuple[str, ...] = tuple(ARMS),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    sides: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Train every cell that has no file yet.
+
+    Args:
+        out: folder of the files.
+        quick: 2,000 steps each.
+        arms: of `ARMS`.
+        seeds: of training.
+        sides: of the arms; none for all.
+
+    Returns:
+        A row for each cell: return, success and seconds.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in seeds:
+        for arm in arms:
+            words, each = ARMS[arm]
+            for side, more in each.items():
+                path = folder / f"{arm}_{side}_{seed}.json"
+                if not path.exists() and (not sides or side in sides):
+                    line = f"train {words} {more} {JUDGE} seed={seed}" + (" total_steps=2000" if quick else "")
+                    about = {"arm": arm, "side": side, "seed": seed, "command": f"robot-rl {' '.join(line.split())}"}
+                    path.write_text(
+                        json.dumps({**about, **train(line), "versions": named(), "commit": commit()}) + "\n"
+                    )
+    cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return {
+        "rows": [{key: cell[key] for key in ("arm", "side", "seed", "return", "success", "cpu_s")} for cell in cells]
+    }
+
+
+def train(line: str) -> dict[str, Any]:
+    """One run: final return and success, every row's mean return of training episodes, seconds."""
+    wall, cpu = time.monotonic(), getrusage(RUSAGE_CHILDREN)
+    home = Path("runs/privileged")
+    name = f"{time.time_ns()}"
+    words = [sys.executable, "-m", "robot_rl", *line.split(), f"output={home}", f"name={name}"]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    used = getrusage(RUSAGE_CHILDREN)
+    (folder,) = home.glob(f"train/*_{name}*")
+    summary = json.loads((folder / "evaluation.json").read_text())
+    rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    curve = [(row["step"], round(row["rollout/return"], 2)) for row in rows if "rollout/return" in row]
+    return {
+        **{key: summary[key] for key in ("return", "return_std", "success", "episodes", "steps")},
+        "curve": curve[:: max(len(curve) // 20, 1)],
+        "wall_s": round(time.monotonic() - wall, 1),
+        "cpu_s": round(used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime, 1),
+    }
