@@ -25,10 +25,11 @@ SIDES = {"blind": "", "seeing": "critic_state=true"}
 ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "ppo_wind": (f"{WINDY} policy=online/ppo total_steps=100000", SIDES),
     "sac_wind": (f"{WINDY} policy=online/sac total_steps=8000", SIDES),
+    "memory": ("env=pendulum env.world.velocity=false policy=online/recurrent_ppo total_steps=80000", SIDES),
     "ppo_legs": (f"{LEGS} env.proprio=own policy=online/ppo total_steps=400000", SIDES),
 }
 """Name -> words of all its runs, and side -> words of that side."""
-JUDGE = "eval_every=0 final_episodes=100 eval_envs=10 video_episodes=0 threads=1"
+JUDGE = "eval_every=20000 eval_episodes=20 final_episodes=100 eval_envs=10 video_episodes=0 threads=1"
 
 
 def run(
@@ -71,7 +72,7 @@ def run(
 
 
 def train(line: str) -> dict[str, Any]:
-    """One run: final return and success, every row's mean return of training episodes, seconds."""
+    """One run: final return and success, (step, return, success) of 20 episodes on the way, seconds."""
     wall, cpu = time.monotonic(), getrusage(RUSAGE_CHILDREN)
     home = Path("runs/privileged")
     name = f"{time.time_ns()}"
@@ -81,10 +82,10 @@ def train(line: str) -> dict[str, Any]:
     (folder,) = home.glob(f"train/*_{name}*")
     summary = json.loads((folder / "evaluation.json").read_text())
     rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
-    curve = [(row["step"], round(row["rollout/return"], 2)) for row in rows if "rollout/return" in row]
+    curve = [(row["step"], round(row["eval/return"], 1), row["eval/success"]) for row in rows if "eval/return" in row]
     return {
         **{key: summary[key] for key in ("return", "return_std", "success", "episodes", "steps")},
-        "curve": curve[:: max(len(curve) // 20, 1)],
+        "curve": curve,
         "wall_s": round(time.monotonic() - wall, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime, 1),
     }

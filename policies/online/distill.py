@@ -144,8 +144,8 @@ class Distill(StateLearner[DistillOptions, Rollout], OnPolicyLearner[DistillOpti
                 loss = self.loss({name: x[part] for name, x in pieces.items()})
                 found |= {"loss": loss, "gradient_norm": self.net_step(loss)}
         if self.norm is not None:
-            seen = torch.cat([rollout.obs[key].flatten(0, 1) for key in sorted(self.io.acting.obs)], -1)
-            self.norm.observe(seen[rollout.valid.flatten()].to(self.generator.device))
+            seen = torch.cat([rollout.obs[key][rollout.valid] for key in sorted(self.policy.io.obs)], -1)
+            self.norm.observe(seen.to(self.generator.device))
         return self.metrics(**found, lr=torch.tensor(self.net_step.lr))
 
     def loss(self, pieces: dict[str, Tensor]) -> Tensor:

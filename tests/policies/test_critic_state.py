@@ -15,6 +15,7 @@ from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOpti
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.ppo_async import PpoAsync, PpoAsyncOptions
 from robot_rl.policies.online.ppo_chunk import PpoChunk, PpoChunkOptions
+from robot_rl.policies.online.recurrent_ppo import RecurrentPpo, RecurrentPpoOptions
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.sim.worlds.pendulum import Pendulum
@@ -172,7 +173,28 @@ def test_both_kernels_of_ppo_take_the_same_steps_with_it():
     torch.testing.assert_close(learners[0]._params, learners[1]._params, atol=2e-5, rtol=1e-3)
 
 
-def test_ppo_saves_a_policy_without_it_and_goes_on_bit_for_bit():
+def recurrent(io, **options):
+    return RecurrentPpo(RecurrentPpoOptions(rollout_steps=32, memory=8, hidden=(8,), lr=1e-2, **options), io, seed=3)
+
+
+def test_the_critic_of_recurrent_ppo_reads_it_and_its_policy_does_not():
+    env = ArrayVectorEnv(Coin(), 8, 0, critic_state=True)
+    learner = recurrent(env.io, normalize_reward=False)
+    train_on_policy(env, learner, total_steps=32 * 8 * 12)
+    obs = {"state": np.zeros((2, 1), np.float32), PRIVILEGED: np.array([[1.0], [-1.0]], np.float32)}
+    memory = np.zeros((2, 16), np.float32)
+    assert learner.value({**obs, "memory": memory}).tolist() == pytest.approx([1.0, -1.0], abs=0.05)
+    learner.policy.reset()
+    beside = learner.policy.act(obs, deterministic=True)
+    learner.policy.reset()
+    alone = learner.policy.act({"state": obs["state"]}, deterministic=True)
+    assert np.array_equal(beside.value, alone.value)
+    assert np.abs(beside.extras["next_memory"][:, 8:]).min() > 0.0  # the critic remembers while it learns
+    assert not alone.extras["next_memory"][:, 8:].any()
+
+
+@pytest.mark.parametrize("ppo", [ppo, recurrent])
+def test_ppo_saves_a_policy_without_it_and_goes_on_bit_for_bit(ppo):
     def env():
         return ArrayVectorEnv(Pendulum(velocity=False, wind=(-1.0, 1.0)), 2, 0, critic_state=True)
 
@@ -181,15 +203,24 @@ def test_ppo_saves_a_policy_without_it_and_goes_on_bit_for_bit():
     loop = train_on_policy(env(), first, total_steps=128)
     second.load_state_dict(first.state_dict())
     train_on_policy(env(), second, total_steps=256, start_state=loop.state_dict())
-    assert torch.equal(second._params, whole._params)
+    one, two = (
+        torch.cat([x.flatten() for x in learner.net.parameters()]) if ppo is recurrent else learner._params
+        for learner in (whole, second)
+    )
+    assert torch.equal(one, two)
     saved = whole.policy.state_dict()
     deployed = ppo(env().io.acting).policy
-    assert {key: x.shape for key, x in saved.items()} == {key: x.shape for key, x in deployed.state_dict().items()}
+    assert shapes(saved) == shapes(deployed.state_dict())
     deployed.load_state_dict(saved)
+    whole.policy.reset()
     state = env().reset(seed=5)[0]["state"]
     alone = deployed.act({"state": state}, deterministic=True).value
     assert np.array_equal(alone, whole.policy.act({"state": state}, deterministic=True).value)
     assert sorted(whole.policy.io.obs) == ["state"]
+
+
+def shapes(state):
+    return {key: shapes(x) if isinstance(x, dict) else np.shape(x) for key, x in state.items()}
 
 
 def test_ppo_on_stale_rollouts_takes_it_too():
