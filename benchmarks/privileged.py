@@ -21,14 +21,35 @@ from benchmarks.online.matrix import commit
 
 WINDY = "env=pendulum env.world.wind=[-1.5,1.5] env.world.mass=[0.5,1.5]"
 LEGS = "env=quadruped num_envs=16 policy.rollout_steps=128 policy.minibatch=512 policy.log_std_init=-1"
+MEMORIES = {"memory": "", "no memory": "policy.memory=0"}
+HOME = Path("runs/privileged")
 SIDES = {"blind": "", "seeing": "critic_state=true"}
 ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "ppo_wind": (f"{WINDY} policy=online/ppo total_steps=100000", SIDES),
     "sac_wind": (f"{WINDY} policy=online/sac total_steps=8000", SIDES),
     "memory": ("env=pendulum env.world.velocity=false policy=online/recurrent_ppo total_steps=80000", SIDES),
     "ppo_legs": (f"{LEGS} env.proprio=own policy=online/ppo total_steps=400000", SIDES),
+    "distill_pendulum": (
+        f"{WINDY} env.world.velocity=false critic_state=true policy=online/distill num_envs=8 total_steps=100000",
+        MEMORIES,
+    ),
+    "distill_legs": (
+        "env=quadruped env.proprio=own env.randomize={noise:0.05} critic_state=true policy=online/distill num_envs=16 "
+        "policy.rollout_steps=100 policy.epochs=5 total_steps=80000",
+        MEMORIES,
+    ),
 }
 """Name -> words of all its runs, and side -> words of that side."""
+TEACHERS = {
+    "distill_pendulum": [
+        f"train {WINDY} env.teacher_state=true policy=online/ppo total_steps=300000 policy.lr_schedule=linear",
+    ],
+    "distill_legs": [
+        f"collect env=quadruped episodes=100 num_envs=20 out={HOME}/legs.hdf5",
+        f"offline data={HOME}/legs.hdf5 env=quadruped policy=offline/bc updates=15000 estimate=0",
+    ],
+}
+"""Arm -> commands that make its teacher, the last one a run."""
 JUDGE = "eval_every=20000 eval_episodes=20 final_episodes=100 eval_envs=10 video_episodes=0 threads=1"
 
 
@@ -53,12 +74,14 @@ def run(
         A row for each cell: return, success and seconds.
     """
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    for place in (folder, HOME):
+        place.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for arm in arms:
             words, each = ARMS[arm]
+            words += f" policy.teacher={teacher(arm)}" if arm in TEACHERS else ""
             for side, more in each.items():
-                path = folder / f"{arm}_{side}_{seed}.json"
+                path = folder / f"{arm}_{side.replace(' ', '_')}_{seed}.json"
                 if not path.exists() and (not sides or side in sides):
                     line = f"train {words} {more} {JUDGE} seed={seed}" + (" total_steps=2000" if quick else "")
                     about = {"arm": arm, "side": side, "seed": seed, "command": f"robot-rl {' '.join(line.split())}"}
@@ -71,15 +94,29 @@ def run(
     }
 
 
+def teacher(arm: str) -> Path:
+    """Folder of an arm's teacher, made where it is not there yet."""
+    found = list(HOME.glob(f"*/*_{arm}"))
+    if not found:
+        *before, last = TEACHERS[arm]
+        for line in before:
+            call(line, "")
+        found = [call(f"{last} {JUDGE} seed=0", arm)]
+    return found[0]
+
+
+def call(line: str, name: str) -> Path:
+    """Run robot-rl with these words; the folder of the run of that name, or that of all runs."""
+    words = [sys.executable, "-m", "robot_rl", *line.split(), f"output={HOME}", *([f"name={name}"] if name else [])]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return next(HOME.glob(f"*/*_{name}")) if name else HOME
+
+
 def train(line: str) -> dict[str, Any]:
     """One run: final return and success, (step, return, success) of 20 episodes on the way, seconds."""
     wall, cpu = time.monotonic(), getrusage(RUSAGE_CHILDREN)
-    home = Path("runs/privileged")
-    name = f"{time.time_ns()}"
-    words = [sys.executable, "-m", "robot_rl", *line.split(), f"output={home}", f"name={name}"]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder = call(line, f"{time.time_ns()}")
     used = getrusage(RUSAGE_CHILDREN)
-    (folder,) = home.glob(f"train/*_{name}*")
     summary = json.loads((folder / "evaluation.json").read_text())
     rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     curve = [(row["step"], round(row["eval/return"], 1), row["eval/success"]) for row in rows if "eval/return" in row]
