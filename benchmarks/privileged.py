@@ -27,7 +27,7 @@ SIDES = {"blind": "", "seeing": "critic_state=true"}
 ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "ppo_wind": (f"{WINDY} policy=online/ppo total_steps=100000", SIDES),
     "sac_wind": (f"{WINDY} policy=online/sac total_steps=8000", SIDES),
-    "memory": ("env=pendulum env.world.velocity=false policy=online/recurrent_ppo total_steps=60000", SIDES),
+    "memory": ("env=pendulum env.world.velocity=false policy=online/recurrent_ppo total_steps=45000", SIDES),
     "ppo_legs": (f"{LEGS} env.proprio=own policy=online/ppo total_steps=400000", SIDES),
     "distill_pendulum": (
         f"{WINDY} env.world.velocity=false critic_state=true policy=online/distill num_envs=8 total_steps=100000",
@@ -35,7 +35,7 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "distill_legs": (
         "env=quadruped env.proprio=own env.randomize={noise:0.05} critic_state=true policy=online/distill num_envs=16 "
-        "policy.rollout_steps=100 policy.epochs=5 total_steps=48000",
+        "policy.rollout_steps=100 policy.epochs=5 total_steps=32000",
         MEMORIES,
     ),
 }

@@ -99,7 +99,7 @@ def test_one_update_is_that_of_plain_torch():
         ahead = torch.cat([slow(x)[0][:, 1:], after], -1)
         y = batch.reward + 0.9 * (torch.minimum(*(q(ahead)[..., 0] for q in targets)) - logp)  # temperature 1
     both = [q(torch.cat([known, batch.action], -1))[..., 0] for q in critics]
-    loss = sum(((q - y).square() * share).sum() for q in both) / 2
+    loss = torch.stack([((q - y).square() * share).sum() for q in both]).mean()
     parts = [*memory.parameters(), *(p for q in critics for p in q.parameters())]
     adam = torch.optim.Adam(parts, lr=1e-3)
     loss.backward()
@@ -157,12 +157,13 @@ def test_acting_remembers_what_training_unrolls_and_what_was_executed():
     states, executed = torch.randn(2, 3, 2, generator=draw), torch.rand(2, 3, 1, generator=draw) - 0.5
     policy = learner.policy
     policy.reset()
+    found = []
     for i in range(3):
-        found = policy.act({"state": states[:, i]}, deterministic=True).value
+        found.append(policy.act({"state": states[:, i]}, deterministic=True).value)
         policy.parts.executed(executed[:, i].numpy())
     before = torch.cat([torch.zeros(2, 1, 1), executed[:, :2]], 1)
     z = learner.sight(states, before)[:, -1]
-    torch.testing.assert_close(found, learner.actor(z)[:, :1].tanh().detach())
+    torch.testing.assert_close(found[-1], learner.actor(z)[:, :1].tanh().detach())
     policy.reset(np.array([True, False]))
     fresh = policy.act({"state": states[:, 0]}, deterministic=True).value
     alone = learner.sight(states[:1, :1], torch.zeros(1, 1, 1))[:, 0]
