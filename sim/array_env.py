@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from robot_rl.sim import interface
 from robot_rl.types import EnvParts, IOSpec, StateDict
+from robot_rl.types.io import PRIVILEGED
 
 State = dict[str, np.ndarray]
 Reward = np.ndarray | dict[str, np.ndarray]
@@ -51,11 +54,28 @@ class ArrayWorld(Protocol):
         ...
 
 
+@runtime_checkable
+class TellingWorld(Protocol):
+    """An `ArrayWorld` that tells critics and teachers more than its policy sees."""
+
+    def privileged(self, state: State) -> dict[str, np.ndarray]:
+        """Name -> (N,): all that is known of N rows."""
+        ...
+
+
 class ArrayVectorEnv(gymnasium.vector.VectorEnv):
     """N copies of an `ArrayWorld` with same-step autoreset; row i depends on the seed and i alone.
 
+    Args:
+        world: the task.
+        num_envs: N.
+        seed: of every start.
+        render_mode: taken as it is; pictures are drawn when they are asked for.
+        critic_state: observe all that the world tells as "privileged" too.
+        teacher_state: observe that as "state".
+
     Raises:
-        ValueError: num_envs below 1.
+        ValueError: num_envs below 1, or a world that tells no more than its policy sees.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012  (an instance variable to gymnasium)
@@ -63,14 +83,35 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         "render_modes": ["rgb_array"],
     }
 
-    def __init__(self, world: ArrayWorld, num_envs: int, seed: int, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        world: ArrayWorld,
+        num_envs: int,
+        seed: int,
+        render_mode: str | None = None,
+        *,
+        critic_state: bool = False,
+        teacher_state: bool = False,
+    ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}, expected 1 or more")
         self.world, self.num_envs, self.io, self.render_mode = world, num_envs, world.io, render_mode
-        size = world.io.obs["state"][0]
-        box = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
-        self.single_observation_space = gymnasium.spaces.Dict({"state": box})
-        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (world.io.action_dim,), np.float32)
+        self._critic, self._teacher = critic_state, teacher_state
+        if critic_state or teacher_state:
+            if not isinstance(world, TellingWorld):
+                raise ValueError(
+                    f"{type(world).__name__} shows its policy all that it knows, so that a critic or a teacher could "
+                    "read no more; leave critic_state and teacher_state out, or give the world a method privileged"
+                )
+            names = tuple(world.privileged({key: x[None] for key, x in world.start(np.random.default_rng(0)).items()}))
+            size = ((len(names),), "float32")
+            self.io = replace(
+                world.io,
+                obs={"state": size if teacher_state else world.io.obs["state"]}
+                | ({PRIVILEGED: size} if critic_state else {}),
+                obs_names=names if teacher_state else world.io.obs_names,
+            )
+        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._seed(seed)
@@ -93,7 +134,11 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         self._tick[rows] = 0
 
     def _obs(self) -> dict[str, np.ndarray]:
-        return {"state": self.world.observe(self.state)}
+        obs = {} if self._teacher else {"state": self.world.observe(self.state)}
+        if isinstance(self.world, TellingWorld) and (self._critic or self._teacher):
+            known = np.stack(list(self.world.privileged(self.state).values()), 1).astype(np.float32)
+            obs |= ({PRIVILEGED: known} if self._critic else {}) | ({"state": known} if self._teacher else {})
+        return obs
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         """Start anew: all rows, or those of options["reset_mask"] (N,) bool."""
@@ -136,7 +181,8 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         """
         if self.world.expert is None:
             raise ValueError(f"{type(self.world).__name__} has no scripted expert")
-        return self.world.expert(np.asarray(obs["state"]))
+        seen = self.world.observe(self.state) if self._teacher else obs["state"]
+        return self.world.expert(np.asarray(seen))
 
     @property
     def parts(self) -> EnvParts:
@@ -160,7 +206,25 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
 
 
 def make(
-    num_envs: int, seed: int, device: str = "cpu", *, world: ArrayWorld, render_mode: str | None = None
+    num_envs: int,
+    seed: int,
+    device: str = "cpu",
+    *,
+    world: ArrayWorld,
+    critic_state: bool = False,
+    teacher_state: bool = False,
+    render_mode: str | None = None,
 ) -> ArrayVectorEnv:
-    """Factory for configurations; `device` is part of every factory's signature."""
-    return ArrayVectorEnv(world, num_envs, seed, render_mode)
+    """Factory for configurations; `device` is part of every factory's signature.
+
+    Args:
+        num_envs: N.
+        seed: of every start.
+        device: none of its business.
+        world: the task.
+        critic_state: Whether to observe all that the world knows as "privileged": for critics alone.
+        teacher_state: Whether "state" is all of that: for a teacher (policy=online/distill).
+        render_mode: "rgb_array" or None.
+    """
+    known = {"critic_state": critic_state, "teacher_state": teacher_state}
+    return ArrayVectorEnv(world, num_envs, seed, render_mode, **known)

@@ -30,7 +30,10 @@ class EngineOptions(Options):
     """What of the state is observed: names of what the robot feels of itself, or "own" for all of that; goals and
     objects are hidden, and "tool" (4,) tells its tip [m] and turn [rad]. Null observes the whole state."""
     critic_state: bool = False
-    """Whether to observe the whole state too, as "privileged": for critics alone, which no robot needs."""
+    """Whether to observe more as "privileged", for critics alone, which no robot needs: the whole state without noise,
+    what the world declares beside it, and what `randomize` has drawn."""
+    teacher_state: bool = False
+    """Whether "state" is all of that: for a teacher (policy=online/distill), which no robot can run."""
     randomize: Randomize | None = None
     """Domain randomisation and observation noise."""
     render_size: Pixels = (480, 640)

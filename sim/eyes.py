@@ -10,6 +10,7 @@ import numpy as np
 
 from robot_rl.sim.arm import downward
 from robot_rl.sim.draw import Streams
+from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_physics import mujoco
 from robot_rl.sim.world import View, World, parts_of
 from robot_rl.types.camera import Calibration
@@ -77,6 +78,51 @@ class Feeling:
     def of(self, state: np.ndarray) -> np.ndarray:
         """(N, F) of the state (N, S), a copy."""
         return state.copy() if self.columns is None else state[:, self.columns]
+
+
+class Privileged:
+    """What critics and teachers may read of a simulation: more than any robot feels.
+
+    The whole state without noise, what the world declares as privileged, and what randomisation has drawn (factors of
+    masses, friction, damping and strength; latency in physics steps).
+
+    Args:
+        world: of which.
+        options: what is hidden from the policy, and what is randomised.
+        sizes: name of a factor -> how many there are.
+
+    Attributes:
+        names: of the P components.
+
+    Raises:
+        ValueError: the policy sees all of it.
+    """
+
+    def __init__(self, world: World, options: EngineOptions, sizes: Mapping[str, int]) -> None:
+        parts = parts_of(world)
+        self._tell = parts.privileged
+        told = tuple(parts.privileged_names()) if parts.privileged_names else ()
+        drawn = {} if options.randomize is None else {name: sizes[name] for name in options.randomize.scaled}
+        if options.randomize is not None and options.randomize.latency is not None:
+            drawn["latency"] = 1
+        noisy = options.randomize is not None and options.randomize.noisy
+        hides = bool(options.cameras) or options.proprio is not None or noisy
+        if not (told or drawn or hides):
+            raise ValueError(
+                f"world '{world.name}' shows its policy all that it knows: it declares nothing privileged, and no "
+                "proprio, pictures, noise or randomisation hides anything, so that a critic or a teacher could read no "
+                "more. Leave critic_state out, or hide something first: env.proprio=own where the world says what its "
+                "robot feels, cameras=own, or for example 'env.randomize={friction: [0.5, 1.25]}'"
+            )
+        self._factors = tuple(sorted(drawn))
+        factors = (f"{name}_factor_{i}" for name in self._factors for i in range(drawn[name]))
+        self.names = (*world.obs_names, *told, *factors)
+
+    def of(self, state: np.ndarray, view: View, factors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(n, P) float32 of the state (n, S), the view of these n copies and their factors, name -> (n, ...)."""
+        parts = [state] if self._tell is None else [state, np.asarray(self._tell(view), np.float32)]
+        parts += [factors[name].reshape(len(state), -1).astype(np.float32) for name in self._factors]
+        return np.concatenate(parts, axis=1)
 
 
 def tool_moves(world: World) -> bool:

@@ -62,5 +62,7 @@ def check_options(
         raise ValueError(f"{world.name}.episode_steps is {world.episode_steps}, expected at least 1 control step")
     if not options.state and not cameras:
         raise ValueError("nothing to observe: state is false and cameras is empty; set one of them")
+    if options.teacher_state and (cameras or options.proprio is not None or not options.state):
+        raise ValueError('teacher_state shows the whole state as "state"; leave cameras, proprio and state=false out')
     if render_mode not in (None, "rgb_array"):
         raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.engine_options import EngineOptions
-from robot_rl.sim.eyes import Feeling, Painters, calibrate, chosen_cameras, tool_pose
+from robot_rl.sim.eyes import Feeling, Painters, Privileged, calibrate, chosen_cameras, tool_pose
 from robot_rl.sim.film import Film
 from robot_rl.sim.interface import check_options, checked
 from robot_rl.sim.mujoco_physics import Physics
@@ -93,9 +93,14 @@ class MujocoVectorEnv(VectorEnv):
         actions, components = len(world.action_names), len(world.obs_names)
         image = (*options.camera_size, 3)
         feels, tool = self._feeling.names, self._feeling.tool
+        knows = options.critic_state or options.teacher_state
+        self._privileged = Privileged(world, options, self.physics.sizes()) if knows else None
+        known = () if self._privileged is None else self._privileged.names
+        self._known_obs = np.zeros((num_envs, len(known)), np.float32)
+        feels = known if options.teacher_state else feels
         obs: dict[str, tuple[tuple[int, ...], str]] = {"state": ((len(feels),), "float32")} if options.state else {}
         obs |= {"tool": ((4,), "float32")} if tool else {}
-        obs |= {PRIVILEGED: ((components,), "float32")} if options.critic_state else {}
+        obs |= {PRIVILEGED: ((len(known),), "float32")} if options.critic_state else {}
         obs |= {f"image.{name}": (image, "uint8") for name in cameras}
         self._offers = parts_of(world)
         self._painters = Painters(self.physics.model, self._offers.markers)
@@ -240,7 +245,8 @@ class MujocoVectorEnv(VectorEnv):
         Args:
             obs: an observation; where it has no whole "state", the environment's own state is used.
         """
-        whole = obs is not None and "state" in obs and self._feeling.columns is None
+        seen = self._feeling.columns is None and not self.o.teacher_state
+        whole = obs is not None and "state" in obs and seen
         state = obs["state"] if obs is not None and whole else self._state_obs
         return np.clip(np.asarray(self.world.expert(state), np.float32), -1.0, 1.0)
 
@@ -300,6 +306,7 @@ class MujocoVectorEnv(VectorEnv):
             "step": self._step.copy(),
             "started": self._last is not None,
             "state": self._state_obs.copy(),
+            "privileged": self._known_obs.copy(),
         }
         out |= {f"task.{key}": np.array(value) for key, value in view.task.items()} | self._film.state_dict()
         out |= {f"stream.{key}": value for key, value in self._streams.state_dict().items()}
@@ -319,6 +326,7 @@ class MujocoVectorEnv(VectorEnv):
             "previous_action": self._previous_action,
             "step": self._step,
             "state": self._state_obs,
+            **({"privileged": self._known_obs} if self._privileged is not None else {}),
         }
         for key, target in targets.items():
             found = np.shape(state[key]) if key in state else "nothing"
@@ -397,12 +405,16 @@ class MujocoVectorEnv(VectorEnv):
             if not all_finite(state):
                 worst = int(np.flatnonzero(~np.isfinite(state).all(axis=1))[0])
                 self._crash(int(rows[worst]), "state", state[worst])
+            if self._privileged is not None:
+                factors = {key: value[rows] for key, value in self._random.factors.items()}
+                self._known_obs[rows] = self._privileged.of(state, view, factors)
             self._state_obs[rows] = self._random.noisy(state, rows)
-        obs: Obs = {"state": self._feeling.of(self._state_obs)} if self.o.state else {}
+        seen = self._known_obs.copy() if self.o.teacher_state else self._feeling.of(self._state_obs)
+        obs: Obs = {"state": seen} if self.o.state else {}
         if self._feeling.tool:
             obs["tool"] = tool_pose(self.world, self._view)
         if self.o.critic_state:
-            obs[PRIVILEGED] = self._state_obs.copy()
+            obs[PRIVILEGED] = self._known_obs.copy()
         if self._letters:
             words = np.zeros((self.num_envs, self._letters), np.uint8) if base is None else base["instruction"].copy()
             assert self._offers.instruct is not None  # a world with letters says its sentence

@@ -292,11 +292,12 @@ def refuse(engine: str, num_envs: int, world: World, options: TensorOptions, ren
         raise ValueError(f"num_envs is {num_envs}, expected at least 1")
     if options.num_threads is not None:
         raise ValueError(f"num_threads is {options.num_threads}; the {engine} engine has no thread pool, leave it null")
-    if options.cameras or not options.state or options.proprio is not None or options.critic_state:
+    knows = options.critic_state or options.teacher_state
+    if options.cameras or not options.state or options.proprio is not None or knows:
         raise ValueError(
-            f"cameras is {options.cameras}, state {options.state}, proprio {options.proprio} and critic_state "
-            f"{options.critic_state}: the {engine} engine observes the whole state only, since pictures would be drawn "
-            "on the host; use the CPU engine (engine=mujoco) for pixels"
+            f"cameras is {options.cameras}, state {options.state}, proprio {options.proprio}, critic_state "
+            f"{options.critic_state} and teacher_state {options.teacher_state}: the {engine} engine observes the whole "
+            "state only, since pictures would be drawn on the host; use the CPU engine (engine=mujoco) for these"
         )
     if options.render_camera and options.render_camera not in world.cameras:
         raise ValueError(f"world '{world.name}' has no camera '{options.render_camera}'; it has {list(world.cameras)}")

@@ -242,6 +242,8 @@ class WorldParts:
         proprio: components of "state" that the robot feels of itself; the others are of goals and objects.
         goals: what a step would have earned under another goal, for hindsight.
         policy_card: of policies of this world, where a robot on legs sees and does what such a card says.
+        privileged_names: () -> names of what the simulator knows and no component of "state" tells.
+        privileged: (view) -> (N, P) of these, for critics and teachers.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -261,6 +263,8 @@ class WorldParts:
     goal_lift: float = 0.0
     goals: WorldGoals | None = None
     policy_card: PolicyCard | None = None
+    privileged_names: Callable[[], tuple[str, ...]] | None = None
+    privileged: Callable[[View], Array] | None = None
 
     def say_facts(self, view: View) -> dict[str, Array]:
         """Views of what a step's info says: "task", "achieved_goal" and "desired_goal", where there are any."""

@@ -37,11 +37,18 @@ class ActorCriticLayout:
         action_dim: A.
         hidden: widths of the hidden layers, the same for both networks.
         state_std: the actor's head gives a log standard deviation per state too; otherwise it is a free vector.
+        more: P, further inputs behind those S, which the critic alone reads.
+
+    Raises:
+        ValueError: further inputs, and no hidden layer that would take them.
     """
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: tuple[int, ...], state_std: bool) -> None:
+    def __init__(self, obs_dim: int, action_dim: int, hidden: tuple[int, ...], state_std: bool, more: int = 0) -> None:
         widths = (obs_dim, *hidden)
+        self.obs_dim, self.more = obs_dim, more
         self.action_dim, self.state_std, self.depth = action_dim, state_std, len(hidden)
+        if more and not hidden:
+            raise ValueError("hidden is empty; a critic that reads more than the actor needs at least one hidden layer")
         self.shapes: dict[str, tuple[int, ...]] = {}
         for i in range(self.depth):
             self.shapes[f"weight{i}"] = (2, widths[i], widths[i + 1])
@@ -50,6 +57,8 @@ class ActorCriticLayout:
         self.shapes["actor_bias"] = self.shapes["actor_weight"][1:]
         self.shapes["critic_weight"] = (widths[-1],)
         self.shapes["critic_bias"] = (1,)
+        if more:
+            self.shapes["critic_more"] = (more, widths[1])
         if not state_std:
             self.shapes["log_std"] = (action_dim,)
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
@@ -77,8 +86,12 @@ class ActorCriticLayout:
         flat[:] = 0.0
         views = self.views(flat)
         for i in range(self.depth):
+            gain = 1.0 if activation == "elu" else math.sqrt(2.0)
             for network in views[f"weight{i}"]:
-                network[:] = _orthogonal(network.shape, rng) * (1.0 if activation == "elu" else math.sqrt(2.0))
+                network[:] = _orthogonal(network.shape, rng) * gain
+            if i == 0 and self.more:  # all inputs of the critic together
+                whole = _orthogonal((self.obs_dim + self.more, views["critic_more"].shape[1]), rng) * gain
+                views["weight0"][1], views["critic_more"][:] = whole[: self.obs_dim], whole[self.obs_dim :]
         views["actor_weight"][:] = _orthogonal(views["actor_weight"].shape, rng) * 0.01
         views["critic_weight"][:] = _orthogonal((len(views["critic_weight"]), 1), rng)[:, 0]
         if self.state_std:
@@ -111,7 +124,7 @@ class ExplicitActorCritic:
         self._last: tuple[np.ndarray, dict[str, Any]] | None = None
 
     def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Outputs of (B, S) inputs."""
+        """Outputs of (B, S + P) inputs."""
         p, dims = self._p, self._layout.action_dim
         b = self._buffers.get(len(x)) or self._allocate(len(x))
         self._last = x, b
@@ -157,19 +170,22 @@ class ExplicitActorCritic:
 
     def _forward(self, x: np.ndarray, out: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Last hidden layers of actor and critic."""
-        below = (x, x)
+        seen, more = x[:, : self._layout.obs_dim], x[:, self._layout.obs_dim :]
+        below = (seen, seen)
         for i, h in enumerate(out):
             actor, critic = self._weights[i]
             # Two plain products: NumPy's stacked matmul is twice as slow here.
             np.dot(below[0], actor, out=h[0])
             np.dot(below[1], critic, out=h[1])
+            if i == 0 and self._layout.more:
+                h[1] += np.dot(more, self._p["critic_more"])
             h += self._biases[i]
             activate(h, self._activation)
             below = (h[0], h[1])
         return below
 
     def _backward(self, x: np.ndarray, b: dict[str, Any]) -> None:
-        layers = b["layers"]
+        layers, seen = b["layers"], x[:, : self._layout.obs_dim]
         for i in range(len(layers) - 1, -1, -1):
             h, delta, slope = layers[i], b["deltas"][i], b["slopes"][i]
             if self._activation == "tanh":
@@ -181,10 +197,12 @@ class ExplicitActorCritic:
                 np.minimum(h, 0.0, out=slope)
                 slope += 1.0
             delta *= slope
-            below, grad = (layers[i - 1] if i else (x, x)), self._weight_grads[i]
+            below, grad = (layers[i - 1] if i else (seen, seen)), self._weight_grads[i]
             np.dot(below[0].T, delta[0], out=grad[0])
             np.dot(below[1].T, delta[1], out=grad[1])
             np.matmul(b["row"], delta, out=self._bias_grads[i])
+            if i == 0 and self._layout.more:
+                np.dot(x[:, self._layout.obs_dim :].T, delta[1], out=self._g["critic_more"])
             if i:
                 (actor, critic), lower = self._weights[i], b["deltas"][i - 1]
                 np.dot(delta[0], actor.T, out=lower[0])
@@ -214,7 +232,7 @@ class AutogradActorCritic:
             leaf.grad = grad
 
     def __call__(self, x: Tensor) -> dict[str, Tensor]:
-        """Outputs of (B, S) inputs."""
+        """Outputs of (B, S + P) inputs."""
         return torch_outputs(self._leaves, self._layout, x, self._activation)
 
     def backward_from(self, outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
@@ -343,11 +361,15 @@ def activate(x: np.ndarray, activation: str) -> None:
 def torch_outputs(
     views: Mapping[str, Tensor], layout: ActorCriticLayout, x: Tensor, activation: str
 ) -> dict[str, Tensor]:
-    """Outputs as of `ExplicitActorCritic` of (B, S) inputs, in torch."""
+    """Outputs as of `ExplicitActorCritic` of (B, S + P) inputs, in torch; of (B, S) the value is none."""
     function = {"tanh": torch.tanh, "relu": torch.relu, "elu": torch.nn.functional.elu}[activation]
-    h = x.expand(2, *x.shape)
+    seen, more = x[:, : layout.obs_dim], x[:, layout.obs_dim :]
+    h = seen.expand(2, *seen.shape)
     for i in range(layout.depth):
-        h = function(torch.baddbmm(views[f"bias{i}"], h, views[f"weight{i}"]))
+        h = torch.baddbmm(views[f"bias{i}"], h, views[f"weight{i}"])
+        if i == 0 and more.shape[1]:
+            h = torch.stack([h[0], torch.addmm(h[1], more, views["critic_more"])])
+        h = function(h)
     head = torch.addmm(views["actor_bias"], h[0], views["actor_weight"])
     dims = layout.action_dim
     log_std = head[:, dims:] if layout.state_std else views["log_std"]

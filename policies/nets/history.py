@@ -10,9 +10,9 @@ from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.net import Leaves, Net
-from robot_rl.policies.nets.normalizer import FixedNorm
+from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.state import Saved
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 
 class HistoryEncoder(Leaves):
@@ -24,9 +24,12 @@ class HistoryEncoder(Leaves):
         width: of z.
         lr: step size.
         generator: of the initial weights (uniform within 1 / sqrt(width), as torch.nn.GRU).
+        name: under which it is saved.
     """
 
-    def __init__(self, state: int, actions: int, width: int, *, lr: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, state: int, actions: int, width: int, *, lr: float, generator: torch.Generator, name: str = "encoder"
+    ) -> None:
         self.width, device = width, generator.device
         size = state + actions
         shapes = {"gate_in": (3 * width, size), "gate_hidden": (3 * width, width)}
@@ -34,7 +37,7 @@ class HistoryEncoder(Leaves):
         bound = 1.0 / math.sqrt(width)
         for view in params.view.values():
             view.copy_(torch.rand(view.shape, generator=generator, device=device) * (2 * bound) - bound)
-        super().__init__("encoder", params, lr=lr, free=list(params.shapes))
+        super().__init__(name, params, lr=lr, free=list(params.shapes))
 
     def __call__(self, state: Tensor, previous: Tensor) -> Tensor:
         """(B, L, width) of states (B, L, n) and the actions before them (B, L, A)."""
@@ -67,7 +70,7 @@ class Memory:
         """Forget what these rows saw; None: all."""
         if rows is None:
             self.count.zero_()
-        else:
+        elif len(self.count) == len(rows):  # else nothing was seen yet
             self.count[torch.as_tensor(np.asarray(rows), device=self.count.device).bool()] = 0
 
     def see(self, state: Tensor) -> Tensor:
@@ -94,6 +97,18 @@ class Memory:
         """The actions (B, A) of now."""
         self._taken = action.clone()
 
+    def state_dict(self) -> StateDict:
+        """What is remembered."""
+        columns = {"state": self.state, "previous": self.previous, "count": self.count, "taken": self._taken}
+        return {name: x.clone() for name, x in columns.items()}
+
+    def load_state_dict(self, state: StateDict, /) -> None:
+        """Remember what `state_dict` gave, of however many rows."""
+        device = self.count.device
+        self.state, self.previous, self.count, self._taken = (
+            state[name].to(device).clone() for name in ("state", "previous", "count", "taken")
+        )
+
 
 class HistoryPolicy(Saved):
     """tanh of a network of z over the last `history` observations; forgets at every reset."""
@@ -107,7 +122,7 @@ class HistoryPolicy(Saved):
         actor: Net,
         *,
         history: int,
-        norm: FixedNorm | None,
+        norm: FixedNorm | RunningNorm | None,
         noise: float,
         seed: int,
     ) -> None:
@@ -146,12 +161,17 @@ class HistoryPolicy(Saved):
         longest = int(place.max()) + 1
         rows = torch.arange(len(state), device=self._device)
         z = self._encoder(self.memory.state[:, :longest], self.memory.previous[:, :longest])[rows, place]
-        action = self._actor(z).tanh()
+        action = self.choose(self._actor(z), deterministic)
+        self.memory.took(action)
+        return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
+
+    def choose(self, out: Tensor, deterministic: bool) -> Tensor:
+        """Actions (B, A) of what the actor puts out."""
+        action = out.tanh()
         if self._noise and not deterministic:
             noise = torch.randn(action.shape, generator=self._generator, device=self._device)
             action = (action + self._noise * noise).clamp(-1.0, 1.0)
-        self.memory.took(action)
-        return Action(action.cpu().numpy() if isinstance(obs["state"], np.ndarray) else action)
+        return action
 
     def saved_parts(self) -> dict[str, object]:
         """Weights, noise generator, and normaliser, where there is one; what was seen is not kept."""

@@ -93,6 +93,8 @@ written out, else tensors."""
 class PpoLearner(OnPolicyLearner[O_co, Rollout]):
     """What PPO shares with the methods that change its rows: networks, the passes over a rollout, saved state.
 
+    The critic reads what is for critics alone ("privileged") beside what the policy sees, where there is any.
+
     Args:
         options: of the method.
         io: interface of the environment; every observation a vector of floats.
@@ -104,6 +106,8 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         ValueError: an option does not fit the device, or an observation is no vector.
     """
 
+    privileged = True
+
     def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99) -> None:
         super().__init__(options, io, seed=seed, device=device)
         o, self.gamma, self.updates, self.rollout_steps = options, gamma, 0, options.rollout_steps
@@ -114,7 +118,8 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         if io.action_choices and (o.log_std != "free" or o.log_std_init):
             raise ValueError("log_std and log_std_init have no effect where an action is a choice; leave them out")
         width = io.action_choices[0] if io.action_choices else io.action_dim
-        self._layout = ActorCriticLayout(obs_dim(io), width, o.hidden, o.log_std == "state")
+        seen = obs_dim(io.acting)
+        self._layout = ActorCriticLayout(seen, width, o.hidden, o.log_std == "state", obs_dim(io) - seen)
         weights = np.empty(self._layout.size, np.float32)
         self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)
@@ -176,8 +181,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         metrics = self._fit({name: x.numpy() for name, x in rows.items()} if self._explicit else rows)
         self._lr.follow(metrics["train/kl"])
         found["train/lr"] = self._adam.lr
-        seen = torch.cat([x.flatten(0, 1)[rollout.valid.flatten()] for _, x in sorted(rollout.obs.items())], dim=-1)
-        self._actor.observe(seen)
+        self._actor.observe({key: x.flatten(0, 1)[rollout.valid.flatten()] for key, x in rollout.obs.items()})
         self._actor.refresh()
         self.updates += 1
         return metrics | found
@@ -193,7 +197,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         columns |= {"advantage": torch.as_tensor(credit.advantage)[known], "value": batch.steps.value[known]}
         columns |= {"target": torch.as_tensor(credit.returns)[known]}
         data = {name: torch.as_tensor(x).to(self._params.device) for name, x in columns.items()}
-        return {"obs": self._actor.normalized_on_device(obs), **data}
+        return {"obs": self._actor.normalized_on_device(obs, critic=True), **data}
 
     def _batch(self, rollout: Rollout) -> Any:
         """The rollout as the core's table; a fragment with a number that is not finite is left out of the losses."""
@@ -276,6 +280,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         """Weights, moments, Adam, generators, reward scale, counters."""
         return {
             "policy": self._actor.state_dict(),
+            "critic": self._actor.critic_state(),
             "noise": self._actor.generator_state(),
             "adam": self._adam.state_dict(),
             "shuffle": self._shuffle.bit_generator.state,
@@ -287,6 +292,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
     def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place: the next update equals that of the saved learner."""
         self._actor.load_state_dict(state["policy"])
+        self._actor.load_critic_state(state.get("critic", {}))
         self._actor.load_generator_state(state["noise"])
         self._adam.load_state_dict(state["adam"])
         self._shuffle.bit_generator.state = state["shuffle"]

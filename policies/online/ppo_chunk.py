@@ -66,6 +66,8 @@ class PpoChunk(PpoLearner[PpoChunkOptions]):
     Source: Sutton, Precup and Singh, Between MDPs and semi-MDPs (durations); `robot_rl.advantage` for the estimators.
     """
 
+    privileged = False
+
     def __init__(
         self, options: PpoChunkOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
     ) -> None:

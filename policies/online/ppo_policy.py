@@ -18,6 +18,7 @@ from robot_rl.policies.nets.actor_critic import (
     torch_outputs,
 )
 from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
+from robot_rl.types.io import PRIVILEGED
 
 OBS_LIMIT = 10.0
 COMPILED_ROWS = 4  # beyond, matrix products are as fast
@@ -71,7 +72,8 @@ class PpoPolicy:
     """Gaussian actor and its critic on one flat parameter vector that the learner owns.
 
     NumPy observations are computed in NumPy, which is several times faster than torch at small batches; tensors on a
-    device are computed there.
+    device are computed there. What the critic alone reads ("privileged") is no part of what this policy needs to act,
+    nor of its state: whoever learns with it saves `critic_state` beside.
 
     Args:
         io: interface; every observation must be a vector of floats.
@@ -96,10 +98,13 @@ class PpoPolicy:
         obs_spread: float | None = None,
         fast: bool = True,
     ) -> None:
-        self.io, self.moments = io, Moments(obs_dim(io))
+        self.io = io.acting
+        self.moments = Moments(obs_dim(self.io))
+        self._critic_moments = Moments(layout.more)
         self._layout, self._params, self._activation = layout, params, activation
         self._normalize, self._spread = normalize_obs, obs_spread
-        self._keys, self._code = sorted(io.obs), ACTIVATIONS.index(activation)
+        self._keys, self._code = sorted(self.io.obs), ACTIVATIONS.index(activation)
+        self._critic_keys = [*self._keys, PRIVILEGED] if layout.more else self._keys
         self._shared = params.device.type == "cpu"
         self._mirror = params.numpy() if self._shared else params.cpu().numpy()
         self._rng = np.random.default_rng(seed)
@@ -183,39 +188,44 @@ class PpoPolicy:
         if isinstance(first, Tensor):
             if first.device.type != "cpu":
                 with torch.no_grad():
-                    x = self.normalized_on_device(obs)
+                    x = self.normalized_on_device(obs, critic=True)
                     return torch_outputs(self._views, self._layout, x, self._activation)["value"]
-            return torch.from_numpy(np.asarray(self.value({key: obs[key].numpy() for key in self._keys})))
-        h = self.normalized(obs)
-        for weight, bias in self._critic:
+            return torch.from_numpy(np.asarray(self.value({key: obs[key].numpy() for key in self._critic_keys})))
+        x, width = self.normalized(obs, critic=True), self._layout.obs_dim
+        h = x[:, :width]
+        for i, (weight, bias) in enumerate(self._critic):
             h = np.dot(h, weight)
+            if i == 0 and self._layout.more:
+                h += np.dot(x[:, width:], self._np["critic_more"])
             h += bias
             activate(h, self._activation)
         return np.dot(h, self._np["critic_weight"]) + self._np["critic_bias"]
 
-    def normalized(self, obs: Obs) -> np.ndarray:
-        """(B, S) what the networks see of NumPy observations."""
-        if len(self._keys) == 1:
-            x = obs[self._keys[0]]
-        else:
-            x = np.concatenate([obs[key] for key in self._keys], axis=-1)
+    def normalized(self, obs: Obs, *, critic: bool = False) -> np.ndarray:
+        """(B, S) what the actor sees of NumPy observations; (B, S + P) with what the critic alone sees behind it."""
+        keys = self._critic_keys if critic else self._keys
+        x = obs[keys[0]] if len(keys) == 1 else np.concatenate([obs[key] for key in keys], axis=-1)
         if not self._normalize:
             return x
-        x = x - self._mean
-        x *= self._scale
+        x = x - self._mean[: x.shape[-1]]
+        x *= self._scale[: x.shape[-1]]
         return np.minimum(np.maximum(x, -OBS_LIMIT, out=x), OBS_LIMIT, out=x)
 
-    def normalized_on_device(self, obs: Obs) -> Tensor:
-        """(B, S) what the networks see of tensors, on the learner's device."""
-        x = torch.cat([obs[key].to(self._params.device) for key in self._keys], dim=-1)
+    def normalized_on_device(self, obs: Obs, *, critic: bool = False) -> Tensor:
+        """The same of tensors, on the learner's device."""
+        keys = self._critic_keys if critic else self._keys
+        x = torch.cat([obs[key].to(self._params.device) for key in keys], dim=-1)
         if not self._normalize:
             return x
-        return ((x - self._device_mean) * self._device_scale).clamp(-OBS_LIMIT, OBS_LIMIT)
+        width = x.shape[-1]
+        return ((x - self._device_mean[:width]) * self._device_scale[:width]).clamp(-OBS_LIMIT, OBS_LIMIT)
 
-    def observe(self, rows: Tensor) -> None:
-        """Count (M, S) observations into the moments; takes effect at once."""
+    def observe(self, obs: Obs) -> None:
+        """Count tensors (M, ...) of observations into the moments; takes effect at once."""
         if self._normalize:
-            self.moments.add(rows)
+            self.moments.add(torch.cat([obs[key] for key in self._keys], dim=-1))
+            if self._layout.more:
+                self._critic_moments.add(obs[PRIVILEGED])
             self.refresh()
 
     def refresh(self) -> None:
@@ -226,8 +236,10 @@ class PpoPolicy:
             log_std = np.clip(self._np["log_std"], *LOG_STD_RANGE)
             self._std = np.exp(log_std)
             self._log_norm = np.float32(log_std.sum() + 0.5 * self._layout.action_dim * _LOG_2PI)
-        self._mean = self.moments.mean.astype(np.float32)
-        scale = (self._spread or 1.0) / np.sqrt(self.moments.var + 1e-8)
+        both = self.moments, self._critic_moments
+        mean, var = (np.concatenate(parts) for parts in zip(*((x.mean, x.var) for x in both)))
+        self._mean = mean.astype(np.float32)
+        scale = (self._spread or 1.0) / np.sqrt(var + 1e-8)
         self._scale = (scale if self._spread is None else np.minimum(scale, 1.0)).astype(np.float32)
         self._scaling = np.stack([self._mean, self._scale])
         device = self._params.device
@@ -236,8 +248,36 @@ class PpoPolicy:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights by name and the observation moments; tensors on the CPU."""
-        state = {name: view.detach().cpu().clone() for name, view in self._views.items()}
+        state = {name: self._views[name].detach().cpu().clone() for name in self._acting_shapes}
         return {**state, **{f"obs_{key}": value for key, value in self.moments.state_dict().items()}}
+
+    @property
+    def _acting_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, shape in self._layout.shapes.items() if name != "critic_more"}
+
+    def critic_state(self) -> dict[str, Tensor]:
+        """Weights and moments of what the critic alone reads; empty where that is nothing."""
+        if not self._layout.more:
+            return {}
+        return {"weight": self._views["critic_more"].detach().cpu().clone(), **self._critic_moments.state_dict()}
+
+    def load_critic_state(self, state: StateDict) -> None:
+        """Copy in place what `critic_state` gave.
+
+        Raises:
+            ValueError: the saved critic read another number of privileged values.
+        """
+        have = tuple(state["weight"].shape) if state else ()
+        if have != self._layout.shapes.get("critic_more", ()):
+            raise ValueError(
+                f"the saved critic reads {have[:1]} privileged values, and this one {(self._layout.more,)}; use the "
+                "environment and critic_state of the run that saved it"
+            )
+        if state:
+            with torch.no_grad():
+                self._views["critic_more"].copy_(torch.as_tensor(state["weight"]))
+            self._critic_moments.load_state_dict(state)
+            self.refresh()
 
     def load_state_dict(self, state: StateDict) -> None:
         """Copy in place.
@@ -245,15 +285,16 @@ class PpoPolicy:
         Raises:
             ValueError: names or shapes differ from this policy's.
         """
-        have = {name: tuple(state[name].shape) for name in self._layout.shapes if name in state}
-        if have != self._layout.shapes:
+        shapes = self._acting_shapes
+        have = {name: tuple(state[name].shape) for name in shapes if name in state}
+        if have != shapes:
             raise ValueError(
-                f"the saved PPO networks have shapes {have}, expected {self._layout.shapes}; "
+                f"the saved PPO networks have shapes {have}, expected {shapes}; "
                 "use the same hidden, log_std and environment as the run that saved them"
             )
         with torch.no_grad():
-            for name, view in self._views.items():
-                view.copy_(torch.as_tensor(state[name]))
+            for name in shapes:
+                self._views[name].copy_(torch.as_tensor(state[name]))
         self.moments.load_state_dict({key: state[f"obs_{key}"] for key in ("mean", "var", "count")})
         self.refresh()
 

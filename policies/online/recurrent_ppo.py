@@ -22,6 +22,7 @@ from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo import ReturnScale, obs_dim
 from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout
+from robot_rl.types.io import PRIVILEGED
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
@@ -75,6 +76,7 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
     """
 
     method = "recurrent PPO"
+    privileged = True
 
     def __init__(
         self, options: RecurrentPpoOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
@@ -93,15 +95,21 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         """
         super().__init__(options, io, seed=seed, device=device)
         self.gamma = gamma
-        size = obs_dim(io)
-        self.net = MemoryNet(size, io.action_dim, options, self.generator)
-        self.norm = RunningNorm(size, max_scale=1.0, device=device) if options.normalize_obs else None
+        size = obs_dim(io.acting)
+        more = obs_dim(io) - size
+        widths = {"memory": options.memory, "hidden": options.hidden, "log_std": options.log_std_init}
+        self.net = MemoryNet(size, (io.action_dim, 1), self.generator, more=more, **widths)
+        normed = {"max_scale": 1.0, "device": device}
+        self.norm = RunningNorm(size, **normed) if options.normalize_obs else None
+        self.critic_norm = RunningNorm(more, **normed) if options.normalize_obs and more else None
         self.scale = ReturnScale(gamma) if options.normalize_reward else None
         self.net_step = ModuleStep(self.net, lr=options.lr, clip=options.max_grad_norm)
         self.lr = StepSize(options.lr, options.lr_schedule)
-        self.policy = MemoryPolicy(io, self.net, self.norm, seed + 1)
+        self.policy = MemoryPolicy(io.acting, self.net, self.norm, seed + 1, critic_norm=self.critic_norm)
         scale = {} if self.scale is None else {"scale": self.scale}
         self.state.include({"net": self.net_step, "policy": self.policy, "lr": self.lr, **scale})
+        if self.critic_norm is not None:
+            self.state.include({"critic_norm": self.critic_norm})
 
     def set_progress(self, share: float) -> None:
         """For the step size."""
@@ -116,7 +124,7 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
     @torch.no_grad()
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates, from observations and "memory" (B, 2 M)."""
-        x, memory = self.policy.read(obs), torch.as_tensor(obs["memory"])
+        x, memory = self.policy.read(obs, critic=True), torch.as_tensor(obs["memory"])
         return self.net(x[:, None], memory.to(x.device))[1][:, 0]
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
@@ -141,8 +149,10 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
                 found = self._fit({name: x[part] for name, x in pieces.items()})
         self.lr.follow(float(found["kl"].mean()))
         if self.norm is not None:
-            seen = torch.cat([x.flatten(0, 1) for _, x in sorted(rollout.obs.items())], -1)
-            self.norm.observe(seen[rollout.valid.flatten()].to(self.generator.device))
+            rows = {key: x[rollout.valid].to(self.generator.device) for key, x in rollout.obs.items()}
+            self.norm.observe(torch.cat([rows[key] for key in sorted(self.policy.io.obs)], -1))
+            if self.critic_norm is not None:
+                self.critic_norm.observe(rows[PRIVILEGED])
         rest = (target - pieces["value"])[mask].var() / target[mask].var().clamp_min(1e-12)
         return self.metrics(**found, explained_variance=1.0 - rest, lr=torch.tensor(self.net_step.lr))
 
@@ -155,22 +165,10 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         used = advantage[rollout.valid]
         advantage = (advantage - used.mean()) / used.std(correction=0).clamp_min(1e-8)
         columns = {
-            **{"obs": self.policy.read(rollout.obs), "action": rollout.action, "logp": rollout.logp},
+            **{"obs": self.policy.read(rollout.obs, critic=True), "action": rollout.action, "logp": rollout.logp},
             **{"value": rollout.value, "advantage": advantage, "target": target, "mask": rollout.valid},
         }
-        over = rollout.terminated | rollout.truncated | ~rollout.valid
-        steps, length = len(over), self.o.sequence
-        found: list[tuple[int, int, int]] = []  # environment, first step, number of steps
-        for i in range(over.shape[1]):
-            begin = 0
-            for end in (*(torch.nonzero(over[:-1, i])[:, 0] + 1).tolist(), steps):
-                found += [(i, at, min(length, end - at)) for at in range(begin, end, length)]
-                begin = end
-        row, first, count = (x[:, None] for x in torch.tensor(found).to(over.device).T)
-        place = torch.arange(int(count.max()), device=over.device)
-        inside, at = place < count, (first + place).clamp_max(steps - 1)
-        pieces = {name: x.to(over.device)[at, row] for name, x in columns.items()}
-        pieces |= {"mask": pieces["mask"] & inside, "memory": rollout.extras["memory"][first[:, 0], row[:, 0]]}
+        pieces = cut(columns, rollout, self.o.sequence)
         return {name: x.to(self.generator.device) for name, x in pieces.items()}
 
     def _fit(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -191,83 +189,174 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         }
 
 
+def cut(columns: dict[str, Tensor], rollout: Rollout, length: int) -> dict[str, Tensor]:
+    """Pieces of at most `length` steps of one episode each.
+
+    Args:
+        columns: name -> (T, N, ...), "mask" (T, N) bool, which rows count, among them.
+        rollout: where they come from; its extras hold "memory" (T, N, M), unless nothing is remembered.
+        length: steps.
+
+    Returns:
+        The columns as (G, L, ...); "mask" leaves out what lies behind the end of a shorter piece; "memory" (G, M) is
+        what was remembered before a piece's first step.
+    """
+    over = rollout.terminated | rollout.truncated | ~rollout.valid
+    steps = len(over)
+    found: list[tuple[int, int, int]] = []  # environment, first step, number of steps
+    for i in range(over.shape[1]):
+        begin = 0
+        for end in (*(torch.nonzero(over[:-1, i])[:, 0] + 1).tolist(), steps):
+            found += [(i, at, min(length, end - at)) for at in range(begin, end, length)]
+            begin = end
+    row, first, count = (x[:, None] for x in torch.tensor(found).to(over.device).T)
+    place = torch.arange(int(count.max()), device=over.device)
+    inside, at = place < count, (first + place).clamp_max(steps - 1)
+    pieces = {name: x.to(over.device)[at, row] for name, x in columns.items()}
+    memory = rollout.extras.get("memory", torch.zeros(*over.shape, 0, device=over.device))
+    return pieces | {"mask": pieces["mask"] & inside, "memory": memory[first[:, 0], row[:, 0]]}
+
+
+class NoMemory(nn.Module):
+    """What a memory of width 0 is: the input goes on."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """As `nn.GRU`."""
+        return x, memory
+
+
 class MemoryNet(nn.Module):
-    """Means of actions and values of states behind a memory each: GRU, then a perceptron of tanh layers.
+    """Means of actions, and perhaps values of states, behind a memory each: GRU, then a perceptron of tanh layers.
 
     Args:
         inputs: S, width of an observation.
-        actions: A.
-        options: widths M of a GRU and of the layers behind it, and the log standard deviation.
+        outputs: of each part: A of the policy, and 1 where there is a critic.
         generator: draws the weights.
+        memory: width M of a GRU; 0 for none.
+        hidden: widths of the layers behind it.
+        log_std: initial log standard deviation of the action.
+        more: P, further inputs behind those S, of all parts but the policy.
     """
 
-    def __init__(self, inputs: int, actions: int, options: RecurrentPpoOptions, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: tuple[int, ...],
+        generator: torch.Generator,
+        *,
+        memory: int,
+        hidden: tuple[int, ...],
+        log_std: float,
+        more: int = 0,
+    ) -> None:
         super().__init__()
-        self.width, device = options.memory, generator.device
-        self.memories = nn.ModuleList(nn.GRU(inputs, options.memory, batch_first=True, device=device) for _ in range(2))
-        widths = (options.memory, *options.hidden)
+        self.width, self.parts, device = memory, len(outputs), generator.device
+        self.inputs = (inputs, *(inputs + more for _ in outputs[1:]))
+        self.memories = nn.ModuleList(
+            nn.GRU(size, memory, batch_first=True, device=device) if memory else NoMemory() for size in self.inputs
+        )
         self.heads = nn.ModuleList()
-        for outputs in (actions, 1):
-            hidden = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b, device=device), nn.Tanh())]
-            self.heads.append(nn.Sequential(*hidden, nn.Linear(widths[-1], outputs, device=device)))
-        self.log_std = nn.Parameter(torch.full((actions,), float(options.log_std_init), device=device))
+        for inside, size in zip(self.inputs, outputs):
+            widths = (memory or inside, *hidden)
+            layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b, device=device), nn.Tanh())]
+            self.heads.append(nn.Sequential(*layers, nn.Linear(widths[-1], size, device=device)))
+        self.log_std = nn.Parameter(torch.full((outputs[0],), float(log_std), device=device))
         for name, weight in self.named_parameters():
             if name == "log_std":
                 continue
             if weight.dim() == 1:
                 nn.init.zeros_(weight)
             else:  # the policy begins close to 0, whatever it sees
-                last = name.startswith(f"heads.0.{2 * len(options.hidden)}.")
+                last = name.startswith(f"heads.0.{2 * len(hidden)}.")
                 nn.init.orthogonal_(weight, 0.01 if last else 1.0, generator=generator)
 
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: (B, S) and (B, 2 M) -> means (B, A) and the memory behind it (B, 2 M)."""
-        after = [gru(x[:, None], m[None].contiguous())[1][0] for gru, m in self._each(memory)]
-        return self.heads[0](after[0]), torch.cat(after, -1)
+        """One step: (B, S + P) and (B, 2 M) -> means (B, A) and the memory behind it (B, 2 M); (B, M) without a critic.
+
+        From (B, S) alone the critic's memory stays what it was: who only acts does not need it.
+        """
+        seen, after = [], []
+        for size, gru, m in self._each(memory):
+            knows = x.shape[-1] >= size
+            out, behind = gru(x[:, None, :size], m[None].contiguous()) if knows else (x[:, None], m[None])
+            seen.append(out[:, 0])
+            after.append(behind[0])
+        return self.heads[0](seen[0]), torch.cat(after, -1)
 
     def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Many steps of one episode each.
+        """Many steps of one episode each, of policy and critic.
 
         Args:
-            x: (G, L, S) observations.
+            x: (G, L, S + P) observations.
             memory: (G, 2 M) before the first of them.
 
         Returns:
             Means (G, L, A) and values (G, L).
         """
-        mean, value = (head(gru(x, m[None].contiguous())[0]) for head, (gru, m) in zip(self.heads, self._each(memory)))
+        mean, value = self.each(x, memory)
         return mean, value[..., 0]
 
-    def _each(self, memory: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
-        return zip(self.memories, memory.split(self.width, -1))
+    def each(self, x: Tensor, memory: Tensor) -> list[Tensor]:
+        """The same, what every part puts out (G, L, ...)."""
+        parts = zip(self.heads, self._each(memory))
+        return [head(gru(x[..., :size], m[None].contiguous())[0]) for head, (size, gru, m) in parts]
+
+    def _each(self, memory: Tensor) -> Iterator[tuple[int, nn.Module, Tensor]]:
+        return zip(self.inputs, self.memories, memory.tensor_split(self.parts, -1))
+
+    @property
+    def acting(self) -> nn.Module:
+        """What acts, without the critic; shares its weights."""
+        part = nn.ModuleDict({"memory": self.memories[0], "head": self.heads[0]})
+        part.register_parameter("log_std", self.log_std)
+        return part
 
 
 class MemoryPolicy(ModulePolicy):
-    """A Gaussian whose mean depends on all that its rows have seen since they were reset.
+    """A Gaussian whose mean depends on all that its rows have seen since they were reset; its state holds no critic.
 
     Args:
-        io: interface.
+        io: interface of what acts.
         net: shared with the learner.
         norm: of observations, shared, or None.
         seed: of the action noise.
+        critic_norm: of what the critic alone reads, shared, or None.
     """
 
-    def __init__(self, io: IOSpec, net: MemoryNet, norm: RunningNorm | None, seed: int) -> None:
+    def __init__(
+        self,
+        io: IOSpec,
+        net: MemoryNet,
+        norm: RunningNorm | None,
+        seed: int,
+        *,
+        critic_norm: RunningNorm | None = None,
+    ) -> None:
+        self._critic_norm = critic_norm
         self.io, self._net, self._norm, self._keys = io, net, norm, sorted(io.obs)
         device = net.log_std.device
         self._noise = torch.Generator(device=device).manual_seed(seed)
-        super().__init__("net", net, self._noise, norm)
-        self._memory = torch.zeros(0, 2 * net.width, device=device)
+        super().__init__("net", net.acting, self._noise, norm)
+        self._memory = torch.zeros(0, net.parts * net.width, device=device)
 
     @property
     def parts(self) -> PolicyParts:
-        """It remembers, and can go on with what it remembers."""
-        return PolicyParts(remembers=True, save=self._save, restore=self._restore)
+        """It remembers, and can go on with what it remembers; without a memory it is a graph."""
+        graph = None if self._net.width else self._graph
+        return PolicyParts(remembers=graph is None, save=self._save, restore=self._restore, graph=graph)
 
-    def read(self, obs: Obs) -> Tensor:
-        """(..., S) what the network sees of observations."""
-        x = torch.cat([torch.as_tensor(obs[key]) for key in self._keys], -1).to(self._memory.device, torch.float32)
-        return x if self._norm is None else self._norm(x)
+    def _graph(self, obs: Obs) -> Tensor:
+        return self._net.heads[0](self.read(obs)).clamp(-1.0, 1.0)
+
+    def read(self, obs: Obs, *, critic: bool = False) -> Tensor:
+        """(..., S) what the network sees of observations; (..., S + P) with what the critic alone reads behind it."""
+        device = self._memory.device
+        x = torch.cat([torch.as_tensor(obs[key]) for key in self._keys], -1).to(device, torch.float32)
+        x = x if self._norm is None else self._norm(x)
+        if not critic or self._net.inputs[-1] == self._net.inputs[0]:
+            return x
+        more = torch.as_tensor(obs[PRIVILEGED]).to(device, torch.float32)
+        return torch.cat([x, more if self._critic_norm is None else self._critic_norm(more)], -1)
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget what these rows (B,) bool saw; None: all."""
@@ -284,7 +373,7 @@ class MemoryPolicy(ModulePolicy):
             value (B, A) clipped to [-1, 1]; logp (B,) of the sample before clipping (None when deterministic); extras
             "raw" (B, A), that sample, "memory" and "next_memory" (B, 2 M) before and behind this step.
         """
-        x = self.read(obs)
+        x = self.read(obs, critic=PRIVILEGED in obs)
         before = self._memory if len(self._memory) == len(x) else x.new_zeros(len(x), self._memory.shape[1])
         mean, self._memory = self._net.step(x, before)
         std = self._net.log_std.exp()

@@ -119,7 +119,7 @@ class Learner(Generic[O_co, Data_contra]):
     chooses: bool = False
     """Acts where actions are choices (`IOSpec.action_choices`); other methods act with continuous numbers."""
     privileged: bool = False
-    """Its critics read the observation that is for critics alone, where there is one (`critic_state=true`)."""
+    """Its critics or its teacher read the observation that no policy sees, where there is one (`critic_state=true`)."""
     from_policy: bool = False
     """`robot-rl train init=...` starts from the policy of another method's run, not from this learner's own state."""
     reader: Any = None
@@ -138,7 +138,8 @@ class Learner(Generic[O_co, Data_contra]):
         if PRIVILEGED in io.obs and not self.privileged:
             raise ValueError(
                 f"{self.method or type(self).__name__} has no critics that read more than its policy sees; leave "
-                "critic_state out, or use policy=human/imitation_sac, human/hil_serl, online/sac or online/rlpd"
+                "critic_state out, or use policy=online/sac, online/rlpd, online/ppo, human/imitation_sac or "
+                "human/hil_serl"
             )
         self.o, self.io = options, io
         self._need = self.needs(options, io)

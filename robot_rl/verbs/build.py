@@ -70,11 +70,12 @@ def env_factory(cfg: DictConfig) -> EnvMaker:
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOSpec], AnyLearner]:
     """(io) -> learner, on the configured device or another."""
 
-    prepared = build.prepare("policy", plain(cfg.policy))
+    node = plain(cfg.policy)
+    prepared, more = build.prepare("policy", node), {"load": load_teacher} if "teacher" in node else {}
 
     def make(io: IOSpec) -> AnyLearner:
         place = str(cfg.device) if device is None else device
-        return prepared(io, seed=cfg.seed, device=place, gamma=cfg.gamma)
+        return prepared(io, seed=cfg.seed, device=place, gamma=cfg.gamma, **more)
 
     return make
 
@@ -98,11 +99,23 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
         policy: Any = OnnxPolicy(str(path), io, device=str(cfg.device))
     else:
         made = OmegaConf.merge(run_config, {"device": cfg.device})
-        policy = learner_factory(made)(io).policy  # type: ignore[arg-type]
+        policy = learner_factory(made)(io.acting).policy  # type: ignore[arg-type]
         policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
     if world is None:
         return policy
     return in_units(policy, own, world, known, lambda line: print(line, file=sys.stderr))
+
+
+def load_teacher(path: str) -> TrainedPolicy:
+    """The policy of a run or checkpoint, on the CPU, for a learner that copies it.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    from robot_rl import checkpoint
+
+    folder = checkpoint.find(Path(path))
+    return load_policy(OmegaConf.create({"device": "cpu"}), stored_config(folder), folder)
 
 
 def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, TrainedPolicy]:

@@ -63,8 +63,8 @@ class Pictures(Options):
     image_size: Count = 64
     """Height and width of these pictures in pixels; each is drawn at twice that, and averaged."""
     critic_state: bool = False
-    """Beside pictures: critics learn from the simulator's whole state, goals and objects included; what acts does not
-    see it."""
+    """Critics learn from all that the simulator knows, goals and objects behind pictures included; what acts does not
+    see it (docs/asymmetric.md)."""
 
 
 class Resume(Options):

@@ -26,7 +26,7 @@ def put_pictures(cfg: DictConfig) -> None:
         if cfg.get("proprio") is not None:
             raise Refused("proprio goes with pictures: add cameras=own, or a list such as cameras=[front,side]")
         if cfg.get("critic_state"):
-            raise Refused("critic_state goes with pictures, as states hide nothing from critics: add cameras=own")
+            _put_critic_state(cfg)
         return
     engine = None if cfg.get("env") is None else cfg.env.get("engine")
     if engine != "mujoco":
@@ -43,6 +43,20 @@ def put_pictures(cfg: DictConfig) -> None:
         "critic_state": bool(cfg.get("critic_state")),
     }
     cfg.env = OmegaConf.merge(cfg.env, OmegaConf.create(seen))
+
+
+def _put_critic_state(cfg: DictConfig) -> None:
+    """Let the environment tell critics more than its policy sees; whether it has more, it says when it is made."""
+    engine = None if cfg.get("env") is None else cfg.env.get("engine")
+    known = {} if engine is None else build.options_of("engine", build.find("engine", str(engine))).model_fields
+    if "critic_state" not in known:
+        raise Refused(
+            f"critic_state=true asks for what the policy does not see, and this environment's engine ({engine}) does "
+            "not tell it: critics could read no more than the policy. Leave critic_state out, or use a world of ours "
+            "that knows more than it shows, such as env=pendulum env.world.velocity=false, env=quadruped "
+            "env.proprio=own, env=walk robot=<card>, or pictures (cameras=own)"
+        )
+    cfg.env = OmegaConf.merge(cfg.env, {"critic_state": True})
 
 
 def _put_encoder(cfg: DictConfig) -> None:

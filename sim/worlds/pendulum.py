@@ -78,6 +78,12 @@ class Pendulum:
         seen = [np.cos(angle), np.sin(angle), state["velocity"]][: self.io.obs["state"][0][0]]
         return np.stack(seen, 1).astype(np.float32)
 
+    def privileged(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a policy may not see: velocity, mass, length and wind, beside the angle."""
+        angle = state["angle"]
+        hidden = {name: state[name] for name in ("velocity", *self.ranges)}
+        return {"cos": np.cos(angle), "sin": np.sin(angle), **hidden}
+
     def _expert(self, obs: np.ndarray) -> np.ndarray:
         """(N, 1) pump energy below, hold near the top; does not know the parameters."""
         cos, sin, velocity = np.asarray(obs, np.float64).T

@@ -75,6 +75,8 @@ class Quadruped:
         *(f"{leg}_{joint}_speed/20" for leg in LEGS for joint in _JOINTS),
         *(f"previous_{leg}_{joint}" for leg in LEGS for joint in _JOINTS),
     )
+    proprio: tuple[str, ...] = obs_names[3:]
+    """All but the velocity of the trunk, which no sensor of a robot measures."""
     cameras: tuple[str, ...] = ("track", "head")
 
     def __init__(

@@ -53,6 +53,11 @@ class Recall:
         free = state["tick"] >= self._lit
         return np.stack([np.where(free, 0.0, state["side"]), free, state["place"]], 1).astype(np.float32)
 
+    def privileged(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What is seen, and which lamp it was."""
+        lamp, free, place = self.observe(state).T
+        return {"lamp": lamp, "free": free, "place": place, "side": state["side"]}
+
     def picture(self, state: dict[str, np.ndarray], row: int) -> np.ndarray:
         """The cart, both lamps, and which is lit; 64 x 128."""
         frame = np.full((64, 128, 3), 235, np.uint8)

@@ -213,6 +213,17 @@ class Walk:
             parts.append(xp.astype(terms[term.term] * scale, xp.float32))
         return xp.concat(parts, axis=1)
 
+    def privileged_names(self) -> tuple[str, ...]:
+        """Names of what `privileged` tells."""
+        return ("vx", "vy", "vz", "height", *(f"foot_{i}_height" for i in range(len(self.scene.feet))))
+
+    def privileged(self, view: View) -> Array:
+        """(N, 4 + F): velocity of the trunk in its own frame [m/s], its height and those of the feet [m]."""
+        from robot_rl.sim.legs_scene import HEIGHT
+
+        feet = [view.sensors[f"{HEIGHT}{i}"][:, 2:3] for i in range(len(self.scene.feet))]
+        return view.xp.concat([trunk_velocity(view), view.qpos[:, 2:3], *feet], axis=1)
+
     def reward(self, view: View) -> Array:
         """Sum (N,) float32 of `reward_terms`."""
         return view.total(self.reward_terms(view))

@@ -25,16 +25,16 @@ NUMBA = pytest.mark.skipif(not find_spec("numba"), reason="needs numba (extra `f
 BACKENDS = ["numpy", pytest.param("numba", marks=NUMBA)]
 
 
-def problem(hidden=(8, 7), state_std=False, seed=0, spread=0.3) -> Any:
+def problem(hidden=(8, 7), state_std=False, seed=0, spread=0.3, more=0) -> Any:
     rng = np.random.default_rng(seed)
-    layout = ActorCriticLayout(OBS, ACT, hidden, state_std)
+    layout = ActorCriticLayout(OBS, ACT, hidden, state_std, more)
     params = (rng.standard_normal(layout.size) * spread).astype(np.float32)
 
     def draw(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
     names = ("obs", "action", "logp", "advantage", "target", "value")
-    columns = (draw(ROWS, OBS), draw(ROWS, ACT), draw(ROWS) - 4.0, draw(ROWS), draw(ROWS), draw(ROWS) * 0.3)
+    columns = (draw(ROWS, OBS + more), draw(ROWS, ACT), draw(ROWS) - 4.0, draw(ROWS), draw(ROWS), draw(ROWS) * 0.3)
     return layout, params, dict(zip(names, columns))
 
 
@@ -159,6 +159,31 @@ def test_adam_with_clipping_equals_torch_and_leaves_out_what_is_not_finite(backe
         assert torch.equal(adam.state_dict()["first"], before[1])
 
 
+@pytest.mark.parametrize("hidden", [(8,), (8, 7)])
+@pytest.mark.parametrize("backend", [*BACKENDS, "autograd"])
+def test_a_critic_that_reads_more_has_the_gradient_of_plain_layers(backend, hidden):
+    """Against the two networks written out: the actor of the first columns, the critic of all."""
+    layout, params, batch = problem(hidden, more=2)
+    options = FusedOptions(value_coef=0.7, entropy_coef=0.01)
+    flat = torch.from_numpy(params.copy()).double().requires_grad_()
+    v, x = layout.views(flat), torch.from_numpy(batch["obs"]).double()
+    actor = torch.tanh(x[:, :OBS] @ v["weight0"][0] + v["bias0"][0])
+    critic = torch.tanh(x @ torch.cat([v["weight0"][1], v["critic_more"]]) + v["bias0"][1])
+    for i in range(1, len(hidden)):
+        actor = torch.tanh(actor @ v[f"weight{i}"][0] + v[f"bias{i}"][0])
+        critic = torch.tanh(critic @ v[f"weight{i}"][1] + v[f"bias{i}"][1])
+    mean, value = actor @ v["actor_weight"] + v["actor_bias"], critic @ v["critic_weight"] + v["critic_bias"]
+    b = {name: torch.from_numpy(column).double() for name, column in batch.items()}
+    policy = policy_loss(gaussian_logp(b["action"], mean, v["log_std"]), b["logp"], b["advantage"], clip=ClipRange(0.2))
+    (policy + 0.7 * (value - b["target"]).square().mean() - 0.01 * v["log_std"].sum()).backward()
+    with use_backend("auto" if backend == "autograd" else backend):
+        found, _, values = gradient(layout, params, batch, "tanh", options, backend != "autograd")
+    np.testing.assert_allclose(values, value.detach(), atol=1e-5)
+    assert flat.grad is not None
+    np.testing.assert_allclose(found, flat.grad, atol=1e-5)
+    assert np.abs(layout.views(found)["critic_more"]).max() > 1e-3
+
+
 @NUMBA
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
 @pytest.mark.parametrize("log_std", ["free", "state"])
@@ -184,7 +209,7 @@ def test_compiled_acting_equals_numpy_acting(activation, log_std, hidden, normal
     seen = torch.from_numpy(rng.standard_normal((30, OBS)) * 3 + 1)
     obs = {"state": (rng.standard_normal((4, OBS)) * 20).astype(np.float32)}
     for policy in policies:
-        policy.observe(seen)
+        policy.observe({"state": seen})
     for deterministic in (True, False):
         one, two = (policy.act(obs, deterministic=deterministic) for policy in policies)
         np.testing.assert_allclose(two.value, one.value, atol=1e-5)

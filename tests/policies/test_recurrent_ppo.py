@@ -93,7 +93,7 @@ def test_a_successor_is_judged_with_what_is_known_behind_the_step(env: ArrayVect
 
 def test_what_is_seen_later_does_not_matter_before() -> None:
     generator = torch.Generator().manual_seed(0)
-    net = MemoryNet(3, 1, SMALL, generator)
+    net = MemoryNet(3, (1, 1), generator, memory=8, hidden=(8,), log_std=0.0)
     x = torch.randn(1, 6, 3, generator=generator, requires_grad=True)
     mean, value = net(x, torch.randn(1, 16, generator=generator))
     (mean[0, 4, 0] + value[0, 4]).backward()

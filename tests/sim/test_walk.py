@@ -93,6 +93,27 @@ def test_standing_pays_for_standing_and_a_trunk_on_its_side_has_fallen(go2: Card
     assert world.terminated(view).tolist() == [True, False]
 
 
+def test_critics_are_told_how_fast_the_trunk_goes_and_how_high_feet_are(go2: Card) -> None:
+    env = make(2, 0, world=Walk(robot=go2), options=EngineOptions(critic_state=True))
+    try:
+        env.reset(seed=0)
+        for _ in range(20):
+            obs = env.step(env.expert())[0]
+        width = obs["state"].shape[1]
+        assert np.array_equal(obs["privileged"][:, :width], obs["state"])
+        velocity, height, feet = np.split(obs["privileged"][:, width:], [3, 4], axis=1)
+        for row in range(2):
+            turn = np.zeros(9)
+            mujoco.mju_quat2Mat(turn, env.physics.qpos[row, 3:7])
+            assert velocity[row] == pytest.approx(turn.reshape(3, 3).T @ env.physics.qvel[row, :3], abs=1e-5)
+        assert height[:, 0] == pytest.approx(env.physics.qpos[:, 2])
+        assert feet.shape == (2, 4)
+        assert (feet > -0.01).all()
+        assert (feet < 0.15).all()
+    finally:
+        env.close()
+
+
 def test_the_scripted_trot_follows_commands(go2: Card) -> None:
     env = make(20, 0, world=Walk(robot=go2), options=EngineOptions(num_threads=2))
     obs, _ = env.reset(seed=1)
