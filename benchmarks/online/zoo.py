@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.online.matrix import commit
 from robot_rl import checkpoint, zoo
-from robot_rl.data.atomic import new_folder, write_json
+from robot_rl.atomic import new_folder, write_json
 
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "preset"
 VERSIONS = ("robot_rl", "torch", "gymnasium", "mujoco", "numpy")

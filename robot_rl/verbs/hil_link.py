@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl import checkpoint
-from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import CheckpointError, write_json
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.mix import Shares
 from robot_rl.data.seen import measure_seen
