@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from robot_rl import child
-from robot_rl.checkpoint import write_bytes, write_json
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import write_json
 from robot_rl.data import d4rl, scores
 from robot_rl.stats import iqm, stratified
 from robot_rl.version import VERSION

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.atomic import write_bytes
 from robot_rl.tables import TableError, read_table
 from robot_rl.types import IOSpec
 from robot_rl.version import VERSION
@@ -33,23 +34,8 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message says why and what to do."""
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old content or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
 def write_json(path: Path, value: object) -> None:
-    """`write_bytes` of indented JSON."""
+    """`write_bytes` of indented JSON, in which numbers may be NaN."""
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=True) + "\n").encode())
 
 

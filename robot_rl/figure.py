@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robot_rl.checkpoint import write_bytes
+from robot_rl.atomic import write_bytes
 from robot_rl.extras import require
 
 if TYPE_CHECKING:

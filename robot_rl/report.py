@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from robot_rl.checkpoint import git_commit, write_bytes
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import git_commit
 from robot_rl.extras import require
 from robot_rl.figure import panels, save
 from robot_rl.version import VERSION

@@ -16,7 +16,8 @@ import yaml
 from tqdm import tqdm
 
 from robot_rl import lineage, parallel, report
-from robot_rl.checkpoint import write_bytes, write_json
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import write_json
 from robot_rl.claim import Claim
 from robot_rl.diagnosis import diagnose
 from robot_rl.interrupt import Interrupt

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from robot_rl.checkpoint import write_bytes
+from robot_rl.atomic import write_bytes
 from robot_rl.extras import require
 from robot_rl.types import Metrics, Tracker
 

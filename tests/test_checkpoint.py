@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from robot_rl import checkpoint
+from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.types import IOSpec
 
@@ -229,9 +230,9 @@ def test_save_unwritable_folder_says_so(tmp_path: Path) -> None:
 
 
 def test_write_bytes_failure_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.write_bytes(tmp_path / "a", b"old")
+    write_bytes(tmp_path / "a", b"old")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk gone")))
     with pytest.raises(OSError, match="disk gone"):
-        checkpoint.write_bytes(tmp_path / "a", b"new")
+        write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert len(list(tmp_path.iterdir())) == 1

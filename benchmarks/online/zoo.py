@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.online.matrix import commit
 from robot_rl import checkpoint, zoo
-from robot_rl.data.atomic import new_folder, write_json
+from robot_rl.atomic import new_folder, write_json
 
 APART = {"walk-go2": ("preset=walk", "robot=go2")}
 """Agents whose names are no presets, and the words that train them."""

@@ -23,8 +23,8 @@ from typing import Literal
 
 import numpy as np
 
+from robot_rl.atomic import new_hdf5
 from robot_rl.data import scores, sources
-from robot_rl.data.atomic import new_hdf5
 from robot_rl.data.bounds import ActionBounds, attributes, facts
 from robot_rl.data.d4rl_table import D4rlTable, load
 from robot_rl.data.episode import Logs, unnamed_io

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from robot_rl import extras
+from robot_rl.atomic import new_folder
 from robot_rl.data import video
-from robot_rl.data.atomic import new_folder
 from robot_rl.data.bounds import facts
 from robot_rl.types import Episode, IOSpec
 

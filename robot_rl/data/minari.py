@@ -17,8 +17,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from robot_rl.atomic import new_folder, new_hdf5
 from robot_rl.data import foreign, minari_arrow, sources
-from robot_rl.data.atomic import new_folder, new_hdf5
 from robot_rl.data.bounds import attributes, facts, read_declared
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, refusal, warning

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.types import Sampler, StateDict, Transitions
+from robot_rl.types import Sampler, StateDict, Stateful, Transitions
 
 
 class Mix:
@@ -106,6 +106,28 @@ class Mix:
         for name in filled:
             self._credit[name] = due[name] - rows[name]
         return rows
+
+
+class Shares:
+    """The state of a sampler without those of its parts that a checkpoint holds elsewhere, or that a log fills again.
+
+    Args:
+        sampler: a `Mix`, or one that draws from a memory.
+        kept: names of the parts whose state belongs here.
+    """
+
+    def __init__(self, sampler: Stateful, *kept: str) -> None:
+        self._sampler, self._kept = sampler, kept
+
+    def state_dict(self) -> StateDict:
+        """Of the sampler and the parts that are kept here."""
+        state = self._sampler.state_dict()
+        parts = state.get("parts", {})
+        return {**state, "parts": {name: parts[name] for name in self._kept if name in parts}}
+
+    def load_state_dict(self, state: StateDict, /) -> None:
+        """Continue."""
+        self._sampler.load_state_dict(state)
 
 
 def merge(parts: dict[str, Transitions], names: tuple[str, ...] | None = None) -> Transitions:

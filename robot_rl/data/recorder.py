@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.atomic import sync_folder
+from robot_rl.atomic import sync_folder
 from robot_rl.types import Episode, IOSpec
 
 START, END, VERSION = b"robotRLe", b"eLRtobor", 1

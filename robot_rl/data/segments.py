@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.atomic import new_folder, write_json
 from robot_rl.data.arrays import Store
-from robot_rl.data.atomic import new_folder, write_json
 from robot_rl.data.ring import TransitionRing
 
 FORMAT = 2

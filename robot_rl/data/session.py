@@ -25,8 +25,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from robot_rl.atomic import new_hdf5, write_bytes
 from robot_rl.data import foreign
-from robot_rl.data.atomic import new_hdf5, write_bytes
 
 SCHEMA = 1
 PICTURES, SEEN = "images/", "infos/picture_"

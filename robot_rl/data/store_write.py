@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from robot_rl.data.atomic import new_folder, write_json
+from robot_rl.atomic import new_folder, write_json
 from robot_rl.data.episode import unnamed_io
 from robot_rl.data.store_read import EPISODES, FORMAT, META, PER_EPISODE, Store, file_sha256, open_store
 from robot_rl.types import Episode, IOSpec

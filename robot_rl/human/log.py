@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.atomic import append_line, write_bytes
+from robot_rl.atomic import append_line, write_bytes
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, Key
 from robot_rl.data.recorder import Recorder, Recording

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.atomic import append_line, write_json
+from robot_rl.atomic import append_line, write_json
 from robot_rl.data.hil_episode import to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Key
 from robot_rl.data.recorder import Recorder, Recording, pack, unpack

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl.data.atomic import write_bytes
+from robot_rl.atomic import write_bytes
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import Pilot
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from robot_rl.recorded import Cause
+from robot_rl.words import Refused
 
 _runs: list[dict[str, Any]] = []  # one of every run that this process did; a sweep does several
+_write: list[Callable[[], None]] = []  # writes the document, where one is being made
 
 
 def begin() -> None:
@@ -86,6 +90,23 @@ def leave_interrupted(verb: str, folder: Path) -> NoReturn:
     sys.exit(130)
 
 
+def code_of(work: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    """What does many runs in a folder, as a verb: its refusals and a Ctrl-C become words and an exit code."""
+
+    @wraps(work)
+    def verb(arguments: list[str]) -> int:
+        try:
+            return work(arguments)
+        except (Refused, ImportError) as found:
+            error(str(found))
+            return 2 if isinstance(found, Refused) else 1
+        except KeyboardInterrupt:
+            print(f"\ninterrupted; continue with the same command and --folder={folder()}", file=sys.stderr)
+            return 130
+
+    return verb
+
+
 def folder() -> Path | None:
     """Where the newest run of this process writes; None if it is no run."""
     return Path(_runs[-1]["folder"]) if _runs and "folder" in _runs[-1] else None
@@ -102,15 +123,33 @@ def document(verb: str) -> Iterator[None]:
     """Everything that is printed inside goes to stderr; one JSON document follows on stdout, whatever happens."""
     _runs.clear()
     out = sys.stdout
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
+
+    def write() -> None:
         found = [run for run in _runs if run]
         content = {"runs": found} if len(found) > 1 else dict(*found)
         json.dump({"verb": verb, **content}, out, indent=1, default=_plain, ensure_ascii=False)
         out.write("\n")
         out.flush()
+
+    _write[:] = [write]
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _write.pop()()
+
+
+def leave() -> NoReturn:
+    """End this process well, with its document, and at once.
+
+    For processes that a person waits for: the interpreter's own end, with all that the command line has loaded, takes a
+    second and more.
+    """
+    if _write:
+        _write.pop()()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @runtime_checkable

@@ -14,7 +14,8 @@ from pydantic import model_validator
 from typing_extensions import Self
 
 from robot_rl import build, checkpoint, report
-from robot_rl.checkpoint import CheckpointError, write_bytes
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_folder
 from robot_rl.data.recorder import Recording
 from robot_rl.human.judge import Judge

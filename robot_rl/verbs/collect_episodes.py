@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.data.atomic import write_json
+from robot_rl.atomic import write_json
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from robot_rl.checkpoint import write_bytes, write_json
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import write_json
 from robot_rl.figure import figure, save
 from robot_rl.interrupt import Interrupt
 from robot_rl.types import Episode, Options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from functools import cache
@@ -77,7 +76,5 @@ def deploy(cfg: DictConfig) -> None:
     if cfg.propose:
         tell_shadow(Path(str(cfg.flight)).expanduser(), begin)
         return
-    # all have ended; the interpreter's own end, with all that the command line has loaded, takes a second and more
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    answer.note(robot=options["robot_spec"], policy=options["policy_path"] or None, seconds=time.time() - begin)
+    answer.leave()  # all have ended

@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from robot_rl import build, child, extras
-from robot_rl.checkpoint import write_bytes, write_json
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import write_json
 from robot_rl.expression import Expression
 from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer

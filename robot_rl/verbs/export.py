@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from robot_rl import checkpoint, extras
-from robot_rl.data.atomic import new_folder, write_json
+from robot_rl.atomic import new_folder, write_json
 from robot_rl.onnx_policy import FILE, OnnxPolicy
 from robot_rl.types import IOSpec, Policy
 from robot_rl.verbs import answer

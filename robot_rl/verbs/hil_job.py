@@ -17,7 +17,7 @@ from robot_rl import checkpoint, lineage, report
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_episode import EpisodeRules
-from robot_rl.data.mix import Mix
+from robot_rl.data.mix import Mix, Shares
 from robot_rl.data.seen import measure_seen
 from robot_rl.human.adviser import Adviser
 from robot_rl.human.attended import AttendedTrials
@@ -40,7 +40,7 @@ from robot_rl.parts import BEST, Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs, StateDict
+from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs
 from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
 from robot_rl.verbs.build import EnvMaker, MakeEnv
 
@@ -447,18 +447,3 @@ class HilJob:
     def _hash_log(self) -> str:
         lineage.add(self.folder, "log", lineage.digest(self.folder / "log"))
         return str(self.folder / "log")
-
-
-class Shares:
-    """What of a sampler a checkpoint keeps: not its parts, which are views of the memory."""
-
-    def __init__(self, sampler: Mix | NewSteps) -> None:
-        self._sampler = sampler
-
-    def state_dict(self) -> StateDict:
-        """Without parts."""
-        return {**self._sampler.state_dict(), "parts": {}}
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Continue."""
-        self._sampler.load_state_dict(state)

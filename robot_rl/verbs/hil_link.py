@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl import checkpoint
-from robot_rl.checkpoint import CheckpointError, write_bytes, write_json
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import CheckpointError, write_json
 from robot_rl.claim import claim_existing, claim_new
+from robot_rl.data.mix import Shares
 from robot_rl.data.seen import measure_seen
 from robot_rl.human.actor import Follower, HilActor, NoRows, OutboxMemory, tensors_of
 from robot_rl.human.devices.teleop import Camera
@@ -24,7 +26,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Metrics
-from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, Shares, make_memory
+from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, make_memory
 
 _AGREED = {"seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end"}
 

@@ -49,15 +49,15 @@ def trials(arguments: list[str]) -> list[SweepTrial]:
         arguments: key=value or key=a,b,c; commas inside of brackets, braces and quotes do not separate.
 
     Raises:
-        ValueError: an argument that is no key=value, or a key twice.
+        Refused: an argument that is no key=value, or a key twice.
     """
     keys, choices = [], []
     for item in arguments:
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise ValueError(f"'{item}' is no key=value; expected e.g. seed=0,1,2 or policy=online/sac,online/ppo")
+            raise Refused(f"'{item}' is no key=value; expected e.g. seed=0,1,2 or policy=online/sac,online/ppo")
         if key in keys:
-            raise ValueError(f"'{key}' is given twice; give its values in one argument: {key}=a,b")
+            raise Refused(f"'{key}' is given twice; give its values in one argument: {key}=a,b")
         keys.append(key)
         choices.append(split_values(value))
     many = [i for i, values in enumerate(choices) if len(values) > 1]
@@ -124,10 +124,10 @@ def run(
 
     Raises:
         ImportError: Ray is not installed.
-        ValueError: a verb or an argument that a sweep cannot run.
+        Refused: a verb or an argument that a sweep cannot run.
     """
     if verb not in VERBS:
-        raise ValueError(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
+        raise Refused(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
     wanted = trials(arguments)
     ray: Any = require("ray")
     own = start(ray, 1)
@@ -190,43 +190,32 @@ class SweepOptions(Options):
     """How often a trial is begun again when its machine is lost."""
 
 
+@answer.code_of
 def sweep(arguments: list[str]) -> int:
     """Run a sweep from the command line; returns the exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    folder = Path(f"runs/sweeps/{datetime.now():%Y-%m-%d_%H-%M-%S}")
-    try:
-        if arguments[0] not in VERBS:
-            raise Refused(f"a sweep is of train or offline, not of '{arguments[0]}': robot-rl sweep train seed=0,1,2")
-        given = [item[2:] for item in arguments if item.startswith("--")]
-        options = read_words(SweepOptions, given, "sweep")
-        folder = Path(options.folder or folder)
-        plain = [item for item in arguments[1:] if not item.startswith("--")]
-        count = len(trials(plain))
-        print(f"sweep folder: {folder}   {count} trials")
-        rows = run(
-            arguments[0],
-            plain,
-            folder,
-            cpus=options.cpus,
-            gpus=options.gpus,
-            retries=options.retries,
-            on_done=lambda row: print(_line(row), flush=True),
-        )
-    except (Refused, ValueError) as error:
-        answer.error(str(error))
-        return 2
-    except ImportError as error:
-        answer.error(str(error))
-        return 1
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; continue with the same command and --folder={folder}", file=sys.stderr)
-        return 130
+    if arguments[0] not in VERBS:
+        raise Refused(f"a sweep is of train or offline, not of '{arguments[0]}': robot-rl sweep train seed=0,1,2")
+    options = read_words(SweepOptions, [item[2:] for item in arguments if item.startswith("--")], "sweep")
+    folder = Path(options.folder or f"runs/sweeps/{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    answer.note(folder=str(folder))
+    plain = [item for item in arguments[1:] if not item.startswith("--")]
+    print(f"sweep folder: {folder}   {len(trials(plain))} trials")
+    rows = run(
+        arguments[0],
+        plain,
+        folder,
+        cpus=options.cpus,
+        gpus=options.gpus,
+        retries=options.retries,
+        on_done=lambda row: print(_line(row), flush=True),
+    )
     words = {trial.name: trial.arguments for trial in trials(plain)}
     conclude({Path(row["folder"]): words[row["trial"]] for row in rows if "error" not in row}, folder)
     failed = sum("error" in row for row in rows)
-    answer.note(folder=str(folder), trials=rows)
+    answer.note(trials=rows)
     print(f"{len(rows) - failed} of {len(rows)} trials done; numbers: {folder / 'sweep.json'}")
     return 1 if failed else 0
 

@@ -14,7 +14,7 @@ from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import claim_folder
 from robot_rl.data.buffer import Replay, ReplayBuffer
-from robot_rl.data.mix import Mix
+from robot_rl.data.mix import Mix, Shares
 from robot_rl.data.rescale import Rescaled
 from robot_rl.data.seen import measure_seen
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
@@ -31,7 +31,7 @@ from robot_rl.recorded import Cause
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Sampler, Seen, StateDict, TrainedPolicy, VecEnv
+from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Sampler, Seen, TrainedPolicy, VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.build import EnvMaker
@@ -219,11 +219,14 @@ class TrainJob:
         states: dict[str, Any] = {"learner": self.learner}
         if self.loop is not self.learner:
             states["loop"] = self.loop
+        stores = {} if self.buffer is None else {"buffer": self.buffer}
         if self.buffer is not None and self.loop.sampler is not self.buffer:
-            states["sampler"] = Beside(self.loop.sampler, "online")
+            if self.settings.demos:  # they never change: a checkpoint links to the files of the one before it
+                stores["demos"] = self.loop.sampler.parts["demos"]
+            states["sampler"] = Shares(self.loop.sampler, "log")
         return Parts(
             states,
-            stores={} if self.buffer is None else {"buffer": self.buffer},
+            stores=stores,
             policy=self.learner.policy,
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
@@ -447,22 +450,6 @@ class TrainJob:
     def _video(self) -> Path | str:
         s = self.settings
         return film(self._plain, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
-
-
-class Beside:
-    """The state of a mix without one of its parts, which is saved on its own."""
-
-    def __init__(self, mix: Mix, without: str) -> None:
-        self._mix, self._without = mix, without
-
-    def state_dict(self) -> StateDict:
-        """Of the mix and its other parts."""
-        state = self._mix.state_dict()
-        return {**state, "parts": {name: part for name, part in state["parts"].items() if name != self._without}}
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Continue."""
-        self._mix.load_state_dict(state)
 
 
 def record_video(

@@ -424,31 +424,22 @@ Example: robot-rl tune train env=pendulum policy=online/sac total_steps=3000 eva
            'policy.lr=tag(log,interval(1e-4,1e-2))' 'policy.tau=interval(0.002,0.05)' --trials=20"""
 
 
+@answer.code_of
 def tune(arguments: list[str]) -> int:
     """Search from the command line; returns the exit code."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    folder = Path(f"runs/tune/{datetime.now():%Y-%m-%d_%H-%M-%S}")
-    try:
-        options = read_words(TuneOptions, [item[2:] for item in arguments if item.startswith("--")], "tune")
-        space = read_space([item for item in arguments if not item.startswith("--")])
-        if options.seeds > 1 and any(word.startswith("seed=") for word in space.words):
-            raise Refused("--seeds gives every set of options the seeds 0, 1, …; leave seed= out")
-        folder = Path(options.folder or folder)
-        search = OptionSearch(space, options, folder, lambda row: print(_line(row), flush=True))
-        print(f"search folder: {folder}   {options.trials} trials of {', '.join(space.searched)}", flush=True)
-        rows = search.run()
-    except Refused as error:
-        answer.error(str(error))
-        return 2
-    except ImportError as error:
-        answer.error(str(error))
-        return 1
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; continue with the same command and --folder={folder}", file=sys.stderr)
-        return 130
-    answer.note(folder=str(folder), trials=rows)
+    options = read_words(TuneOptions, [item[2:] for item in arguments if item.startswith("--")], "tune")
+    space = read_space([item for item in arguments if not item.startswith("--")])
+    if options.seeds > 1 and any(word.startswith("seed=") for word in space.words):
+        raise Refused("--seeds gives every set of options the seeds 0, 1, …; leave seed= out")
+    folder = Path(options.folder or f"runs/tune/{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    answer.note(folder=str(folder))
+    search = OptionSearch(space, options, folder, lambda row: print(_line(row), flush=True))
+    print(f"search folder: {folder}   {options.trials} trials of {', '.join(space.searched)}", flush=True)
+    rows = search.run()
+    answer.note(trials=rows)
     best = next((row for row in rows if row["value"] is not None), None)
     if best is None:
         answer.error(f"no run came to its end; the first one said: {rows[0]['error']}")

@@ -77,7 +77,7 @@ class Pick(ArmTask):
         vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
         super().__init__(arm, beside=vectors, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
         # Fingers of another hand swing as they close: what counts as open, and as at the cube, is wider there.
-        self._around, self._near = (0.048, 0.025) if robot is None else (0.06, 0.035)
+        self._around, self._near = (0.048, 0.03) if robot is None else (0.06, 0.035)
         self._cube = 8 if self._hand is None else self._hand.robot_size
         self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
         self.policy_cameras = ("front", "side") if robot is None else ("front",)  # one ray: no depth
@@ -148,7 +148,7 @@ class Pick(ArmTask):
     def _held(self, view: View) -> Array:
         """(N,) cube off the table, between fingers that are as far apart as it is wide."""
         cube, opening = view.qpos[:, self._cube : self._cube + 3], self._arm.opening(view)
-        near = norm(cube - view.task["tip"]) < max(0.03, self._near)
+        near = norm(cube - view.task["tip"]) < self._near
         if self._hand is not None:  # the share of its range at which a hand meets the cube is not known
             return near & (cube[:, 2] > _HALF + 0.005) & (opening < 0.95 * STROKE)
         return near & (cube[:, 2] > _HALF + 0.005) & (opening < 2 * _HALF + 0.012)

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from broken import d4rl_columns, episode, hdf5
 
 from robot_rl import cli
+from robot_rl.atomic import new_folder, new_hdf5
 from robot_rl.data import d4rl, minari, store_write
-from robot_rl.data.atomic import new_folder, new_hdf5
 from robot_rl.data.d4rl import read
 
 

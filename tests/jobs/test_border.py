@@ -26,7 +26,7 @@ FOREIGN: list[tuple[str, Any]] = [
     ("policy.name", "./evil.py:Evil"),
     ("policy.name", "os:system"),
     ("policy.name", "online/../../evil"),
-    ("policy.name", "robot_rl.checkpoint.write_bytes"),
+    ("policy.name", "robot_rl.atomic.write_bytes"),
     ("policy", {"_target_": "evil.Evil"}),
     ("policy", {"name": "human/safe_set", "method": {"name": "evil:Evil"}}),
     ("policy", {"name": "online/sb3", "algorithm": "evil.Evil"}),

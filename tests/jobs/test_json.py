@@ -1,6 +1,7 @@
 """--json: one document on stdout, whatever a verb does; what people read goes to stderr."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,11 @@ def test_doctor_and_check(answer: Run):
     assert (code, found["findings"]) == (0, [])
     code, found = answer("doctor")
     assert found["healthy"] is (code == 0)
+
+
+def test_a_process_that_leaves_at_once_has_written_its_document():
+    lines = ("print('seen')", "answer.note(robot='arm')", "answer.leave()")
+    words = "from robot_rl.verbs import answer\nwith answer.document('deploy'):\n    " + "; ".join(lines)
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "seen\n")
+    assert json.loads(done.stdout) == {"verb": "deploy", "robot": "arm"}

@@ -27,7 +27,7 @@ def test_combinations_of_values_and_names_from_what_differs():
 
 @pytest.mark.parametrize(("arguments", "words"), [(["reach"], "no key=value"), (["seed=0", "seed=1"], "given twice")])
 def test_arguments_that_are_none_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(sweep.Refused, match=words):
         sweep.trials(arguments)
 
 

@@ -121,6 +121,19 @@ def test_train_asked_to_stop_does_so_after_the_step_and_not_at_the_next_row(make
     assert not differing(states(tmp_path / "whole"), states(tmp_path / "cut"))
 
 
+def test_train_demonstrations_are_written_once_and_linked_by_later_checkpoints(make_job, tmp_path) -> None:
+    periods = ["log_every=1000", "checkpoint_every=60", "eval_every=0", "keep_checkpoints=9"]
+    make_job(tmp_path / "run", "demos=2", *periods, "total_steps=180").run()
+    folders = checkpoint.complete(tmp_path / "run" / "checkpoints")
+    assert len(folders) == 3
+    rows = [sorted((folder / "demos").glob("*.npy")) for folder in folders]
+    assert rows[0]
+    assert len({tuple((path.name, path.stat().st_ino) for path in found) for found in rows}) == 1
+    drawn = [np.load(folder / "demos" / "small.npz")["generator"] for folder in folders]
+    assert not np.array_equal(drawn[0], drawn[1])  # where the sampling stands is each checkpoint's own
+    assert checkpoint.load_state(folders[0] / "sampler.pt")["parts"] == {}
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -66,6 +66,24 @@ def test_pick_grasp_holds_without_slipping() -> None:
     env.close()
 
 
+def test_pick_expert_never_opens_a_hand_of_which_the_world_says_that_it_holds_the_cube() -> None:
+    """Else who copies it is told both in nearly one state and does neither: it stands there and lets the cube slip."""
+    world = Pick()
+    env = make(200, 0, world=world, options=ONE_THREAD)
+    env.reset(seed=0)
+    view: Any = env._view
+    below = np.linspace(0.0, 0.04, 200)  # the cube slips through the fingers, m
+    view.qpos[:, 8:11] = view.task["tip"]
+    view.qpos[:, 10] -= below
+    view.task["goal"][:] = view.qpos[:, 8:11]
+    view.qpos[:, 6:8] = 0.02
+    held = world.success(view)  # at the goal, so that holding it is all that counts
+    action = world.expert(world.observe(view))
+    np.testing.assert_array_equal(held, below < 0.03)
+    np.testing.assert_array_equal(action[:, 3] < 0, held)
+    env.close()
+
+
 def test_pick_reward_grows_from_reaching_to_grasping_to_placing() -> None:
     env = make(20, 0, world=Pick(), options=ONE_THREAD)
     obs, _ = env.reset(seed=0)

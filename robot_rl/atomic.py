@@ -34,7 +34,8 @@ def sync_folder(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk, then give it its name."""
+    """Write a file under a temporary name, flush it to the disk, then give it its name; folders are made on the way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with open(temporary, "xb") as file:
@@ -49,7 +50,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """`write_bytes` of readable JSON."""
+    """`write_bytes` of readable JSON without NaN, which is no JSON."""
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
