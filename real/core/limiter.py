@@ -94,6 +94,8 @@ class JointLimits:
 class JointLimiter:
     """Turns any sequence of targets into commands inside the limits.
 
+    Every step makes new arrays and writes into none of the old ones: whoever has read one may keep it.
+
     Args:
         limits: of the joints.
         period: nominal control period [s].
@@ -183,7 +185,7 @@ class JointLimiter:
     @property
     def still(self) -> bool:
         """Whether the commanded velocity is zero, up to 1e-4."""
-        return bool((np.abs(self.velocity) < 1e-4).all())
+        return all(abs(speed) < 1e-4 for speed in self.velocity.tolist())
 
     @property
     def stop_seconds(self) -> float:
@@ -208,9 +210,9 @@ class JointLimiter:
         target = np.asarray(target, float)
         if target.shape != self.lower.shape:
             raise ValueError(f"target has shape {target.shape}, expected {self.lower.shape}: one entry per joint")
-        if self._few is not None and np.ndim(period) == 0:
+        if self._few is not None and isinstance(period, float):
             speed, at_limit, at_rate, kept = self._few.track(
-                target.tolist(), self._target.tolist(), self.position.tolist(), self.velocity.tolist(), float(period)
+                target.tolist(), self._target.tolist(), self.position.tolist(), self.velocity.tolist(), period
             )
             self.at_limit, self.at_rate, self._target = np.array(at_limit), np.array(at_rate), np.array(kept)
             return self._take(np.array(speed), period)
@@ -253,10 +255,10 @@ class JointLimiter:
         if target.shape != self.lower.shape:
             raise ValueError(f"target has shape {target.shape}, expected {self.lower.shape}: one entry per joint")
         self.position = np.array(measured, float)
-        if self._few is not None and np.ndim(period) == 0:
+        if self._few is not None and isinstance(period, float):
             wanted = np.where(np.isfinite(target), target, 0.0).tolist()
             high, low = ((self.position + way).tolist() for way in under_way)
-            speed, at_limit, at_rate = self._few.bound(wanted, high, low, self.velocity.tolist(), float(period))
+            speed, at_limit, at_rate = self._few.bound(wanted, high, low, self.velocity.tolist(), period)
             self.at_limit, self.at_rate = np.array(at_limit), np.array(at_rate)
             self._take(np.array(speed), period)
             return self.velocity
@@ -337,7 +339,7 @@ class JointLimiter:
 
     def _take(self, speed: Array, period: Period) -> Array:
         self._before = self.position, self.velocity, self.acceleration
-        self.moved = float(period) if np.ndim(period) == 0 else 0.0
+        self.moved = period if isinstance(period, float) else 0.0
         self.acceleration = (speed - self.velocity) / period
         self.position = self.position + speed * period
         self.velocity = speed

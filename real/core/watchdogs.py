@@ -54,10 +54,6 @@ class Watchdogs:
         """Watched inputs in the order of construction."""
         return tuple(self._limits)
 
-    def limit(self, name: str) -> tuple[float, str]:
-        """Timeout [s] and reaction of an input."""
-        return self._limits[name]
-
     def feed(self, name: str, now: float) -> None:
         """Input `name` gave a sign at `now` [s].
 
@@ -76,6 +72,10 @@ class Watchdogs:
     def age(self, name: str, now: float) -> float:
         """Seconds since the last sign; infinite before the first."""
         return now - self._seen[name] if name in self._seen else np.inf
+
+    def look(self, now: float) -> list[tuple[str, float, str, float]]:
+        """Name, timeout [s], reaction and age [s] of every input, in the order of construction."""
+        return [(name, timeout, reaction, self.age(name, now)) for name, (timeout, reaction) in self._limits.items()]
 
     def expired(self, now: float) -> list[Silence]:
         """Inputs that have been silent for longer than their timeout, in the order of construction."""

@@ -77,7 +77,7 @@ class SimRobotNode(Node):
         self.spec = spec = self._declare()
         self._rng = np.random.default_rng(self._seed)
         self.plant = self._make_plant(spec)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a publisher made under it declares parameters, which come back to it
         self._answered = threading.Event()
         self._alone = True  # lockstep: nobody answers
         self._paused = False
