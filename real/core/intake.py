@@ -90,7 +90,7 @@ class _Plan(NamedTuple):
     trace: str  # "<tag>/<seq>" of the message
     seq: int
     stamp: float  # on our clock
-    times: np.ndarray  # absolute, on our clock
+    times: np.ndarray  # of a chunk: absolute, on our clock
     knots: np.ndarray
     chunk: bool  # played as a motion through its knots, not taken as a step
 
@@ -323,7 +323,8 @@ class Intake:
         trace = f"{message.tag.split(':', 1)[-1]}/{message.seq}"
         # a foreign trajectory of one point says when to be there: it is a motion, not a step
         chunk = len(times) > 1 or (foreign and bool(times[0] > self._external_timeout + 1e-9))
-        plan = _Plan(trace, message.seq, stamping.time, stamping.time + times, content.rows, chunk)
+        due = stamping.time + times if chunk else times
+        plan = _Plan(trace, message.seq, stamping.time, due, content.rows, chunk)
         return self._keep(source, plan, arrival)
 
     def _keep(self, source: str, plan: _Plan, arrival: float) -> str:

@@ -130,7 +130,9 @@ class StateMonitor:
         if now - state.stamp > self._set.state_timeout:
             codes.append(self._stale(now - state.stamp))
         if last is None or state.stamp > last.stamp:
-            codes += self._moved(state, place) + self._jolted(state.stamp, velocity)
+            codes += self._moved(state, place)
+            if self._acceleration is not None:
+                codes += self._jolted(state.stamp, velocity, self._acceleration)
         if self._tilt is not None and self._imu in state.sensors:
             codes += self._fallen(state.sensors[self._imu][:4], self._tilt)
         return codes + self._limits(state, place, speed)
@@ -151,16 +153,14 @@ class StateMonitor:
             self._pushes = self._pushes + 1 if not self._push <= self._set.force_factor * force else 0
         return []
 
-    def _jolted(self, stamp: float, velocity: np.ndarray) -> list[str]:
-        if self._acceleration is None:
-            return []
+    def _jolted(self, stamp: float, velocity: np.ndarray, bound: np.ndarray) -> list[str]:
         begin = self._pace
         if begin is not None and stamp - begin[0] < WINDOW - 1e-6:
             return []
         self._pace = stamp, velocity
         if begin is None or stamp - begin[0] > 5.0 * WINDOW:
             return []
-        seen, most = np.abs(velocity - begin[1]) / (stamp - begin[0]), self._set.velocity_factor * self._acceleration
+        seen, most = np.abs(velocity - begin[1]) / (stamp - begin[0]), self._set.velocity_factor * bound
         if not (seen > most).any():
             return []
         self._tell("acceleration_measured", seen, most, "rad/s2 of acceleration")

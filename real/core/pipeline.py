@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import isfinite
 from typing import NamedTuple
 
@@ -29,8 +29,7 @@ from robot_rl.types.options import NotNegative, Positive
 HEARTBEAT = "estop_heartbeat"
 
 
-@dataclass(frozen=True)
-class Controller:
+class Controller(NamedTuple):
     """What is known of the robot's command topic and of who else speaks.
 
     Args:
@@ -46,6 +45,10 @@ class Controller:
     strangers: tuple[str, ...] = ()
     problem: str = ""
     status: tuple[str, ...] = ()
+
+
+CALM = Controller()
+"""One controller listens, nobody else speaks, and nothing stands against motion."""
 
 
 class Sent(NamedTuple):
@@ -321,11 +324,10 @@ class CommandPipeline:
     def _watch(self, now: float, mismatches: tuple[str, ...]) -> None:
         blocking: list[str] = [f"QoS of {topic} does not match" for topic in mismatches]
         movable = self.safety.state in MOVABLE
-        for name, timeout, reaction, age in self.watchdogs.look(now):
-            if age <= timeout:
-                if name == HEARTBEAT and "heartbeat" in self._pressed:
-                    self.estop("heartbeat", pressed=False)
-                continue
+        late = self.watchdogs.late(now)
+        if "heartbeat" in self._pressed and HEARTBEAT not in (item[0] for item in late):
+            self.estop("heartbeat", pressed=False)
+        for name, timeout, reaction, age in late:
             if reaction == "monitor" or (reaction == "estop" and not isfinite(age) and not self._estop_required):
                 continue
             blocking.append(f"{name}: {'never came' if not isfinite(age) else f'{age:.2f} s old'}")
@@ -334,7 +336,21 @@ class CommandPipeline:
                     self.estop("heartbeat", pressed=True)
             elif movable and reaction == "fault":
                 self.safety.report("state_stale", f"{name} is {age:.2f} s old, allowed {timeout:g}")
-        view = self._controller
+        if self._controller != CALM:
+            blocking += self._object(movable)
+        if self.door.doubled:
+            double = [source for source, when in self.door.doubled.items() if now - when <= 1.0]
+            if double:
+                blocking.append(f"two senders speak in turn as {', '.join(double)}; end one of them")
+                if movable:
+                    self.safety.report("duplicate_source", blocking[-1])
+        if tuple(blocking) != self.blocking:
+            self.blocking = tuple(blocking)
+            self.safety.hinder(self.blocking)
+
+    def _object(self, movable: bool) -> list[str]:
+        """What the last look at the command topic has against motion."""
+        view, blocking = self._controller, []
         if view.subscribers == 0:
             blocking.append(f"nobody listens on {self.spec.controller_topic}")
             if movable:
@@ -356,13 +372,7 @@ class CommandPipeline:
             blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
             if movable:
                 self.safety.report("duplicate_publisher", ", ".join((*view.rivals, *view.strangers)))
-        double = [source for source, when in self.door.doubled.items() if now - when <= 1.0]
-        if double:
-            blocking.append(f"two senders speak in turn as {', '.join(double)}; end one of them")
-            if movable:
-                self.safety.report("duplicate_source", blocking[-1])
-        self.blocking = tuple(blocking)
-        self.safety.hinder(self.blocking)
+        return blocking
 
     def _flags(self, verdict: Verdict) -> str:
         flags = "c" if verdict.level is Level.CLIPPED else ""

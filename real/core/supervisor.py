@@ -76,6 +76,7 @@ class SafetySupervisor:
         self._pd = PdLimiter(spec, period=period) if spec.mode == PD else None
         # of the modes in which torque is bounded, and where the joints go is for physics to decide
         self._efforts = EffortLimiter(spec, period=period) if spec.mode == EFFORT else self._pd
+        self._moves = spec.has_positions or self._pd is not None  # commands say where the joints are to go
         self._turning = self.limiter.continuous.tolist()
         self._period, self._longest = period, 2.0 * period
         self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
@@ -247,7 +248,7 @@ class SafetySupervisor:
 
     def _watch_state(self, state: RobotState | None, now: float) -> None:
         self._codes = self._monitor.check(state, now)
-        if self._machine.state is State.ACTIVE and (self.spec.has_positions or self._pd is not None):
+        if self._machine.state is State.ACTIVE and self._moves:
             speed = max(map(abs, self.limiter.velocity.tolist())) if self._efforts is None else 0.0
             if self._freeze.check(self._monitor.last, speed, now):
                 self._codes.append("state_frozen")
@@ -282,7 +283,7 @@ class SafetySupervisor:
         if command is None:
             return None
         value = np.asarray(command.value, float)
-        if value.size and not np.isfinite(value).all():
+        if value.size and not all(map(isfinite, value.ravel().tolist())):
             self._fault("cmd_nonfinite", f"the command is {value.tolist()}")
             reasons.append("bad_command")
             return None
