@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,8 +34,7 @@ class RobotState:
     sensors: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """What to do next, in physical units and the joint order of the RobotSpec.
 
     Args:
@@ -63,8 +62,7 @@ class Level(IntEnum):
     STOP = 3
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the supervisor did with a command, and why.
 
     Args:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from math import inf, isfinite, nan
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Stamping:
+class Stamping(NamedTuple):
     """What one arrival says about its source.
 
     Args:
@@ -47,7 +47,7 @@ class SourceClock:
         self.faults = 0
         self.reset()
 
-    def arrive(self, arrival: float, stamp: float, *, known: float = np.nan) -> Stamping:
+    def arrive(self, arrival: float, stamp: float, *, known: float = nan) -> Stamping:
         """Note one sample.
 
         Args:
@@ -55,9 +55,9 @@ class SourceClock:
             stamp: of the source [s]; 0 = unstamped.
             known: our clock minus the source's [s] where that needs no estimate, e.g. on one host; else nan.
         """
-        if stamp == 0.0 or not np.isfinite(stamp):
+        if stamp == 0.0 or not isfinite(stamp):
             return Stamping(0.0, arrival, "")
-        gap, sure = arrival - stamp, bool(np.isfinite(known))
+        gap, sure = arrival - stamp, isfinite(known)
         floor = known if sure else self.offset + self.drift * max(arrival - self._at, 0.0)
         fault = ""
         if gap - floor < -self.future_tolerance:
@@ -67,8 +67,8 @@ class SourceClock:
         if fault:
             self.faults += 1
         if fault and not sure:
-            floor = np.nan
-        self.offset = floor if sure else float(np.fmin(floor, gap))
+            floor = nan
+        self.offset = floor if sure or floor <= gap else gap
         if not (sure and fault == "future"):  # one wild stamp must not make those that follow look like going back
             self._last = stamp
         self._at = arrival
@@ -77,8 +77,8 @@ class SourceClock:
 
     def reset(self) -> None:
         """Forget the offset, e.g. when simulated time jumps back or another source speaks."""
-        self.offset = np.nan
-        self._at = self._last = -np.inf
+        self.offset = nan
+        self._at = self._last = -inf
 
 
 class SimulatedStamps:
@@ -90,7 +90,7 @@ class SimulatedStamps:
     """
 
     def __init__(self) -> None:
-        self._raw = self._steady = -np.inf
+        self._raw = self._steady = -inf
 
     def steady(self, arrival: float, now: float, stamp: float) -> float:
         """Time of a stamp on our steady clock [s]; 0 stays 0, unstamped.
@@ -129,7 +129,7 @@ class Timeline(Generic[Item]):
         if len(self._times) > self._capacity:
             del self._times[0], self._items[0]
 
-    def newest(self, time: float, *, tolerance: float = np.inf) -> tuple[float, Item] | None:
+    def newest(self, time: float, *, tolerance: float = inf) -> tuple[float, Item] | None:
         """Newest sample at or before `time` that is not older than `tolerance` [s], with its time; else None."""
         place = bisect_right(self._times, time) - 1
         if place < 0 or time - self._times[place] > tolerance:
@@ -174,17 +174,41 @@ class JointMerger:
     Args:
         names: joints wanted, in the order of the RobotSpec.
         cutoff: smoothing time of velocities that have to be differentiated [s].
+
+    Attributes:
+        position: per joint [rad]; nan before it was heard.
+        velocity: per joint [rad/s]; nan before.
+        time: per joint, when it was acquired [s]; -inf before.
+        estimated: per joint, whether its velocity was differentiated.
     """
 
     def __init__(self, names: tuple[str, ...], *, cutoff: float = 0.02) -> None:
-        self.position = np.full(len(names), np.nan)
-        self.velocity = np.full(len(names), np.nan)
-        self.time = np.full(len(names), -np.inf)
-        self.estimated = np.zeros(len(names), bool)
+        self.position, self.velocity = [nan] * len(names), [nan] * len(names)
+        self.time, self.estimated = [-inf] * len(names), [False] * len(names)
         self._index = {name: i for i, name in enumerate(names)}
         self._cutoff = cutoff
+        self._places: dict[tuple[str, ...], list[tuple[int, int]] | None] = {}
 
-    def add(self, time: float, names: list[str], position: np.ndarray, velocity: np.ndarray | None = None) -> str:
+    def places(self, names: Sequence[str]) -> list[tuple[int, int]] | None:
+        """(place in a message with these names, joint) of every joint that is wanted; None of names that come twice.
+
+        Looked up once per sender: a message of the same names is read by numbers.
+        """
+        key = tuple(names)
+        if key not in self._places:
+            if len(self._places) >= 64:  # senders come and go
+                self._places.clear()
+            found = [(k, self._index[name]) for k, name in enumerate(key) if name in self._index]
+            self._places[key] = found if len(set(key)) == len(key) else None
+        return self._places[key]
+
+    def add(
+        self,
+        time: float,
+        names: Sequence[str],
+        position: Sequence[float] | np.ndarray,
+        velocity: Sequence[float] | np.ndarray | None = None,
+    ) -> str:
         """Take one message; joints that are not wanted are ignored.
 
         Args:
@@ -199,23 +223,23 @@ class JointMerger:
         given = velocity is not None and len(velocity) > 0
         if len(position) != len(names) or (velocity is not None and given and len(velocity) != len(names)):
             return "lengths"
-        if len(set(names)) != len(names):
+        places = self.places(names)
+        if places is None:
             return "duplicate"
-        for k, name in enumerate(names):
-            i = self._index.get(name)
-            if i is None or time < self.time[i]:
+        for k, i in places:
+            if time < self.time[i]:
                 continue
             if velocity is not None and given:
-                self.velocity[i], self.estimated[i] = velocity[k], False
+                self.velocity[i], self.estimated[i] = float(velocity[k]), False
             else:
                 self._estimate(i, time, float(position[k]))
-            self.position[i], self.time[i] = position[k], time
+            self.position[i], self.time[i] = float(position[k]), time
         return ""
 
     def _estimate(self, i: int, time: float, position: float) -> None:
         step = time - self.time[i]
         self.estimated[i] = True
-        if not np.isfinite(step) or not np.isfinite(self.velocity[i]):
+        if not isfinite(step) or not isfinite(self.velocity[i]):
             self.velocity[i] = 0.0
         elif step > 0.0:
             share = step / (step + self._cutoff)

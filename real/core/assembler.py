@@ -130,11 +130,12 @@ class Assembler:
             table = dict(zip(names, effort))
             if all(name in table for name in self.spec.names):
                 self._effort = np.array([table[name] for name in self.spec.names])
-        if np.isfinite(self._merger.time).all():
+        oldest = min(self._merger.time)
+        if np.isfinite(oldest):
             state = RobotState(
-                float(self._merger.time.min()),
-                self._merger.position.copy(),
-                self._merger.velocity.copy(),
+                oldest,
+                np.array(self._merger.position),
+                np.array(self._merger.velocity),
                 self._effort,
                 self._sensors.get("wrench"),
                 dict(self._sensors),

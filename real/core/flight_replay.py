@@ -200,7 +200,7 @@ class SupervisorReplay:
         now, command, state, sent, verdict = _parts(value, 5)
         asked = Command(*command) if isinstance(command, tuple) else command
         if isinstance(asked, Command) and asked.source == "policy" and asked.seq in self._commands:
-            asked = replace(asked, value=self._commands[asked.seq])
+            asked = asked._replace(value=self._commands[asked.seq])
         said = safety.filter(asked, RobotState(*state) if isinstance(state, tuple) else state, now)
         before, after = (Command(*sent), Verdict(Level(verdict[0]), *verdict[1:])), said
         self._count(before[1], after[1])

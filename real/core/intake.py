@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf, isfinite, nan
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,15 +67,30 @@ class CommandMessage:
     times: np.ndarray
     fields: dict[str, np.ndarray]
     sender: str = ""
-    offset: float = np.nan
+    offset: float = nan
 
 
-@dataclass(frozen=True)
-class _Plan:
+class Content(NamedTuple):
+    """What a message holds, and what is wrong with it whoever sent it and whenever it came.
+
+    Args:
+        flaw: of names, fields and numbers, "" where there is none.
+        misfit: of the times, "" where there is none.
+        rows: (n, J) numbers in the order of the RobotSpec.
+        times: (n,) seconds after the stamp.
+    """
+
+    flaw: str
+    misfit: str
+    rows: np.ndarray
+    times: np.ndarray
+
+
+class _Plan(NamedTuple):
     trace: str  # "<tag>/<seq>" of the message
     seq: int
     stamp: float  # on our clock
-    times: np.ndarray  # absolute, on our clock
+    times: np.ndarray  # of a chunk: absolute, on our clock
     knots: np.ndarray
     chunk: bool  # played as a motion through its knots, not taken as a step
 
@@ -109,6 +126,7 @@ class Intake:
         self._direct = spec.mode != POSITION  # velocities, efforts, twists: nothing to begin near, nothing to splice
         self._play = play_effort if spec.mode == EFFORT else play_velocity
         self._sources = SOURCES if options.allow_external else SOURCES[1:]
+        self._machines = [name for name in reversed(self._sources) if name != "human"]
         self._teleop_timeout, self._takeover_timeout = options.teleop_timeout, options.takeover_timeout
         self._horizon, period = options.horizon, 1.0 / self._set.rate
         limit = int(5 * self._set.rate) if options.flood is None else options.flood
@@ -131,24 +149,49 @@ class Intake:
         self._releasing = ""
         self.mismatch = False
         self.replaced = 0
-        self._held_at = -np.inf
+        self._held_at = -inf
         self._takeover = False
         self._position = np.zeros(len(spec.joints))
         self._own = np.zeros(len(spec.joints))
         self.authority = "none"
         self.dropped: Counter[str] = Counter()
 
-    def offer(self, message: CommandMessage, arrival: float) -> str:
+    def read(self, message: CommandMessage) -> Content:
+        """Look at what a message holds, which may be done as it comes, in any thread."""
+        names, own, n = message.names, self._spec.names, len(message.times)
+        rows, times = np.zeros((0, len(own))), np.asarray(message.times, float)
+        if n == 0:
+            return Content("", "", rows, times)
+        if names != own and (len(names) != len(own) or set(names) != set(own)):
+            return Content("joint_names", "", rows, times)
+        if tuple(message.fields) != (FIELDS[self._spec.mode],):
+            return Content("field", "", rows, times)
+        rows = np.asarray(next(iter(message.fields.values())), float)
+        if rows.shape != (n, len(own)) or n > 1000:
+            return Content("lengths", "", rows, times)
+        if not np.isfinite(rows).all():
+            return Content("not_finite", "", rows, times)
+        if names != own:
+            rows = rows[:, [names.index(name) for name in own]]
+        misfit = ""
+        if not (np.isfinite(times).all() and times[0] > 0.0 and (np.diff(times) > 0.0).all()):
+            misfit = "times"
+        elif times[-1] > self._horizon:
+            misfit = "horizon"
+        return Content("", misfit, rows, times)
+
+    def offer(self, message: CommandMessage, arrival: float, content: Content | None = None) -> str:
         """Take one message.
 
         Args:
             message: as it came.
             arrival: time of receipt [s of the steady clock].
+            content: of `read`; None: it is read here.
 
         Returns:
             "" when accepted, else the reason of the drop, which is counted in `dropped`.
         """
-        reason = self._offer(message, arrival)
+        reason = self._offer(message, arrival, self.read(message) if content is None else content)
         if message.source in self._floods and self._floods[message.source].add(arrival) and not reason:
             reason = "flood"
         if reason:
@@ -206,7 +249,7 @@ class Intake:
         if self._takeover:
             self._grant("human", now)
             return self._due("human", now) or self._let_go("human", now), ""
-        for name in reversed([name for name in self._sources if name != "human"]):
+        for name in self._machines:
             plan = self._plans[name]
             if plan is None:
                 if name == before and self._releasing == name:  # it said so: not a command that got lost
@@ -224,14 +267,17 @@ class Intake:
         return None, ""
 
     def executed(self, now: float, position: np.ndarray, velocity: np.ndarray, *, as_asked: bool) -> None:
-        """Tell what was sent at `now` [s]: (J,) position and velocity of the command; clipping re-seeds the player."""
-        self._position, self._own = np.array(position, float), np.array(velocity, float)
-        for name, player in self._players.items():
-            if name != self.authority or not as_asked:
-                player.reseed(now, self._position, self._own)
-                plan = self._plans[name]
-                if name == self.authority and plan is not None and plan.chunk and not self._direct:
-                    player.offer(now, plan.times, plan.knots)
+        """Tell what was sent at `now` [s]: (J,) position and velocity of the command; clipping re-seeds the player.
+
+        Both arrays are kept, so nobody writes into them afterwards.
+        """
+        self._position, self._own = position, velocity
+        if as_asked or self.authority == "none":
+            return  # who is not followed begins anew when he is
+        player, plan = self._players[self.authority], self._plans[self.authority]
+        player.reseed(now, self._position, self._own)
+        if plan is not None and plan.chunk and not self._direct:
+            player.offer(now, plan.times, plan.knots)
 
     # ------------------------------------------------------------ acceptance
 
@@ -241,64 +287,45 @@ class Intake:
         if sender != first and arrival - heard <= self._set.command_timeout:
             self._second[source] = arrival
             return False
-        if sender == first and arrival - self._second.get(source, -np.inf) <= self._set.command_timeout:
+        if sender == first and arrival - self._second.get(source, -inf) <= self._set.command_timeout:
             self.doubled[source] = arrival  # the first is not dead: two drive in turn
         if sender != first:
             self._clocks[source].reset()  # another sender, another clock
         self._voice[source] = sender, arrival
         return True
 
-    def _offer(self, message: CommandMessage, arrival: float) -> str:
-        if message.source not in self._sources:
+    def _offer(self, message: CommandMessage, arrival: float, content: Content) -> str:
+        source, foreign = message.source, message.source == "external"
+        if source not in self._sources:
             return "source"
-        if not self._sole(message.source, message.sender or message.tag, arrival):
+        if not self._sole(source, message.sender or message.tag, arrival):
             return "second_sender"
-        names, own = message.names, self._spec.names
-        foreign = message.source == "external"
-        n = len(message.times)
-        array = np.zeros((0, len(own)))
-        if n:
-            if names != own and (len(names) != len(own) or set(names) != set(own)):
-                return "joint_names"
-            if tuple(message.fields) != (FIELDS[self._spec.mode],):
-                return "field"
-            array = np.asarray(next(iter(message.fields.values())), float)
-            if array.shape != (n, len(own)) or n > 1000:
-                return "lengths"
-            if not np.isfinite(array).all():
-                return "not_finite"
-        if not np.isfinite(message.stamp) or (message.stamp == 0.0 and not foreign):
+        if content.flaw:
+            return content.flaw
+        if not isfinite(message.stamp) or (message.stamp == 0.0 and not foreign):
             return "stamp"
-        stamping = self._clocks[message.source].arrive(arrival, message.stamp, known=message.offset)
+        stamping = self._clocks[source].arrive(arrival, message.stamp, known=message.offset)
         if stamping.fault and not foreign:
             return "stamp"
-        times = np.asarray(message.times, float)
-        if n and not (np.isfinite(times).all() and times[0] > 0.0 and (n == 1 or (np.diff(times) > 0.0).all())):
-            return "times"
-        if n and times[-1] > self._horizon:
-            return "horizon"
+        if content.misfit:
+            return content.misfit
         if not foreign and arrival - stamping.time > self._set.command_timeout:
             return "stale"
         if not foreign and message.seq <= self._last_seq.get(message.tag, -1):
             return "sequence"
         self._last_seq[message.tag] = message.seq
-        if not n:
-            self._plans[message.source] = None
-            self._releasing = message.source
-            self._players[message.source].reseed(arrival, self._position, self._own)
+        times = content.times
+        if not len(times):
+            self._plans[source] = None
+            self._releasing = source
+            self._players[source].reseed(arrival, self._position, self._own)
             return ""
         trace = f"{message.tag.split(':', 1)[-1]}/{message.seq}"
         # a foreign trajectory of one point says when to be there: it is a motion, not a step
-        chunk = n > 1 or (foreign and times[0] > self._external_timeout + 1e-9)
-        plan = _Plan(
-            trace,
-            message.seq,
-            stamping.time,
-            stamping.time + times,
-            array if names == own else array[:, [names.index(name) for name in own]],
-            chunk,
-        )
-        return self._keep(message.source, plan, arrival)
+        chunk = len(times) > 1 or (foreign and bool(times[0] > self._external_timeout + 1e-9))
+        due = stamping.time + times if chunk else times
+        plan = _Plan(trace, message.seq, stamping.time, due, content.rows, chunk)
+        return self._keep(source, plan, arrival)
 
     def _keep(self, source: str, plan: _Plan, arrival: float) -> str:
         if plan.chunk:
@@ -320,7 +347,7 @@ class Intake:
         smooth = share**3 * (10.0 - 15.0 * share + 6.0 * share**2)
         times = arrival + share * (plan.times[0] - arrival)
         knots = self._position + smooth[:, None] * (plan.knots[0] - self._position)
-        return replace(plan, times=times, knots=knots)
+        return plan._replace(times=times, knots=knots)
 
     # ------------------------------------------------------------ authority
 
@@ -332,7 +359,7 @@ class Intake:
         if name == "external" and plan.chunk:
             reach = reach + self._speed * max(plan.times[0] - now, 0.0)
         elif name == "external" and self._align:
-            reach[:] = np.inf
+            reach[:] = inf
         return bool((np.abs(plan.knots[0] - self._position) <= reach).all())
 
     def _grant(self, name: str, now: float) -> None:

@@ -94,6 +94,8 @@ class JointLimits:
 class JointLimiter:
     """Turns any sequence of targets into commands inside the limits.
 
+    Every step makes new arrays and writes into none of the old ones: whoever has read one may keep it.
+
     Args:
         limits: of the joints.
         period: nominal control period [s].
@@ -174,16 +176,21 @@ class JointLimiter:
             if value.shape != self.lower.shape or not np.isfinite(value).all():
                 raise ValueError(f"{name} is {value}, expected {self.lower.shape} finite numbers")
         self.position, self.velocity = position, velocity
-        self.acceleration = np.zeros_like(position)
+        self._before, self._length = (position, velocity), 1.0
         self.moved = 0.0  # length of the last period that was stepped; the reader may set it to 0
         self._target = position
-        self.at_limit = np.zeros(position.shape, bool)
-        self.at_rate = np.zeros(position.shape, bool)
+        self._nowhere = np.zeros(position.shape, bool)
+        self.at_limit = self.at_rate = self._nowhere
+
+    @property
+    def acceleration(self) -> Array:
+        """(J,) of the last step [rad/s^2]; 0 after a reset."""
+        return (self.velocity - self._before[1]) / self._length
 
     @property
     def still(self) -> bool:
         """Whether the commanded velocity is zero, up to 1e-4."""
-        return bool((np.abs(self.velocity) < 1e-4).all())
+        return all(abs(speed) < 1e-4 for speed in self.velocity.tolist())
 
     @property
     def stop_seconds(self) -> float:
@@ -208,11 +215,12 @@ class JointLimiter:
         target = np.asarray(target, float)
         if target.shape != self.lower.shape:
             raise ValueError(f"target has shape {target.shape}, expected {self.lower.shape}: one entry per joint")
-        if self._few is not None and np.ndim(period) == 0:
+        if self._few is not None and isinstance(period, float):
             speed, at_limit, at_rate, kept = self._few.track(
-                target.tolist(), self._target.tolist(), self.position.tolist(), self.velocity.tolist(), float(period)
+                target.tolist(), self._target.tolist(), self.position.tolist(), self.velocity.tolist(), period
             )
-            self.at_limit, self.at_rate, self._target = np.array(at_limit), np.array(at_rate), np.array(kept)
+            self._note(at_limit, at_rate)
+            self._target = np.array(kept)
             return self._take(np.array(speed), period)
         known = np.isfinite(target)
         target = np.where(known, target, self.position)
@@ -253,11 +261,11 @@ class JointLimiter:
         if target.shape != self.lower.shape:
             raise ValueError(f"target has shape {target.shape}, expected {self.lower.shape}: one entry per joint")
         self.position = np.array(measured, float)
-        if self._few is not None and np.ndim(period) == 0:
+        if self._few is not None and isinstance(period, float):
             wanted = np.where(np.isfinite(target), target, 0.0).tolist()
             high, low = ((self.position + way).tolist() for way in under_way)
-            speed, at_limit, at_rate = self._few.bound(wanted, high, low, self.velocity.tolist(), float(period))
-            self.at_limit, self.at_rate = np.array(at_limit), np.array(at_rate)
+            speed, at_limit, at_rate = self._few.bound(wanted, high, low, self.velocity.tolist(), period)
+            self._note(at_limit, at_rate)
             self._take(np.array(speed), period)
             return self.velocity
         high, low = self.position + under_way[0], self.position + under_way[1]
@@ -269,8 +277,7 @@ class JointLimiter:
         period = self._period(period)
         change = self.stop_acceleration * period
         speed = np.sign(self.velocity) * np.maximum(np.abs(self.velocity) - change, 0.0)
-        self.at_limit = np.zeros(speed.shape, bool)
-        self.at_rate = np.zeros(speed.shape, bool)
+        self.at_limit = self.at_rate = self._nowhere
         return self._take(speed, period)
 
     def follow(self, velocity: Array, period: Period | None = None) -> Array:
@@ -279,7 +286,7 @@ class JointLimiter:
         The allowed velocities form an interval, so everything between two allowed ones is allowed.
         """
         period = self._period(period)
-        self.position, self.velocity, self.acceleration = self._before
+        self.position, self.velocity = self._before
         return self._take(velocity, period)
 
     def braked(self, period: Period | None = None) -> Array:
@@ -335,10 +342,13 @@ class JointLimiter:
         high, low = np.maximum(high, a - change), np.minimum(low, a + change)
         return self.velocity + np.clip((wanted - self.velocity) / period, low, high) * period
 
+    def _note(self, at_limit: list[bool], at_rate: list[bool]) -> None:
+        self.at_limit = np.array(at_limit) if True in at_limit else self._nowhere
+        self.at_rate = np.array(at_rate) if True in at_rate else self._nowhere
+
     def _take(self, speed: Array, period: Period) -> Array:
-        self._before = self.position, self.velocity, self.acceleration
-        self.moved = float(period) if np.ndim(period) == 0 else 0.0
-        self.acceleration = (speed - self.velocity) / period
+        self._before, self._length = (self.position, self.velocity), period
+        self.moved = period if isinstance(period, float) else 0.0
         self.position = self.position + speed * period
         self.velocity = speed
         return self.position

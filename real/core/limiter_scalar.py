@@ -7,22 +7,24 @@ joints, so a loop over floats wins. Equal to `JointLimiter` bit for bit (tests/r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, isfinite, pi, sqrt
+from math import floor, inf, isfinite, sqrt
 
-_TURN = 2.0 * pi
+from robot_rl.real.core.turning import wrap
 
 
-def stop_speed(distance: float, a: float, period: float, h: float) -> float:
-    """`limiter.stopping_speed` for one joint."""
+def stop_speed(distance: float, unit: float, ratio: float, period: float, h: float) -> float:
+    """`limiter.stopping_speed` for one joint.
+
+    Args:
+        distance: room ahead [rad].
+        unit: braking acceleration times h squared [rad].
+        ratio: 2 period / h - 1.
+        period: of this step [s].
+        h: shortest period that may follow [s].
+    """
     room = distance if distance > 0.0 else 0.0
-    unit = a * (h * h)
-    ratio = 2.0 * period / h - 1.0
     n = floor(0.5 * (sqrt(ratio * ratio + 8.0 * room / unit) - ratio))
     return (room + 0.5 * unit * n * (n + 1.0)) / (period + n * h)
-
-
-def _wrap(angle: float) -> float:
-    return (angle + pi) % _TURN - pi
 
 
 class ScalarLimits:
@@ -38,8 +40,9 @@ class ScalarLimits:
         continuous: Sequence[bool],
         min_period: float,
     ) -> None:
-        self._joints = list(zip(lower, upper, velocity, acceleration, coast, continuous))
-        self._h = min_period
+        units = [a * (min_period * min_period) for a in acceleration]
+        self._joints = list(zip(lower, upper, velocity, acceleration, coast, units))
+        self._turns, self._h = continuous, min_period
 
     def track(
         self,
@@ -62,21 +65,24 @@ class ScalarLimits:
             (J,) next velocities, at_limit, at_rate, and the targets to remember.
         """
         wanted, kept, h = [], [], self._h
-        for (_, _, fastest, a, coast, turns), goal, old, q in zip(self._joints, target, before, position):
+        ratio = 2.0 * period / h - 1.0
+        for (_, _, fastest, _, coast, unit), turns, goal, old, q in zip(
+            self._joints, self._turns, target, before, position
+        ):
             if not isfinite(goal):
                 wanted.append(0.0)
                 kept.append(q)
                 continue
             error, moved = goal - q, goal - old
             if turns:
-                error, moved = _wrap(error), _wrap(moved)
+                error, moved = wrap(error), wrap(moved)
             own = moved / period
             if not -fastest <= own <= fastest:
                 own = 0.0
             lag = error - own * period
             far = fastest * period + coast
             distance = abs(lag)
-            speed = stop_speed(distance if distance < far else far, a, period, h)
+            speed = stop_speed(distance if distance < far else far, unit, ratio, period, h)
             wanted.append(own + (speed if lag > 0.0 else -speed if lag < 0.0 else 0.0 * speed))
             kept.append(goal)
         speeds, at_limit, at_rate = self.bound(wanted, position, position, velocity, period)
@@ -92,20 +98,26 @@ class ScalarLimits:
     ) -> tuple[list[float], list[bool], list[bool]]:
         """Wanted velocities (J,) inside all limits, counted from the highest and lowest places (J,) [rad]."""
         speeds, at_limit, at_rate, h = [], [], [], self._h
-        for (lower, upper, fastest, a, coast, _), w, top, bottom, v in zip(
+        ratio = 2.0 * period / h - 1.0
+        for (lower, upper, fastest, a, coast, unit), w, top, bottom, v in zip(
             self._joints, wanted, highest, lowest, velocity
         ):
             change = a * period
-            reach = fastest * period + coast
             ahead, behind = upper - top, bottom - lower
-            up = stop_speed(ahead if ahead < reach else reach, a, period, h)
-            down = -stop_speed(behind if behind < reach else reach, a, period, h)
             fast = v + change if v + change < fastest else fastest
             slow = v - change if v - change > -fastest else -fastest
-            high = fast if fast < up else up
+            high, low, up, down = fast, slow, inf, -inf
+            # who has more room than a brake in continuous time would need is not held back by the limit
+            if not ahead > 1.001 * (fast * period + fast * fast / (2.0 * a)):
+                reach = fastest * period + coast
+                up = stop_speed(ahead if ahead < reach else reach, unit, ratio, period, h)
+                high = fast if fast < up else up
+            if not behind > 1.001 * (slow * slow / (2.0 * a) - slow * period):
+                reach = fastest * period + coast
+                down = -stop_speed(behind if behind < reach else reach, unit, ratio, period, h)
+                low = slow if slow > down else down
             if high < v - change:
                 high = v - change
-            low = slow if slow > down else down
             if low > v + change:
                 low = v + change
             speed = w if w > low else low

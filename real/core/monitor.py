@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf, isfinite
+from operator import gt
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from robot_rl.legs import gravity
-from robot_rl.real.core.limiter import wrap
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import PD, RobotSpec
+from robot_rl.real.core.turning import differences
 from robot_rl.real.robot import RobotState
 
 UNTRUSTED = frozenset(
@@ -25,20 +30,24 @@ WINDOW = 0.02
 class StateMonitor:
     """Judges one state per tick and remembers the last good one.
 
+    A handful of joints is looked at in plain floats: a call into NumPy costs as much as all of them together.
+
     Args:
         spec: of the robot.
         settings: of the supervisor.
 
     Attributes:
         numbers: code -> what was measured and what was allowed, of the last finding.
+        place: (J,) positions of the last good state as floats; () without one.
     """
 
     def __init__(self, spec: RobotSpec, settings: SafetySettings) -> None:
         self._spec = spec
         self._joints = len(spec.joints)
         self._speed, self._effort = spec.array("velocity"), spec.array("effort")
-        self._lower, self._upper = spec.hard_bounds()
-        self._turning = np.array([joint.continuous for joint in spec.joints])
+        self._lower, self._upper = (bound.tolist() for bound in spec.hard_bounds())
+        self._turning = [joint.continuous for joint in spec.joints]
+        self.place: Sequence[float] = ()
         self.adopt(settings)
         self._last: RobotState | None = None
         self._good_since: float | None = None
@@ -48,7 +57,7 @@ class StateMonitor:
         self._tilt = spec.legs.tilt if spec.legs is not None else None
         self._imu = spec.imu
         self.numbers: dict[str, str] = {}
-        self._forgiven = np.zeros(self._joints)  # how far outside each joint may be after a reset
+        self._forgiven: list[float] = []  # how far outside each joint may be after a reset
 
     @property
     def last(self) -> RobotState | None:
@@ -71,7 +80,7 @@ class StateMonitor:
 
     def age(self, now: float) -> float:
         """Seconds since the last believable state was acquired; infinite without one."""
-        return np.inf if self._last is None else now - self._last.stamp
+        return inf if self._last is None else now - self._last.stamp
 
     def settled(self, now: float) -> bool:
         """True when all has been well for the settle time."""
@@ -84,20 +93,23 @@ class StateMonitor:
     def forgive(self) -> None:
         """Called at a reset: joints that stand outside their limits may stay there, but go no further out."""
         if self._last is not None:
-            self._forgiven = np.maximum(self._outside(self._last.position), 0.0)
+            self._forgiven = [max(way, 0.0) for way in self._outside(self.place)]
 
     def adopt(self, settings: SafetySettings) -> None:
         """Take over changed timeouts."""
         self._set = settings
         given = self._spec.array("limit_slack")
-        self._slack = np.where(np.isnan(given), settings.limit_slack, given)
+        self._slack = np.where(np.isnan(given), settings.limit_slack, given).tolist()
+        self._fastest = (settings.velocity_factor * self._speed).tolist()
+        self._farthest = (settings.jump_factor * self._speed).tolist()  # per second
+        self._strongest = settings.velocity_factor * self._effort
 
     def relearn(self) -> None:
         """Called at a reset: the next state need not be near the last one."""
-        self._last = None
+        self._last, self.place = None, ()
 
-    def _outside(self, position: np.ndarray) -> np.ndarray:
-        return np.maximum(self._lower - position, position - self._upper)
+    def _outside(self, place: Sequence[float]) -> list[float]:
+        return [max(low - q, q - high) for low, q, high in zip(self._lower, place, self._upper)]
 
     def _judge(self, state: RobotState | None, now: float) -> list[str]:
         last = self._last
@@ -108,7 +120,8 @@ class StateMonitor:
         position, velocity = np.asarray(state.position, float), np.asarray(state.velocity, float)
         if position.shape != (self._joints,) or velocity.shape != (self._joints,):
             return ["state_name_missing"]
-        if not (np.isfinite(position).all() and np.isfinite(velocity).all() and np.isfinite(state.stamp)):
+        place, speed = position.tolist(), velocity.tolist()
+        if not all(map(isfinite, (*place, *speed, state.stamp))):
             return ["state_nonfinite"]
         if state.stamp > now + self._set.future_tolerance:
             self.numbers["clock_jump"] = f"a state is stamped {1e3 * (state.stamp - now):.0f} ms ahead of now"
@@ -117,38 +130,37 @@ class StateMonitor:
         if now - state.stamp > self._set.state_timeout:
             codes.append(self._stale(now - state.stamp))
         if last is None or state.stamp > last.stamp:
-            codes += self._moved(state, position) + self._jolted(state.stamp, velocity)
+            codes += self._moved(state, place)
+            if self._acceleration is not None:
+                codes += self._jolted(state.stamp, velocity, self._acceleration)
         if self._tilt is not None and self._imu in state.sensors:
             codes += self._fallen(state.sensors[self._imu][:4], self._tilt)
-        return codes + self._limits(state, position, velocity)
+        return codes + self._limits(state, place, speed)
 
-    def _moved(self, state: RobotState, position: np.ndarray) -> list[str]:
+    def _moved(self, state: RobotState, place: list[float]) -> list[str]:
         last = self._last
         if last is not None:
-            way = position - last.position
-            way = np.where(self._turning, wrap(way), way)
             elapsed = max(state.stamp - last.stamp, 1.0 / self._set.rate)
-            most = self._set.jump_factor * self._speed * elapsed
-            if (np.abs(way) > most).any():
-                self._tell("state_jump", np.abs(way), most, f"rad further within {1e3 * elapsed:.0f} ms")
+            way = [abs(gone) for gone in differences(place, self.place, self._turning)]
+            most = [pace * elapsed for pace in self._farthest]
+            if any(map(gt, way, most)):
+                self._tell("state_jump", way, most, f"rad further within {1e3 * elapsed:.0f} ms")
                 return ["state_jump"]  # the last good state stays: the jump persists until a reset
-        self._last = state
+        self._last, self.place = state, place
         force = self._spec.force
         if force is not None and state.wrench is not None:
             self._push = float(np.linalg.norm(state.wrench[:3]))
             self._pushes = self._pushes + 1 if not self._push <= self._set.force_factor * force else 0
         return []
 
-    def _jolted(self, stamp: float, velocity: np.ndarray) -> list[str]:
-        if self._acceleration is None:
-            return []
+    def _jolted(self, stamp: float, velocity: np.ndarray, bound: np.ndarray) -> list[str]:
         begin = self._pace
         if begin is not None and stamp - begin[0] < WINDOW - 1e-6:
             return []
         self._pace = stamp, velocity
         if begin is None or stamp - begin[0] > 5.0 * WINDOW:
             return []
-        seen, most = np.abs(velocity - begin[1]) / (stamp - begin[0]), self._set.velocity_factor * self._acceleration
+        seen, most = np.abs(velocity - begin[1]) / (stamp - begin[0]), self._set.velocity_factor * bound
         if not (seen > most).any():
             return []
         self._tell("acceleration_measured", seen, most, "rad/s2 of acceleration")
@@ -164,21 +176,22 @@ class StateMonitor:
         self.numbers["fallen"] = f"the trunk is {tilt:.2f} rad from upright, allowed {most:g}"
         return ["fallen"]
 
-    def _limits(self, state: RobotState, position: np.ndarray, velocity: np.ndarray) -> list[str]:
-        codes, outside = [], self._outside(position)
-        self._forgiven = np.minimum(self._forgiven, np.maximum(outside, 0.0))
-        if (outside > self._forgiven + self._slack).any():
-            self._tell("limit_measured", outside, self._forgiven + self._slack, "rad outside its limits")
+    def _limits(self, state: RobotState, place: list[float], velocity: list[float]) -> list[str]:
+        codes, outside, allowed = [], self._outside(place), self._slack
+        if self._forgiven:
+            self._forgiven = [min(before, max(way, 0.0)) for before, way in zip(self._forgiven, outside)]
+            allowed = [more + slack for more, slack in zip(self._forgiven, self._slack)]
+        if any(map(gt, outside, allowed)):
+            self._tell("limit_measured", outside, allowed, "rad outside its limits")
             codes.append("limit_measured")
-        most = self._set.velocity_factor * self._speed
-        if (np.abs(velocity) > most).any():
-            self._tell("velocity_measured", np.abs(velocity), most, "rad/s fast")
+        speed = [abs(v) for v in velocity]
+        if any(map(gt, speed, self._fastest)):
+            self._tell("velocity_measured", speed, self._fastest, "rad/s fast")
             codes.append("velocity_measured")
         if state.effort is not None:
             effort = np.abs(np.asarray(state.effort, float))
-            most = self._set.velocity_factor * self._effort
-            if not (effort <= most).all():
-                self._tell("effort_measured", effort, most, "N m of effort")
+            if not (effort <= self._strongest).all():
+                self._tell("effort_measured", effort, self._strongest, "N m of effort")
                 codes.append("effort_measured")
         if self._pushes >= 3 and self._spec.force is not None:
             most = self._set.force_factor * self._spec.force
@@ -190,6 +203,7 @@ class StateMonitor:
         self.numbers["state_stale"] = f"{1e3 * age:.0f} ms old, allowed {1e3 * self._set.state_timeout:g}"
         return "state_stale"
 
-    def _tell(self, code: str, seen: np.ndarray, most: np.ndarray, what: str) -> None:
-        joint = int(np.argmax(np.nan_to_num(seen - most, nan=np.inf)))
+    def _tell(self, code: str, seen: ArrayLike, most: ArrayLike, what: str) -> None:
+        seen, most = np.asarray(seen), np.asarray(most)
+        joint = int(np.argmax(np.nan_to_num(seen - most, nan=inf)))
         self.numbers[code] = f"{self._spec.names[joint]} is {seen[joint]:.3f} {what}, allowed {most[joint]:.3f}"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf, isfinite
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.robot import RobotState
 
 
-def farthest(names: Sequence[str], away: np.ndarray, where: str, most: float) -> str:
+def farthest(names: Sequence[str], away: ArrayLike, where: str, most: float) -> str:
     """One sentence about the joint that is farthest `away` (J,) [rad] from somewhere."""
-    joint = int(np.argmax(np.abs(away)))
-    return f"{names[joint]} is {abs(away[joint]):.3f} rad {where}, allowed {most:g}"
+    ways = np.abs(away)
+    joint = int(np.argmax(ways))
+    return f"{names[joint]} is {ways[joint]:.3f} rad {where}, allowed {most:g}"
 
 
 class FreezeWatch:
@@ -27,8 +30,8 @@ class FreezeWatch:
 
     def __init__(self, settings: SafetySettings, *, dead_time: float = 0.0) -> None:
         self._set, self._patience = settings, settings.freeze_time + dead_time
-        self._last: RobotState | None = None
-        self._since, self._now = np.inf, -np.inf
+        self._stamp, self._seen, self._speed = -inf, ([], []), 0.0  # of the last state, its numbers and largest speed
+        self._since, self._now = inf, -inf
         self._way, self._samples = 0.0, 0
 
     @property
@@ -48,17 +51,16 @@ class FreezeWatch:
             now: [s].
         """
         period, self._now = min(max(now - self._now, 0.0), 2.0 / self._set.rate), now
-        last = self._last
-        if last is None:
-            self._last, self._since = state, now
-        elif state is None or state.stamp <= last.stamp:
-            pass
-        elif np.array_equal(state.position, last.position) and np.array_equal(state.velocity, last.velocity):
-            self._last, self._samples = state, self._samples + 1
-        else:
-            self._last, self._since, self._way, self._samples = state, now, 0.0, 0
-        if last is not None:
-            self._way += period * max(speed, float(np.abs(last.velocity).max()))
+        known, measured = self._stamp > -inf, self._speed
+        if state is not None and state.stamp > self._stamp:
+            seen = np.asarray(state.position).tolist(), np.asarray(state.velocity).tolist()
+            if known and seen == self._seen:
+                self._samples += 1
+            else:
+                self._since, self._way, self._samples = now, 0.0, 0
+            self._stamp, self._seen, self._speed = state.stamp, seen, max(map(abs, seen[1]))
+        if known:
+            self._way += period * max(speed, measured)
         return self._samples >= 3 and self._way > self._set.freeze_way and now - self._since > self._patience
 
 
@@ -97,7 +99,7 @@ class Farewell:
 
     def begin(self, still: bool) -> None:
         """No stop is latched."""
-        self._since, self._said, self._stood = np.inf, False, still
+        self._since, self._said, self._stood = inf, False, still
 
     def over(self, now: float, still: bool, *, gone: bool, astray: bool) -> bool:
         """True from when nothing more may be sent; it stays so until `begin`, whoever comes back meanwhile.
@@ -108,7 +110,7 @@ class Farewell:
             gone: the controller or its states are gone, or not believed: one that comes back may read arrays otherwise.
             astray: the robot goes elsewhere than told, so that braking would not reach it.
         """
-        self._since = min(self._since, now) if still else np.inf
+        self._since = min(self._since, now) if still else inf
         # a brake ends with one command that stands
         self._said |= astray or (gone and still and self._stood) or now - self._since >= self._patience
         self._stood = still
@@ -130,9 +132,9 @@ class Leash:
 
     def slacken(self) -> None:
         """The command is where the robot is."""
-        self._lead = self._stuck = np.inf
+        self._lead = self._stuck = inf
 
-    def strained(self, lead: np.ndarray, position: np.ndarray, now: float) -> bool:
+    def strained(self, lead: Sequence[float], position: np.ndarray, now: float) -> bool:
         """True when the robot does not follow.
 
         Args:
@@ -140,12 +142,14 @@ class Leash:
             position: (J,) of the robot [rad].
             now: [s].
         """
-        ahead, soft = np.abs(lead), self._set.lead_soft
-        self._lead = min(self._lead, now) if (ahead > self._set.lead_fault).any() else np.inf
-        tight = ahead > 0.9 * soft
-        begins = not tight.any() or not np.isfinite(self._stuck)
-        if begins or (np.abs(self._difference(position, self._at)) > 0.1 * soft)[tight].all():
-            self._at, self._stuck = position, now if tight.any() else np.inf
+        soft, farthest = self._set.lead_soft, max(map(abs, lead))
+        self._lead = min(self._lead, now) if farthest > self._set.lead_fault else inf
+        if farthest <= 0.9 * soft:
+            self._at, self._stuck = position, inf
+            return now - self._lead > self._set.lead_fault_time
+        tight = np.abs(lead) > 0.9 * soft
+        if not isfinite(self._stuck) or (np.abs(self._difference(position, self._at)) > 0.1 * soft)[tight].all():
+            self._at, self._stuck = position, now
         return now - min(self._lead, self._stuck) > self._set.lead_fault_time
 
 

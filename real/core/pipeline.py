@@ -8,14 +8,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 
 from robot_rl.data.flight import FlightWriter
 from robot_rl.real.core.auto_arm import AutoArm
 from robot_rl.real.core.flight import RecordedSupervisor
-from robot_rl.real.core.intake import CommandMessage, DoorOptions, Intake
+from robot_rl.real.core.intake import CommandMessage, Content, DoorOptions, Intake
 from robot_rl.real.core.machine import LATCHED, MOVABLE, State
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import TWIST, RobotSpec
@@ -27,8 +29,7 @@ from robot_rl.types.options import NotNegative, Positive
 HEARTBEAT = "estop_heartbeat"
 
 
-@dataclass(frozen=True)
-class Controller:
+class Controller(NamedTuple):
     """What is known of the robot's command topic and of who else speaks.
 
     Args:
@@ -46,8 +47,11 @@ class Controller:
     status: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Sent:
+CALM = Controller()
+"""One controller listens, nobody else speaks, and nothing stands against motion."""
+
+
+class Sent(NamedTuple):
     """Outcome of a tick.
 
     Args:
@@ -134,7 +138,8 @@ class CommandPipeline:
         self.clock_faults = 0
         self._start = self._now = start
         self._first = options.first_message_timeout
-        self._offers: deque[tuple[CommandMessage, float]] = deque(maxlen=4096)  # a flood drops its own oldest only
+        # a flood drops its own oldest only
+        self._offers: deque[tuple[CommandMessage, float, Content]] = deque(maxlen=4096)
         self._events: deque[Callable[[], None]] = deque(maxlen=4096)
         self._pressed: set[str] = set()
         self._stops = threading.Lock()  # an e-stop waits for no tick and for no queue
@@ -148,8 +153,8 @@ class CommandPipeline:
     # ------------------------------------------------------------ events, from any thread
 
     def offer(self, message: CommandMessage, arrival: float) -> None:
-        """A command has come; it is judged in the next tick."""
-        self._offers.append((message, arrival))
+        """A command has come; what it holds is looked at now, and it is judged in the next tick."""
+        self._offers.append((message, arrival, self.door.read(message)))
 
     def takeover(self, held: bool, arrival: float) -> None:
         """Heartbeat of the operator's dead-man switch."""
@@ -203,7 +208,7 @@ class CommandPipeline:
         another place), so from then on nothing is said to it until it was asked again and the operator has reset.
         """
         before, now = self._controller.subscribers, view.subscribers
-        if 0 < before != now and State(self.safety.state) in (State.STOPPING, *LATCHED):
+        if 0 < before != now and self.safety.state in (State.STOPPING, *LATCHED):
             self.safety.report("controller_gone" if now < before else "controller_changed")
         if view != self._controller:
             self._note("controller", view)
@@ -234,7 +239,7 @@ class CommandPipeline:
         """
         with self._lock:
             for name, value in timeouts.items():
-                if not (np.isfinite(value) and value > 0.0):
+                if not (isfinite(value) and value > 0.0):
                     raise ValueError(f"{name} is {value}, expected finite seconds > 0")
             known = {item.name for item in fields(self.settings)}
             own = {name: value for name, value in timeouts.items() if name in known}
@@ -275,8 +280,8 @@ class CommandPipeline:
             self._soft, self._now = "", now
             heard = False
             while self._offers:
-                message, arrival = self._offers.popleft()
-                reason = self.door.offer(message, arrival)
+                message, arrival, content = self._offers.popleft()
+                reason = self.door.offer(message, arrival, content)
                 if self.flight is not None:
                     self.flight.put("offer", arrival, (message, arrival, reason))
                 self.clock_faults += reason == "stamp"
@@ -293,15 +298,15 @@ class CommandPipeline:
                 self.safety.soft_stop()
             self.safety.stand()
             out, verdict = self.safety.filter(command, state, now)
-            if self.door.mismatch and verdict.state == State.ARMED.value:
-                verdict = replace(verdict, reasons=tuple(dict.fromkeys((*verdict.reasons, "start_mismatch"))))
-            authority = self.door.authority if verdict.state == State.ACTIVE.value else "none"
+            if self.door.mismatch and verdict.state == State.ARMED:
+                verdict = verdict._replace(reasons=tuple(dict.fromkeys((*verdict.reasons, "start_mismatch"))))
+            authority = self.door.authority if verdict.state == State.ACTIVE else "none"
             flags = self._flags(verdict)
-            if verdict.publish or verdict.state == State.IDLE.value:  # at rest plans begin from where the robot is
+            if verdict.publish or verdict.state == State.IDLE:  # at rest plans begin from where the robot is
                 limiter = self.safety.limiter
                 self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is Level.OK)
             trace = self.door.trace if authority != "none" else "supervisor/0"
-            if State(verdict.state) not in MOVABLE:
+            if verdict.state not in MOVABLE:
                 self.door.rest()
             if self.flight is not None and (authority, flags) != self._told:  # the trace stands in the command
                 self._told = authority, flags
@@ -318,22 +323,34 @@ class CommandPipeline:
 
     def _watch(self, now: float, mismatches: tuple[str, ...]) -> None:
         blocking: list[str] = [f"QoS of {topic} does not match" for topic in mismatches]
-        movable = State(self.safety.state) in MOVABLE
-        for name, age in ((name, self.watchdogs.age(name, now)) for name in self.watchdogs.names):
-            timeout, reaction = self.watchdogs.limit(name)
-            if age <= timeout:
-                if name == HEARTBEAT and "heartbeat" in self._pressed:
-                    self.estop("heartbeat", pressed=False)
+        movable = self.safety.state in MOVABLE
+        late = self.watchdogs.late(now)
+        if "heartbeat" in self._pressed and HEARTBEAT not in (item[0] for item in late):
+            self.estop("heartbeat", pressed=False)
+        for name, timeout, reaction, age in late:
+            if reaction == "monitor" or (reaction == "estop" and not isfinite(age) and not self._estop_required):
                 continue
-            if reaction == "monitor" or (reaction == "estop" and not np.isfinite(age) and not self._estop_required):
-                continue
-            blocking.append(f"{name}: {'never came' if not np.isfinite(age) else f'{age:.2f} s old'}")
-            if reaction == "estop" and np.isfinite(age):
+            blocking.append(f"{name}: {'never came' if not isfinite(age) else f'{age:.2f} s old'}")
+            if reaction == "estop" and isfinite(age):
                 if "heartbeat" not in self._pressed:
                     self.estop("heartbeat", pressed=True)
             elif movable and reaction == "fault":
                 self.safety.report("state_stale", f"{name} is {age:.2f} s old, allowed {timeout:g}")
-        view = self._controller
+        if self._controller != CALM:
+            blocking += self._object(movable)
+        if self.door.doubled:
+            double = [source for source, when in self.door.doubled.items() if now - when <= 1.0]
+            if double:
+                blocking.append(f"two senders speak in turn as {', '.join(double)}; end one of them")
+                if movable:
+                    self.safety.report("duplicate_source", blocking[-1])
+        if tuple(blocking) != self.blocking:
+            self.blocking = tuple(blocking)
+            self.safety.hinder(self.blocking)
+
+    def _object(self, movable: bool) -> list[str]:
+        """What the last look at the command topic has against motion."""
+        view, blocking = self._controller, []
         if view.subscribers == 0:
             blocking.append(f"nobody listens on {self.spec.controller_topic}")
             if movable:
@@ -355,24 +372,16 @@ class CommandPipeline:
             blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
             if movable:
                 self.safety.report("duplicate_publisher", ", ".join((*view.rivals, *view.strangers)))
-        double = [source for source, when in self.door.doubled.items() if now - when <= 1.0]
-        if double:
-            blocking.append(f"two senders speak in turn as {', '.join(double)}; end one of them")
-            if movable:
-                self.safety.report("duplicate_source", blocking[-1])
-        self.blocking = tuple(blocking)
-        self.safety.hinder(self.blocking)
+        return blocking
 
     def _flags(self, verdict: Verdict) -> str:
-        moving = not self.resting
-        state = State(verdict.state)
         flags = "c" if verdict.level is Level.CLIPPED else ""
-        if state is State.ACTIVE:
+        if verdict.state == State.ACTIVE:
             self._limit_times["ticks"] += 1
             self._limit_times["clipped"] += verdict.level is Level.CLIPPED
         if verdict.level in (Level.HOLD, Level.STOP):
             flags += "h"
-        if moving and (state is State.STOPPING or state in LATCHED):
+        if verdict.state in (State.STOPPING, *LATCHED) and not self.resting:
             flags += "b"
         if self.door.replaced != self._replaced:
             self._replaced = self.door.replaced

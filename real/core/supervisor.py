@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import inf, isfinite
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from robot_rl.real.core.monitor import GONE, UNTRUSTED, StateMonitor
 from robot_rl.real.core.motion import Farewell, FreezeWatch, Leash, PlaceWatch, UnderWay, farthest
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, PD, POSITION, VELOCITY, RobotSpec
+from robot_rl.real.core.turning import differences
 from robot_rl.real.core.watchdogs import Overrun
 from robot_rl.real.core.workspace import WorkspaceGuard
 from robot_rl.real.robot import Command, Level, RobotState, Verdict
@@ -74,8 +76,8 @@ class SafetySupervisor:
         self._pd = PdLimiter(spec, period=period) if spec.mode == PD else None
         # of the modes in which torque is bounded, and where the joints go is for physics to decide
         self._efforts = EffortLimiter(spec, period=period) if spec.mode == EFFORT else self._pd
-        self._lower, self._upper = lower, upper
-        self._turning = self.limiter.continuous
+        self._moves = spec.has_positions or self._pd is not None  # commands say where the joints are to go
+        self._turning = self.limiter.continuous.tolist()
         self._period, self._longest = period, 2.0 * period
         self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
         self._monitor = StateMonitor(spec, self.settings)
@@ -84,17 +86,17 @@ class SafetySupervisor:
         box = spec.workspace
         self._guard = WorkspaceGuard(box.lower, box.upper, forward) if box and forward else None
         self._lock = threading.RLock()
-        self._now = self._moved_at = -np.inf
+        self._now = self._moved_at = -inf
         self._sent = np.zeros(len(spec.joints))
         self._target: np.ndarray | None = None
-        self._heard = -np.inf  # stamp of the newest command taken
+        self._heard = -inf  # stamp of the newest command taken
         self._codes: list[str] = ["state_never"]
         self._outside: tuple[str, ...] = ()
-        self._pressed, self._released_at = False, -np.inf
+        self._pressed, self._released_at = False, -inf
         self._under_way = UnderWay(len(spec.joints), (spec.dead_time or 0.0) + 2.0 * period)
         self._place = PlaceWatch(self.settings.hold_tolerance)
         self._armed_at: np.ndarray | None = None  # velocity mode: where it stood then
-        self._stop_by = np.inf
+        self._stop_by = inf
         self._zeroed = False
         self._numbers: dict[str, str] = {}
         self._farewell = Farewell(self.settings.settle_time)
@@ -114,7 +116,7 @@ class SafetySupervisor:
     def motion(self) -> tuple[np.ndarray, float]:
         """(J,) commanded velocity [rad/s], measured in effort mode, and the period it was held for [s], 0 at rest."""
         limiter = self._efforts or self.limiter
-        return limiter.velocity.copy(), limiter.moved
+        return limiter.velocity, limiter.moved
 
     def stand(self) -> None:
         """Forget the period of the last motion, before a tick that may not move at all."""
@@ -227,9 +229,9 @@ class SafetySupervisor:
 
     def _filter(self, command: Command | None, state: RobotState | None, now: float) -> tuple[Command, Verdict]:
         reasons: list[str] = []
-        if not np.isfinite(now) or now < self._now:
+        if not isfinite(now) or now < self._now:
             self._fault("clock_jump", f"now is {now:.3f} s, the tick before was at {self._now:.3f} s")
-            now = self._now if np.isfinite(self._now) else 0.0
+            now = self._now if isfinite(self._now) else 0.0
         self._now = now
         if self._overrun.tick(now) and self._machine.state in MOVABLE:
             gap, most = self._overrun.gap, self._overrun.limit
@@ -246,8 +248,8 @@ class SafetySupervisor:
 
     def _watch_state(self, state: RobotState | None, now: float) -> None:
         self._codes = self._monitor.check(state, now)
-        speed = float(np.abs(self.limiter.velocity).max()) if self._efforts is None else 0.0
-        if self._machine.state is State.ACTIVE and (self.spec.has_positions or self._pd is not None):
+        if self._machine.state is State.ACTIVE and self._moves:
+            speed = max(map(abs, self.limiter.velocity.tolist())) if self._efforts is None else 0.0
             if self._freeze.check(self._monitor.last, speed, now):
                 self._codes.append("state_frozen")
                 self._monitor.numbers["state_frozen"] = self._freeze.numbers
@@ -281,7 +283,7 @@ class SafetySupervisor:
         if command is None:
             return None
         value = np.asarray(command.value, float)
-        if value.size and not np.isfinite(value).all():
+        if value.size and not all(map(isfinite, value.ravel().tolist())):
             self._fault("cmd_nonfinite", f"the command is {value.tolist()}")
             reasons.append("bad_command")
             return None
@@ -386,9 +388,9 @@ class SafetySupervisor:
             )
         else:
             limiter.step(self._lead(target, last, now, reasons), period)
-        if limiter.at_limit.any():
+        if True in limiter.at_limit.tolist():
             reasons.append("limit")
-        if limiter.at_rate.any():
+        if True in limiter.at_rate.tolist():
             reasons.append("rate")
         guard = self._guard
         if guard is not None and isinstance(limiter, JointLimiter) and guard.hold_back(limiter, before, period):
@@ -406,26 +408,27 @@ class SafetySupervisor:
 
     def _lead(self, target: np.ndarray, last: RobotState, now: float, reasons: list[str]) -> np.ndarray:
         """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
-        lead = self._difference(self.limiter.position, last.position)
+        lead = differences(self.limiter.position.tolist(), self._monitor.place, self._turning)
         if self._leash.strained(lead, last.position, now):
             self._fault("tracking", farthest(self.spec.names, lead, "behind its command", self.settings.lead_soft))
-        soft, most = np.abs(lead) > self.settings.lead_soft, self.settings.lead_soft
-        if not soft.any():
+        most = self.settings.lead_soft
+        if max(map(abs, lead)) <= most:
             return target
         reasons.append("lead")
+        soft = np.abs(lead) > most
         return np.where(soft, last.position + np.clip(self._difference(target, last.position), -most, most), target)
 
     # ------------------------------------------------------------ small parts
 
     def _difference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         way = a - b
-        return np.where(self._turning, wrap(way), way) if self._turning.any() else way
+        return np.where(self._turning, wrap(way), way) if True in self._turning else way
 
     def _resting(self) -> np.ndarray:
         """The limiter's present command in the mode of the robot."""
         if self._efforts is not None:
-            return self._efforts.command.copy()
-        return (self.limiter.position if self.spec.mode == POSITION else self.limiter.velocity).copy()
+            return self._efforts.command
+        return self.limiter.position if self.spec.mode == POSITION else self.limiter.velocity
 
     def _settle_on(self, position: np.ndarray) -> None:
         self.limiter.reset(position)

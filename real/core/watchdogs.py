@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
+from math import inf
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,6 @@ class Watchdogs:
         """Watched inputs in the order of construction."""
         return tuple(self._limits)
 
-    def limit(self, name: str) -> tuple[float, str]:
-        """Timeout [s] and reaction of an input."""
-        return self._limits[name]
-
     def feed(self, name: str, now: float) -> None:
         """Input `name` gave a sign at `now` [s].
 
@@ -75,7 +70,16 @@ class Watchdogs:
 
     def age(self, name: str, now: float) -> float:
         """Seconds since the last sign; infinite before the first."""
-        return now - self._seen[name] if name in self._seen else np.inf
+        return now - self._seen[name] if name in self._seen else inf
+
+    def late(self, now: float) -> list[tuple[str, float, str, float]]:
+        """Name, timeout [s], reaction and age [s], infinite before the first sign, of every input that is too old."""
+        seen = self._seen
+        return [
+            (name, timeout, reaction, self.age(name, now))
+            for name, (timeout, reaction) in self._limits.items()
+            if not now - seen.get(name, -inf) <= timeout
+        ]
 
     def expired(self, now: float) -> list[Silence]:
         """Inputs that have been silent for longer than their timeout, in the order of construction."""

@@ -29,7 +29,7 @@ from rclpy.qos import (  # noqa: E402
     ReliabilityPolicy,
 )
 from sensor_msgs.msg import CompressedImage, Image, Imu, JointState  # noqa: E402
-from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout  # noqa: E402
+from std_msgs.msg import Float64MultiArray  # noqa: E402
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint  # noqa: E402
 
 Array = np.ndarray
@@ -114,17 +114,25 @@ def seconds(stamp: Time | Duration) -> float:
     return stamp.sec + 1e-9 * stamp.nanosec
 
 
-def time_message(value: float) -> Time:
-    """ROS time of seconds >= 0."""
+def set_time(message: Time | Duration, value: float) -> None:
+    """Write seconds >= 0 into a ROS time or duration."""
     whole = int(value)
     nanosec = round((value - whole) * 1e9)
-    return Time(sec=whole + nanosec // 1_000_000_000, nanosec=nanosec % 1_000_000_000)
+    message.sec, message.nanosec = whole + nanosec // 1_000_000_000, nanosec % 1_000_000_000
+
+
+def time_message(value: float) -> Time:
+    """ROS time of seconds >= 0."""
+    made = Time()
+    set_time(made, value)
+    return made
 
 
 def duration_message(value: float) -> Duration:
     """ROS duration of seconds >= 0."""
-    time = time_message(value)
-    return Duration(sec=time.sec, nanosec=time.nanosec)
+    made = Duration()
+    set_time(made, value)
+    return made
 
 
 # ---------------------------------------------------------------- states
@@ -324,7 +332,7 @@ def read_twist(message: Twist | TwistStamped, axes: Sequence[str], source: str, 
     )
 
 
-# ---------------------------------------------------------------- what the supervisor sends
+# ---------------------------------------------------------------- what the supervisor sends (`outgoing` makes it)
 
 
 def hardware_type(spec: RobotSpec) -> Any:
@@ -345,52 +353,8 @@ def hardware_type(spec: RobotSpec) -> Any:
     return kinds[spec.command_mode]
 
 
-def hardware_message(spec: RobotSpec, value: Array, period: float, stamp: float, gains: Array | None = None) -> Any:
-    """Command (J,) for the robot's controller, to be reached within `period` [s] where it asks for a time.
-
-    In pd mode `gains` are (2, J) kp and kd; joint after joint its five numbers go out, see `PD_INTERFACES`.
-    """
-    if spec.mode == PD:
-        assert gains is not None
-        return _pd_message(spec, np.stack([value, np.zeros_like(value), np.zeros_like(value), *gains]))
-    numbers = value.tolist()
-    if spec.command_mode.startswith("forward"):
-        return Float64MultiArray(data=numbers)
-    if spec.mode == TWIST:
-        return _twist_message(spec, numbers, stamp)
-    if spec.command_mode == "jtc":
-        point = JointTrajectoryPoint(positions=numbers, time_from_start=duration_message(period))
-        return JointTrajectory(joint_names=list(spec.names), points=[point])  # stamp 0: start now
-    message = JointState(name=list(spec.names), position=numbers)
-    message.header.stamp = time_message(stamp)
-    return message
-
-
-def _pd_message(spec: RobotSpec, table: Array) -> Float64MultiArray:
-    joints, kinds = len(spec.joints), len(PD_INTERFACES)
-    layout = MultiArrayLayout(
-        dim=[
-            MultiArrayDimension(label="joint", size=joints, stride=joints * kinds),
-            MultiArrayDimension(label="interface", size=kinds, stride=kinds),
-        ]
-    )
-    return Float64MultiArray(layout=layout, data=table.T.ravel().tolist())
-
-
-def _twist_message(spec: RobotSpec, value: Sequence[float], stamp: float) -> Twist | TwistStamped:
-    twist = Twist()
-    for name, number in zip(spec.names, value):
-        part, _, axis = name.partition("_")
-        setattr({"linear": twist.linear, "angular": twist.angular}[part], axis, number)
-    if not spec.stamped:
-        return twist
-    message = TwistStamped(twist=twist)
-    message.header.stamp, message.header.frame_id = time_message(stamp), spec.frame
-    return message
-
-
 def hardware_values(spec: RobotSpec, message: object) -> Array | None:
-    """Inverse of `hardware_message` as a controller reads it: (J,) in the order of the spec, None when it does not fit.
+    """Inverse of `HardwareMessage` as a controller reads it: (J,) in the order of the spec, None when it does not fit.
 
     A JointTrajectory is read at its last point; in pd mode it is (5, J), rows as in `PD_INTERFACES`.
     """
@@ -441,28 +405,8 @@ class Executed:
     period: float
 
 
-def executed_message(
-    spec: RobotSpec,
-    value: Array,
-    stamp: float,
-    authority: str,
-    trace: str,
-    flags: str,
-    *,
-    velocity: Array,
-    period: float,
-) -> JointTrajectory:
-    """Message of `executed`; see `Executed`. The period travels as `time_from_start`."""
-    message = JointTrajectory(joint_names=list(spec.names))
-    message.header.stamp, message.header.frame_id = time_message(stamp), f"{authority}|{trace}|{flags}"
-    point = JointTrajectoryPoint(velocities=velocity.tolist(), time_from_start=duration_message(period))
-    setattr(point, FIELDS[spec.mode], value.tolist())
-    message.points.append(point)
-    return message
-
-
 def read_executed(message: JointTrajectory) -> Executed:
-    """Inverse of `executed_message`.
+    """Inverse of `ExecutedMessage`.
 
     Raises:
         ValueError: not a message of our supervisor.

@@ -31,6 +31,7 @@ from rclpy.clock import Clock  # noqa: E402
 from rclpy.clock_type import ClockType  # noqa: E402
 from rclpy.context import Context  # noqa: E402
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks  # noqa: E402
+from rclpy.exceptions import InvalidParameterTypeException, ParameterException  # noqa: E402
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.qos import QoSCompatibility, qos_check_compatible, qos_policy_name_from_kind  # noqa: E402
@@ -354,9 +355,12 @@ def subscribe(node: Node, kind: Any, topic: str, callback: Callable[..., None], 
         )
 
 
-def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -> Any:
-    """Publisher with our QoS, or what `qos_overrides` say; mismatches show up in the diagnostics."""
-    events = PublisherEventCallbacks(incompatible_qos=lambda event: note_mismatch(health, topic, event, listener=True))
+def publisher(
+    node: Node, kind: Any, topic: str, profile: str, health: Health, matched: Callable[[Any], None] | None = None
+) -> Any:
+    """As `subscribe`; `matched` is called with the event that counts the listeners whenever one comes or goes."""
+    mismatch = functools.partial(note_mismatch, health, topic, listener=True)
+    events = PublisherEventCallbacks(incompatible_qos=mismatch, matched=matched)
     with told_overrides(topic):
         return node.create_publisher(kind, topic, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDE)
 
@@ -426,12 +430,9 @@ def run(
         return 0 if healthy else 1
     except KeyboardInterrupt:
         return 0
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, ParameterException, InvalidParameterTypeException) as error:
         if ending.is_set():  # the signal came while a library was loading, which calls that an error of its own
             return 0
-        sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
-        return 2
-    except (rclpy.exceptions.ParameterException, rclpy.exceptions.InvalidParameterTypeException) as error:
         sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
         return 2
     finally:

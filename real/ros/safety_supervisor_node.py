@@ -27,12 +27,7 @@ from robot_rl.real.ros.controller_check import ControllerCheck
 from robot_rl.real.ros.endpoints import OwnEndpoints, refuse_twin
 from robot_rl.real.ros.flight_option import LAST, declare_flight, open_flight, tell_flight
 from robot_rl.real.ros.inputs import RobotInputs
-from robot_rl.real.ros.io import (
-    JointTrajectory,
-    executed_message,
-    hardware_message,
-    hardware_type,
-)
+from robot_rl.real.ros.io import JointTrajectory, hardware_type
 from robot_rl.real.ros.node_base import (
     ERROR,
     OK,
@@ -45,6 +40,7 @@ from robot_rl.real.ros.node_base import (
     subscribe,
     thaw_garbage,
 )
+from robot_rl.real.ros.outgoing import ExecutedMessage, HardwareMessage
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.robot_status import RobotStatus
 
@@ -261,10 +257,12 @@ class SafetySupervisorNode(LifecycleNode):
         health, made = self.health, self._made
         assert self.pipeline is not None
 
-        def own(kind: Any, topic: str, profile: str) -> Any:
-            return self._endpoints.publish(lambda: publisher(self, kind, topic, profile, health), topic)
+        def own(kind: Any, topic: str, profile: str, matched: Callable[[Any], None] | None = None) -> Any:
+            return self._endpoints.publish(lambda: publisher(self, kind, topic, profile, health, matched), topic)
 
-        self._hardware = own(hardware_type(spec), spec.controller_topic, "hardware_out")
+        self._simulated_time = bool(self._value("use_sim_time"))
+        self._command_out, self._executed_out = HardwareMessage(spec), ExecutedMessage(spec)
+        self._hardware = own(hardware_type(spec), spec.controller_topic, "hardware_out", self._on_listeners)
         self._executed = own(JointTrajectory, "robot_rl/executed", "executed")
         self._authority = own(String, "robot_rl/authority", "latched")
         self._state = own(String, "robot_rl/safety/state", "latched")
@@ -274,7 +272,7 @@ class SafetySupervisorNode(LifecycleNode):
             spec,
             self.pipeline,
             health,
-            simulated_time=bool(self._value("use_sim_time")),
+            simulated_time=self._simulated_time,
             external_hold=self._value("external_timeout") if self._value("allow_external") else None,
             external_stamped=self._value("external_stamped"),
         )
@@ -298,6 +296,9 @@ class SafetySupervisorNode(LifecycleNode):
         self._jumps = clock.create_jump_callback(threshold, post_callback=self._on_jump)
 
     # ------------------------------------------------------------ callbacks
+
+    def _on_listeners(self, event: Any) -> None:
+        self._listeners = int(event.current_count)
 
     def _on_takeover(self, message: Bool) -> None:
         assert self.pipeline is not None
@@ -363,7 +364,7 @@ class SafetySupervisorNode(LifecycleNode):
     def _unfit(self) -> list[str]:
         """What stands against the controller that listens now; the control thread hears of it a tick later."""
         problem = "" if self._trusting else self._controller.problem
-        return [problem] if problem and self._hardware.get_subscription_count() else []
+        return [problem] if problem and self._listeners else []
 
     def _look_around(self) -> None:
         """Who else speaks, who listens: four times a second and before enable and reset, in the callback thread."""
@@ -371,6 +372,7 @@ class SafetySupervisorNode(LifecycleNode):
             return
         self._tell_faults()
         self._controller.look()
+        self._listeners = self._hardware.get_subscription_count()  # should its event be lost
         self._rivals = self._endpoints.rivals()
         self._strangers = self._endpoints.strangers(self._commands.watched, set(self._value("command_nodes")))
 
@@ -383,6 +385,7 @@ class SafetySupervisorNode(LifecycleNode):
                 self.get_logger().error(f"fault {code}: {numbers or 'see the diagnostics'}")
         self._told = frozenset(faults)
 
+    _listeners = 0
     _told: frozenset[str] = frozenset()
     _rivals: tuple[str, ...] = ()
     _strangers: tuple[str, ...] = ()
@@ -401,8 +404,8 @@ class SafetySupervisorNode(LifecycleNode):
             heard = now - self.inputs.age(name, now)
             if np.isfinite(heard):
                 pipeline.alive(name, heard)
-        listeners, problem = self._hardware.get_subscription_count(), "; ".join(self._unfit())
-        pipeline.controller(Controller(listeners, self._rivals, self._strangers, problem, self._status.problems))
+        problem = "; ".join(self._unfit())
+        pipeline.controller(Controller(self._listeners, self._rivals, self._strangers, problem, self._status.problems))
         mismatches = () if state is not None else tuple(self.health.mismatches)
         sent = pipeline.tick(now, state, mismatches=mismatches)
         self._send(sent, now)
@@ -417,10 +420,10 @@ class SafetySupervisorNode(LifecycleNode):
 
     def _send(self, sent: Sent, now: float) -> None:
         if sent.publish:
-            stamp = 1e-9 * self.get_clock().now().nanoseconds
-            self._hardware.publish(hardware_message(self.spec, sent.value, self._period, stamp, sent.gains))
-            told = (sent.authority, sent.trace, sent.flags)
-            message = executed_message(self.spec, sent.value, stamp, *told, velocity=sent.velocity, period=sent.period)
+            stamp = 1e-9 * self.get_clock().now().nanoseconds if self._simulated_time else time.time()
+            self._hardware.publish(self._command_out.fill(sent.value, self._period, stamp, sent.gains))
+            told = sent.authority, sent.trace, sent.flags
+            message = self._executed_out.fill(sent.value, stamp, told, velocity=sent.velocity, period=sent.period)
             self._executed.publish(message)
         self._last = sent
         said = (sent.verdict.state, sent.authority)
@@ -463,7 +466,7 @@ class SafetySupervisorNode(LifecycleNode):
             "clip_ratio": float(pipeline.clip_ratio),
             "clock_faults": pipeline.clock_faults + self.inputs.clock_faults(),
             "callback_errors": self._callback_errors,
-            "controllers": self._hardware.get_subscription_count(),
+            "controllers": self._listeners,
         }
         values |= {f"dropped_{reason}": count for reason, count in sorted(pipeline.door.dropped.items())}
         values |= tell_flight(pipeline.flight)

@@ -177,8 +177,8 @@ class TeleopNode(Node):
     def _wanted(self, joy: Joy | None, present: np.ndarray, now: float) -> np.ndarray | None:
         """Command in the mode of the robot; None while the operator's device is silent: the supervisor holds."""
         if self._mode == "leader":
-            fresh = now - float(self._leader.time.min()) <= self._timeout
-            return self._leader.position.copy() if fresh else None
+            fresh = now - min(self._leader.time) <= self._timeout
+            return np.array(self._leader.position) if fresh else None
         if self._mode == "twist":
             if self._twist is None or now - self._twist[1] > self._timeout:
                 return None

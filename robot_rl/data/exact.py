@@ -70,7 +70,9 @@ def unpack(data: bytes | memoryview) -> Any:
 
 @cache
 def _reader(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
-    """Fields of a dataclass, or None of another class."""
+    """Fields of a dataclass or named tuple, or None of another class."""
+    if issubclass(kind, tuple):
+        return tuple
     if not is_dataclass(kind):
         return None
     names = [item.name for item in fields(kind)]

@@ -57,6 +57,15 @@ def test_effort_beyond_the_margin_pushes_back_by_hand():
     assert limiter.step([-4.0], np.array([-0.99]), np.array([-0.5]))[0] == pytest.approx(2.0)
 
 
+@pytest.mark.filterwarnings("error")
+def test_effort_of_a_joint_that_turns_for_ever_has_no_wall():
+    joint = {"continuous": True, "velocity": 2.0, "acceleration": 5.0, "effort": 10.0}
+    raw = {"name": "one", "joints": [{"name": "j", **joint}], "command_mode": "forward_effort"}
+    limiter = EffortLimiter(RobotSpec.from_dict({**raw, "controller_timeout": 0.1}), period=PERIOD)
+    assert limiter.step([0.5], np.array([1e3]), np.array([0.1]))[0] == 0.5
+    assert not limiter.at_limit[0]
+
+
 def test_effort_beyond_the_velocity_limit_does_not_drive_on(make_arm):
     limiter = EffortLimiter(effort_arm(make_arm), period=PERIOD)
     fast = np.array([1.2, -1.2, 0.5])

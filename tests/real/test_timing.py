@@ -182,9 +182,9 @@ def test_16_17_merged_halves_reordered_and_foreign_joints():
     assert merge.add(1.0, ["c", "x", "a"], np.array([3.0, 9.0, 1.0]), np.array([0.3, 0.9, 0.1])) == ""
     assert np.isnan(merge.position[1])
     assert merge.add(2.0, ["b"], np.array([2.0]), np.array([0.2])) == ""
-    assert merge.position.tolist() == [1.0, 2.0, 3.0]
-    assert merge.velocity.tolist() == [0.1, 0.2, 0.3]
-    assert merge.time.tolist() == [1.0, 2.0, 1.0]
+    assert merge.position == [1.0, 2.0, 3.0]
+    assert merge.velocity == [0.1, 0.2, 0.3]
+    assert merge.time == [1.0, 2.0, 1.0]
     assert merge.add(3.0, ["a", "a"], np.zeros(2)) == "duplicate"
     assert merge.add(3.0, ["a"], np.zeros(2)) == "lengths"
 

@@ -258,7 +258,8 @@ def recorded(made):
     here = np.array([made.driver.where()[name] for name in NAMES])
     made.active()
     begin = time.time()
-    made.station.driver.value = lambda t: here + 0.2 * np.sin(1.5 * (t - begin))
+    # at 3 rad/s any second of it leads 0.18 rad away from where it began, wherever in its swing that is
+    made.station.driver.value = lambda t: here + 0.2 * np.sin(3.0 * (t - begin))
     record.ask("start")
     time.sleep(2.0)
     assert record.ask("stop").success

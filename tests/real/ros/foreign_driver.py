@@ -17,6 +17,11 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 
 
+def _fifo():
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(30))
+
+
 class ForeignDriver:
     """Joints that follow a forward controller's last array at `speed`, after a dead time.
 
@@ -109,6 +114,7 @@ class ForeignDriver:
     # ------------------------------------------------------------ inside
 
     def _spin(self):
+        _fifo()  # as `_work`: states that go on while commands wait for this thread are a frozen driver's
         with contextlib.suppress(ExternalShutdownException):
             while not self.over.is_set():
                 self.executor.spin_once(timeout_sec=0.1)
@@ -120,8 +126,7 @@ class ForeignDriver:
             self._coming.append((now + self.lag, value))
 
     def _work(self):
-        with contextlib.suppress(OSError, AttributeError):
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(30))
+        _fifo()
         before = due = time.monotonic()
         while not self.over.is_set():
             due = max(due + 1.0 / self.rate, time.monotonic() - 0.05)

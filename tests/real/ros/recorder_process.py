@@ -20,7 +20,7 @@ class Recorder:
             "recorder_node",
             f"folder:={folder}",
             "autostart:=false",
-            "realtime:=35",
+            "realtime:=20",  # behind the robot's driver, as on a real one
             *parameters,
             spec=spec,
             key=self.name,

@@ -62,10 +62,12 @@ def fifo(priority=30):
 
 
 @contextlib.contextmanager
-def lifted(priority=28):
+def lifted(priority=30):
     """Real-time priority, where allowed, for what are ordinary threads of this process when the block begins.
 
     A robot that lives in this process waits for the interpreter lock of whoever has it, and is as late as that thread.
+    The middleware's threads have the priority of those that move the robot: behind them, on a machine whose other work
+    is of real time, too, states would go on while commands wait for half a second, and that is a frozen driver.
     Children begin as ordinary processes.
     """
     raised = []

@@ -16,6 +16,7 @@ from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros import io
 from robot_rl.real.ros.controller_check import judge
 from robot_rl.real.ros.node_base import Health, subscribe
+from robot_rl.real.ros.outgoing import ExecutedMessage, HardwareMessage
 from robot_rl.real.ros.trunk_topics import imu_message, imu_of, trunk_odometry
 
 pytestmark = pytest.mark.ros
@@ -68,9 +69,23 @@ def test_command_with_ragged_points_is_no_command():
 @pytest.mark.parametrize("mode", ["forward_position", "forward_velocity", "jtc", "joint_command"])
 def test_hardware_command_round_trip(mode):
     made = spec(mode)
-    message = io.hardware_message(made, np.array([1.0, 2.0, 3.0]), 0.01, 5.0)
-    assert isinstance(message, io.hardware_type(made))
-    assert io.hardware_values(made, message).tolist() == [1.0, 2.0, 3.0]
+    out = HardwareMessage(made)
+    for value in ([1.0, 2.0, 3.0], [-1.0, 0.5, 7.0]):  # the same message again
+        message = out.fill(np.array(value), 0.01, 5.0)
+        assert isinstance(message, io.hardware_type(made))
+        assert io.hardware_values(made, message).tolist() == value
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_twist_round_trip(stamped):
+    axes = [{"name": n, "velocity": 1.0, "acceleration": 2.0} for n in ("linear_x", "linear_y", "angular_z")]
+    sensors = {"odom": {"topic": "odom", "type": "nav_msgs/Odometry"}}
+    raw = {"name": "base", "joints": axes, "command_mode": "twist", "controller_topic": "cmd_vel", "sensors": sensors}
+    made = RobotSpec.from_dict({**raw, "controller_timeout": 0.3, "stamped": stamped, "frame": "base"})
+    message = HardwareMessage(made).fill(np.array([0.5, -0.1, 0.2]), 0.01, 5.25)
+    assert io.hardware_values(made, message).tolist() == [0.5, -0.1, 0.2]
+    if stamped:
+        assert (message.header.frame_id, io.seconds(message.header.stamp)) == ("base", 5.25)
 
 
 def legs():
@@ -81,7 +96,7 @@ def legs():
 
 def test_targets_with_gains_go_out_joint_after_joint_as_ros2_control_takes_them():
     gains = np.array([[50.0, 40.0, 0.0], [1.0, 2.0, 3.0]])
-    message = io.hardware_message(legs(), np.array([0.1, 0.2, 0.3]), 0.01, 5.0, gains)
+    message = HardwareMessage(legs()).fill(np.array([0.1, 0.2, 0.3]), 0.01, 5.0, gains)
     assert isinstance(message, io.hardware_type(legs()))
     assert list(message.data) == [0.1, 0, 0, 50, 1, 0.2, 0, 0, 40, 2, 0.3, 0, 0, 0, 3]
     assert [(dim.label, dim.size, dim.stride) for dim in message.layout.dim] == [("joint", 3, 15), ("interface", 5, 5)]
@@ -122,9 +137,8 @@ def test_controller_drops_what_does_not_fit():
 
 @pytest.mark.parametrize("mode", ["forward_position", "forward_velocity"])
 def test_executed_round_trip(mode):
-    message = io.executed_message(
-        spec(mode), np.ones(3), 7.25, "policy", "run/3", "cr", velocity=np.ones(3), period=0.0125
-    )
+    told = "policy", "run/3", "cr"
+    message = ExecutedMessage(spec(mode)).fill(np.ones(3), 7.25, told, velocity=np.ones(3), period=0.0125)
     back = io.read_executed(message)
     assert (back.stamp, back.authority, back.trace, back.flags, back.period) == (7.25, "policy", "run/3", "cr", 0.0125)
     assert back.value.tolist() == back.velocity.tolist() == [1.0, 1.0, 1.0]
