@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class CameraFeed:
         node: Node,
         cameras: Mapping[str, SensorSpec],
         plant: Plant,
-        lock: threading.Lock,
+        lock: AbstractContextManager[bool],
         stamp: Callable[[], float],
         health: Health,
         options: FeedOptions,

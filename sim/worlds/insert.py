@@ -10,8 +10,8 @@ import array_api_compat
 
 from robot_rl.sim.arm import Arm, ArmOptions, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
+from robot_rl.sim.arm_task import ArmTask
 from robot_rl.sim.world import Draw, Reset, View
-from robot_rl.sim.worlds.arm_task import ArmTask
 from robot_rl.types import Array
 from robot_rl.types.options import Positive
 

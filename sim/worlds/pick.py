@@ -9,8 +9,8 @@ import array_api_compat
 
 from robot_rl.sim.arm import STROKE, Arm, ArmOptions, marker, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
+from robot_rl.sim.arm_task import ArmTask
 from robot_rl.sim.world import Draw, Reset, View, WorldGoals
-from robot_rl.sim.worlds.arm_task import ArmTask
 from robot_rl.types import Array, Goals
 from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
