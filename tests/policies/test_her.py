@@ -112,7 +112,7 @@ def test_reward_range_bounds_discounted_returns() -> None:
 def test_her_target_stays_within_what_rewards_allow(bound: bool, least: float) -> None:
     learner = Her(HerOptions(hidden=(8,), batch_size=4, bound_target=bound), IO)
     off = torch.zeros(4, dtype=torch.bool)
-    state = {"state": torch.randn(4, 4)}
+    state = {"state": torch.full((4, 4), -1.0)}  # with weights of -100 every hidden unit is awake, whatever the action
     with torch.no_grad():
         learner.target.params.flat.fill_(-100.0)  # a critic that has run away
     rows = Transitions(state, torch.zeros(4, 2), -torch.ones(4), torch.full((4,), 0.9), state, off, off, off, ~off)
