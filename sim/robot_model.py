@@ -66,7 +66,8 @@ def load(path: str | Path) -> RobotModel:
             return made
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"MuJoCo cannot read {path}: {error}") from error
-    hint = "; expand it first: xacro robot.urdf.xacro > robot.urdf" if path.suffix == ".xacro" else ""
+    expand = "; expand it first: xacro robot.urdf.xacro > robot.urdf (without a ROS: pip install xacrodoc)"
+    hint = expand if path.suffix == ".xacro" else ""
     raise ValueError(f"{path} begins with <{root.tag}>, expected <robot> (URDF) or <mujoco> (MJCF){hint}")
 
 
