@@ -53,6 +53,8 @@ class ImitationSacOptions(SoftOptions):
     """Updates over which it falls linearly to 0; 0 for never."""
     il_min_std: Positive = 0.1
     """Floor of the standard deviation inside imitation losses."""
+    il_max_std: Positive | None = 0.3
+    """What people did pulls at the mean as by a Gaussian no wider than this; null: as wide as the policy is."""
     il_edge: Annotated[float, Field(gt=0, lt=1)] = CLONE_EDGE
     """Cloned actions are clipped to 1 - il_edge."""
     il_switch_weight: NotNegative = SWITCH_WEIGHT
@@ -173,7 +175,9 @@ class ImitatingActorCritic(SoftActorCritic[I_co]):
         rows = human_rows(batch, switch_weight=self.o.il_switch_weight)
         if preferred is not None:
             rows = rows * preferred
-        return imitation_loss(raw, batch.action, rows, min_std=self.o.il_min_std, edge=self.o.il_edge)
+        widest = math.inf if self.o.il_max_std is None else self.o.il_max_std
+        least = self.o.il_min_std
+        return imitation_loss(raw, batch.action, rows, min_std=least, max_std=widest, edge=self.o.il_edge)
 
     @torch.no_grad()
     def preferred(self, judged: Tensor, human: Tensor, own: Tensor) -> Tensor:

@@ -89,7 +89,15 @@ def demonstrated(batch: Transitions) -> Tensor:
     return weight if weight.dim() == 1 else weight[:, 0]
 
 
-def imitation_loss(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: float, edge: float = CLONE_EDGE) -> Tensor:
+def imitation_loss(
+    raw: Tensor,
+    action: Tensor,
+    weight: Tensor,
+    *,
+    min_std: float,
+    max_std: float = math.inf,
+    edge: float = CLONE_EDGE,
+) -> Tensor:
     """-sum(weight * log pi(action)) / sum(weight), zero when nothing weighs.
 
     Args:
@@ -98,12 +106,23 @@ def imitation_loss(raw: Tensor, action: Tensor, weight: Tensor, *, min_std: floa
         weight: (B,) at least 0.
         min_std: floor of the standard deviation: without one, demonstrations that agree drive it to zero and the
             density without bound.
+        max_std: the mean is pulled as by a Gaussian no wider than this. The likelihood pulls with (u - mean) / std^2: a
+            policy that is wide because it explores would hardly hear what the person said.
         edge: actions are clipped to +-(1 - edge).
 
     Returns:
         ().
+
+    Source: Stirn et al., Faithful Heteroscedastic Regression with Neural Networks (a mean that learns whatever the
+        variance says).
     """
     total = weight.sum()
     if float(total) <= 0.0:
         return raw.sum() * 0.0
-    return -(weight * log_density(raw, action, min_std=min_std, edge=edge)).sum() / total
+    loss = -log_density(raw, action, min_std=min_std, edge=edge)
+    if max_std < math.inf:
+        mean, wide = raw.chunk(2, dim=-1)
+        u = torch.atanh(action.clamp(-1.0 + edge, 1.0 - edge))
+        missing = (max_std**-2 - (-2.0 * wide.detach().clamp(LOG_STD_MIN, LOG_STD_MAX)).exp()).clamp_min(0.0)
+        loss = loss + 0.5 * (missing * (u - mean).square()).sum(-1)
+    return (weight * loss).sum() / total

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LOW, _HIGH = (0.28, -0.22, 0.016), (0.58, 0.22, 0.34)
 _ARM = ArmOptions(low=_LOW, high=_HIGH, gripper=True)
 _HALF = 0.02  # half the cube's edge, m
+_GRIP = 2 * _HALF + 0.012  # widest opening of fingers that hold it, m: it may be turned between them
 _CUBE, _GOAL = 0.1, 0.15  # metres per unit of the two vectors in the state
 _AIM = Aim(middle=(0.44, 0.0, 0.12))
 _OBJECTS = f"""
@@ -77,7 +78,7 @@ class Pick(ArmTask):
         vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
         super().__init__(arm, beside=vectors, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
         # Fingers of another hand swing as they close: what counts as open, and as at the cube, is wider there.
-        self._around, self._near = (0.048, 0.03) if robot is None else (0.06, 0.035)
+        self._around, self._near = (_GRIP, 0.03) if robot is None else (0.06, 0.035)
         self._cube = 8 if self._hand is None else self._hand.robot_size
         self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
         self.policy_cameras = ("front", "side") if robot is None else ("front",)  # one ray: no depth
@@ -151,7 +152,7 @@ class Pick(ArmTask):
         near = norm(cube - view.task["tip"]) < self._near
         if self._hand is not None:  # the share of its range at which a hand meets the cube is not known
             return near & (cube[:, 2] > _HALF + 0.005) & (opening < 0.95 * STROKE)
-        return near & (cube[:, 2] > _HALF + 0.005) & (opening < 2 * _HALF + 0.012)
+        return near & (cube[:, 2] > _HALF + 0.005) & (opening < _GRIP)
 
     def _reached(self, view: View) -> Array:
         """(N, 4) where the cube is, and whether it is held."""

@@ -1,6 +1,7 @@
 """Learners with a person in the loop: reductions, known answers, gradients, state."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,18 @@ def test_imitation_ignores_rows_without_weight_and_survives_the_edge():
     loss = imitation_loss(raw, action, torch.zeros(4), min_std=0.1)
     assert (torch.autograd.grad(loss, raw)[0] == 0).all()
     assert loss == 0
+
+
+def test_a_wide_policy_is_pulled_to_what_people_did_as_a_narrower_one_and_keeps_its_width():
+    def pull(std, **ceiling):
+        raw = torch.tensor([[0.5, math.log(std)]], dtype=torch.float64, requires_grad=True)
+        loss = imitation_loss(raw, torch.zeros(1, 1, dtype=torch.float64), torch.ones(1), min_std=0.1, **ceiling)
+        return torch.autograd.grad(loss, raw)[0][0].tolist()
+
+    # u = 0: (mean - u) / std^2 for the mean, 1 - (mean - u)^2 / std^2 for log-std
+    assert pull(1.0) == pytest.approx([0.5, 0.75])
+    assert pull(1.0, max_std=0.5) == pytest.approx([0.5 / 0.25, 0.75])
+    assert pull(0.25, max_std=0.5) == pytest.approx([0.5 / 0.0625, 1.0 - 0.25 / 0.0625])
 
 
 def test_rows_of_demonstrations_are_found_without_the_memorys_weights():
