@@ -20,6 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
+from robot_rl.leapp_bundle import bundle_of
+from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, TrainedPolicy, VecEnv
@@ -97,6 +99,8 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
         io = agree(own, world, known)
     if graph_of(path):
         policy: Any = OnnxPolicy(str(path), io, device=str(cfg.device))
+    elif bundle_of(path):
+        policy = LeappPolicy(str(path), io, device=str(cfg.device), trust=cfg.get("trust") is True)
     else:
         made = OmegaConf.merge(run_config, {"device": cfg.device})
         policy = learner_factory(made)(io.acting).policy  # type: ignore[arg-type]
