@@ -1,4 +1,4 @@
-"""LEAPP bundles of others on a robot: a real one (tests/leapp/walker) against torch, and ones that are refused."""
+"""LEAPP bundles of others on a robot: a real one (tests/real/leapp_walker) against torch, and ones that are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from robot_rl.real.graph import GraphArgs, GraphError, graph
 from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fitted
 from robot_rl.types import Loaded
 from robot_rl.verbs.robot_policy import load_robot_policy
-from tests.leapp import bundles
+from tests.real import leapp_bundles as bundles
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("safetensors")
@@ -77,7 +77,7 @@ def test_a_bundle_of_the_real_package_gives_the_targets_that_torch_gives() -> No
 
 @pytest.mark.parametrize("export_with", ["onnx", "jit"])
 def test_a_bundle_that_is_written_now_gives_them_too(tmp_path: Path, export_with: str) -> None:
-    pytest.importorskip("leapp", reason="the package leapp is not installed; tests/leapp/walker is what it wrote")
+    pytest.importorskip("leapp", reason="the package leapp is not installed; tests/real/leapp_walker is what it wrote")
     file = bundles.write_walker(tmp_path, export_with)
     assert drive(load(file, trust=export_with == "jit")) == pytest.approx(bundles.targets(), abs=1e-5)
 

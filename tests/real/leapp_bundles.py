@@ -1,4 +1,4 @@
-"""Bundles that the package leapp itself writes: `python tests/leapp/bundles.py` makes tests/leapp/walker anew.
+"""Bundles that the package leapp itself writes: `python tests/real/leapp_bundles.py` makes the folder leapp_walker anew.
 
 The walker has two parts, a memory of a GRU and its last action fed back from the second part to the first, joints in
 another order than the robot's, a quaternion w first, and gains as static outputs: what Isaac Lab's exports have.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-WALKER = Path(__file__).parent / "walker"
+WALKER = Path(__file__).parent / "leapp_walker"
 JOINTS = ["knee", "hip"]
 HZ, STEPS = 50.0, 12
 INPUTS = {
