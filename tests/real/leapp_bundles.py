@@ -1,4 +1,4 @@
-"""Bundles that the package leapp itself writes: `python tests/real/leapp_bundles.py` makes the folder leapp_walker anew.
+"""Bundles that the package leapp itself writes: `python tests/real/leapp_bundles.py` makes leapp_walker anew.
 
 The walker has two parts, a memory of a GRU and its last action fed back from the second part to the first, joints in
 another order than the robot's, a quaternion w first, and gains as static outputs: what Isaac Lab's exports have.
