@@ -51,7 +51,7 @@ class GraphArgs:
         world: world of the simulated robot, e.g. reach.
         world_options: arguments of the world, JSON.
         model: MuJoCo model of the robot: simulation without a world, workspace and twists.
-        policy_path: run or checkpoint folder, LEAPP bundle, or a policy of others with its card io.yaml; empty = none.
+        policy_path: run or checkpoint folder, LEAPP bundle, or a policy of others with its card; empty = none.
         policy_root: folder that policies must lie in.
         trust: run a method of somebody's own that the run folder names, or TorchScript: they are programs.
         action: normalised: -1 and +1 of the log that the policy comes from are the robot's own bounds.
@@ -305,11 +305,14 @@ def environment(base: Mapping[str, str] | None = None, *, sim: bool) -> dict[str
 
 def has_card(path: Path) -> bool:
     """Whether a policy of others lies here, a folder or a file, with what says what it means: a card, or its bundle."""
-    return path.exists() and (_card_of(path).is_file() or bundle_of(path) is not None)
+    zipped = path.suffix == ".zip" and (path.parent / "io.json").is_file()
+    return path.exists() and (_card_of(path).is_file() or bundle_of(path) is not None or zipped)
 
 
 def is_program(path: Path) -> bool:
     """Whether card or bundle says that the policy is one; what they say else their readers judge."""
+    if path.suffix == ".zip":  # of stable-baselines3: tensors are read of it, and nothing else
+        return False
     if _card_of(path).is_file():
         return _parameters(str(_card_of(path)), FILE).get("format") != "onnx"
     file = bundle_of(path)
@@ -350,6 +353,11 @@ def _check(args: GraphArgs) -> None:
             raise GraphError(f"{name} is {path}, which is no file")
     if args.params_file:
         _parameters(args.params_file)
+    if args.policy_path.endswith(".zip") and not has_card(Path(args.policy_path).expanduser()):
+        raise GraphError(
+            f"policy_path {args.policy_path} is a zip of stable-baselines3, which does not say what its numbers mean: "
+            "it needs the io.json of its interface beside it; robot-rl export policy=sb3 writes one, with a graph"
+        )
     for name, path in (("policy_path", args.policy_path), ("policy_root", args.policy_root)):
         if path and not Path(path).expanduser().is_dir() and not (name == "policy_path" and has_card(Path(path))):
             raise GraphError(f"{name} is {path}, which is no folder")
