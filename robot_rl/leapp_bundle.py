@@ -23,7 +23,7 @@ from robot_rl import extras
 from robot_rl.onnx_policy import first_line, read_file
 from robot_rl.tables import TableError, read_table
 
-Port = tuple[str, str]
+End = tuple[str, str]
 """Part and name of one of its inputs or outputs."""
 DESCRIPTION = "policy.yaml"
 """Of an export of ours; the description of a bundle of others has the name of its pipeline."""
@@ -96,7 +96,7 @@ class _Description(BaseModel):
 
 
 @dataclass(frozen=True)
-class Part:
+class BundlePart:
     """One step of the pipeline.
 
     Attributes:
@@ -146,11 +146,11 @@ class Bundle:
     """
 
     file: Path
-    parts: tuple[Part, ...]
-    wires: Mapping[Port, tuple[Port, ...]]
-    memory: Mapping[Port, np.ndarray]
-    inputs: Mapping[str, tuple[Port, Tensor]]
-    outputs: Mapping[str, tuple[Port, Tensor]]
+    parts: tuple[BundlePart, ...]
+    wires: Mapping[End, tuple[End, ...]]
+    memory: Mapping[End, np.ndarray]
+    inputs: Mapping[str, tuple[End, Tensor]]
+    outputs: Mapping[str, tuple[End, Tensor]]
     hz: float | None
     files: tuple[Path, ...]
 
@@ -232,8 +232,8 @@ class _Reader:
             (self._file, *(part.file for part in parts), *start),
         )
 
-    def _wires(self, flow: Mapping[str, tuple[str, ...]]) -> dict[Port, tuple[Port, ...]]:
-        found: dict[Port, tuple[Port, ...]] = {}
+    def _wires(self, flow: Mapping[str, tuple[str, ...]]) -> dict[End, tuple[End, ...]]:
+        found: dict[End, tuple[End, ...]] = {}
         for source, targets in flow.items():
             ends = [(a, b) for a, _, b in (text.partition("/") for text in (source, *targets))]
             if ends[0] not in self._from or any(end not in self._into for end in ends[1:]):
@@ -248,7 +248,7 @@ class _Reader:
             found[ends[0]] = tuple(ends[1:])
         return found
 
-    def _part(self, name: str, model: _Model) -> Part:
+    def _part(self, name: str, model: _Model) -> BundlePart:
         told = model.parameters
         if told.backend not in (ONNX, TORCHSCRIPT):
             self._refuse(
@@ -258,14 +258,16 @@ class _Reader:
         for tensor in (*model.inputs, *model.outputs):
             if tensor.dtype not in DTYPES:
                 self._refuse(f"{name}/{tensor.name} is {tensor.dtype}, expected one of {', '.join(DTYPES)}")
-        return Part(name, told.backend, self._beside(told.model_path), told.sha256sum, model.inputs, model.outputs)
+        return BundlePart(
+            name, told.backend, self._beside(told.model_path), told.sha256sum, model.inputs, model.outputs
+        )
 
     def _beside(self, name: str) -> Path:
         if Path(name).name != name:  # a description is a stranger's: it opens nothing elsewhere
             self._refuse(f"it names the file {name}; expected the name of a file beside it")
         return self._file.parent / name
 
-    def _memory(self, ports: list[Port]) -> dict[Port, np.ndarray]:
+    def _memory(self, ports: list[End]) -> dict[End, np.ndarray]:
         """What inputs begin with that are fed back: as the file of initial values says, or zeros."""
         found = {port: np.zeros(self._into[port].shape, self._into[port].dtype) for port in ports}
         name = self._table.pipeline.initial_values
@@ -310,7 +312,7 @@ def _describes(file: Path) -> bool:
         return False
 
 
-def _named(ports: list[Port], tensors: Mapping[Port, Tensor]) -> dict[str, tuple[Port, Tensor]]:
+def _named(ports: list[End], tensors: Mapping[End, Tensor]) -> dict[str, tuple[End, Tensor]]:
     """By the names of the tensors; with their parts' where two have one name."""
     names = [name for _, name in ports]
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl.leapp_bundle import TORCHSCRIPT, Bundle, Part, Port, Tensor, bundle_of, read_bundle
+from robot_rl.leapp_bundle import TORCHSCRIPT, Bundle, BundlePart, End, Tensor, bundle_of, read_bundle
 from robot_rl.onnx_policy import RowMemory, first_line, open_graph, read_io
 from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 from robot_rl.types.options import Count, Positive
@@ -17,7 +17,7 @@ Step = Callable[[list[np.ndarray]], list[np.ndarray]]
 """A part: its inputs in order -> its outputs in order."""
 
 
-class Pipeline:
+class PartRunner:
     """Runs the parts of a bundle in order, one row at a time.
 
     Args:
@@ -55,7 +55,7 @@ class Pipeline:
         for begin in self._begin:
             begin()
 
-    def step(self, given: Mapping[Port, np.ndarray], memory: dict[Port, np.ndarray]) -> dict[Port, np.ndarray]:
+    def step(self, given: Mapping[End, np.ndarray], memory: dict[End, np.ndarray]) -> dict[End, np.ndarray]:
         """Every output of every part, and in `memory`, in place, what the next step gets.
 
         Args:
@@ -71,7 +71,7 @@ class Pipeline:
         memory.update({port: values[port] for port in memory})
         return found
 
-    def _program(self, part: Part, device: str) -> Step:
+    def _program(self, part: BundlePart, device: str) -> Step:
         import torch
 
         try:
@@ -137,7 +137,7 @@ class LeappPolicy:
         self.bundle, self._largest = read_bundle(file), largest
         self._inputs = _match(self.bundle, self.io)
         self._outputs = [self.bundle.outputs[name][0] for name in outputs] or [_action(self.bundle)]
-        self._pipeline = Pipeline(self.bundle, device=device, threads=threads, trust=trust)
+        self._pipeline = PartRunner(self.bundle, device=device, threads=threads, trust=trust)
         self._memory = RowMemory(self.bundle.memory)
         self.first = self._try()
 
@@ -174,14 +174,14 @@ class LeappPolicy:
             return Action(value)
         return Action(first.new_tensor(value, dtype=None).to(first.device).float())
 
-    def _step(self, row: Mapping[str, np.ndarray], memory: dict[Port, np.ndarray]) -> dict[Port, np.ndarray]:
+    def _step(self, row: Mapping[str, np.ndarray], memory: dict[End, np.ndarray]) -> dict[End, np.ndarray]:
         given = {
             port: np.ascontiguousarray(row[key], tensor.dtype).reshape(tensor.shape)
             for key, (port, tensor) in self._inputs.items()
         }
         return self._pipeline.step(given, memory)
 
-    def _joined(self, answers: Mapping[Port, np.ndarray]) -> np.ndarray:
+    def _joined(self, answers: Mapping[End, np.ndarray]) -> np.ndarray:
         return np.concatenate([np.asarray(answers[port], np.float32).ravel() for port in self._outputs])
 
     def _try(self) -> dict[str, np.ndarray]:
@@ -208,7 +208,7 @@ class LeappPolicy:
         return {name: answers[port] for name, (port, _) in self.bundle.outputs.items()}
 
 
-def _graph(part: Part, device: str, threads: int) -> Step:
+def _graph(part: BundlePart, device: str, threads: int) -> Step:
     session = open_graph(part.read(), part.file, device, threads)
     inputs, outputs = [x.name for x in part.inputs], [x.name for x in part.outputs]
     for end, told, has in (("inputs", inputs, session.get_inputs()), ("outputs", outputs, session.get_outputs())):
@@ -220,7 +220,7 @@ def _graph(part: Part, device: str, threads: int) -> Step:
     return lambda values: session.run(outputs, dict(zip(inputs, values)))
 
 
-def _match(bundle: Bundle, io: IOSpec) -> dict[str, tuple[Port, Tensor]]:
+def _match(bundle: Bundle, io: IOSpec) -> dict[str, tuple[End, Tensor]]:
     """Key of an observation -> input."""
     if len(bundle.inputs) == 1 and set(io.obs) == {"state"}:
         found = {"state": next(iter(bundle.inputs.values()))}
@@ -244,7 +244,7 @@ def _match(bundle: Bundle, io: IOSpec) -> dict[str, tuple[Port, Tensor]]:
     return found
 
 
-def _action(bundle: Bundle) -> Port:
+def _action(bundle: Bundle) -> End:
     names = list(bundle.outputs)
     if "action" not in names and len(names) != 1:
         raise ValueError(
