@@ -41,6 +41,9 @@ class LeappPort:
         first: every output for zeros: gains are constant.
         joints: of the robot, in its order.
 
+    Attributes:
+        neutral: input -> (1, …) value that a quaternion has at rest, since none is zero.
+
     Raises:
         ValueError: nobody says what an input or an output is, or they are of another robot.
     """
@@ -50,6 +53,7 @@ class LeappPort:
     def __init__(self, bundle: Bundle, first: Mapping[str, np.ndarray], joints: Sequence[str]) -> None:
         self._file, self._joints, self.io = bundle.file, tuple(joints), interface(bundle)
         self._external: list[str] = []
+        self.neutral: dict[str, np.ndarray] = {}
         self._readings = {name: self._reading(name, tensor) for name, (_, tensor) in bundle.inputs.items()}
         self.external = tuple(dict.fromkeys(self._external))
         tensors = {name: tensor for name, (_, tensor) in bundle.outputs.items()}
@@ -126,6 +130,7 @@ class LeappPort:
                     f"{self._file}: nobody says in which order {name} is a quaternion; expected element_names"
                 )
             places = np.array(["xyzw".index(part) for part in parts])
+            self.neutral[name] = np.array([0.0, 0.0, 0.0, 1.0], np.float32)[places].reshape(1, *tensor.row)
             return lambda position, velocity, task: _finite(task[IMU][:4])[places]
         if tensor.kind == TURNING and tensor.row == (3,):
             self._external.append(IMU)

@@ -228,11 +228,11 @@ def prove(policy: Policy, port: Port, *, passes: int = 50) -> None:
     """
     io = port.io
     rng = np.random.default_rng(0)
+    still = {key: np.zeros((1, *shape), kind) for key, (shape, kind) in io.obs.items()}
+    if isinstance(port, LeappPort):
+        still |= port.neutral
     for k in range(passes + 1):
-        obs = {
-            key: np.zeros((1, *shape), kind) if k == 0 else _random(rng, shape, kind)
-            for key, (shape, kind) in io.obs.items()
-        }
+        obs = still if k == 0 else {key: _random(rng, shape, kind) for key, (shape, kind) in io.obs.items()}
         action = np.asarray(policy.act(obs, deterministic=True).value)
         if action.shape != (1, io.action_dim):
             raise Unfit(f"the policy answers with shape {action.shape}, expected (1, {io.action_dim})")

@@ -100,6 +100,60 @@ def write_walker(folder: Path, export_with: str = "onnx") -> Path:
     return folder / "walker" / "walker.yaml"
 
 
+def write_g1(folder: Path, weights: Path, description: dict[str, Any], joints: list[str]) -> Path:
+    """The G1's policy of unitree_rl_gym with all that its deploy_mujoco.py computes around it, as one ONNX part.
+
+    Args:
+        folder: where folder/g1 is written.
+        weights: its TorchScript file, of which the tensors are read.
+        description: its policy.yaml.
+        joints: in the policy's order.
+    """
+    import leapp
+    from leapp import GraphConfigs, TensorSemantics, annotate
+
+    told = torch.jit.load(str(weights)).state_dict()
+    cell = torch.nn.LSTMCell(47, 64)
+    cell.load_state_dict({name: told[f"memory.{name}_l0"] for name in cell.state_dict()})
+    actor = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ELU(), torch.nn.Linear(32, 12))
+    actor.load_state_dict({key.removeprefix("actor."): x for key, x in told.items() if key.startswith("actor.")})
+    default, command_scale = (torch.tensor([description[key]]) for key in ("default_angles", "cmd_scale"))
+    inputs = {
+        "joint_pos": (torch.zeros(1, 12), "state/joint/position", joints),
+        "joint_vel": (torch.zeros(1, 12), "state/joint/velocity", joints),
+        "quat": (torch.tensor([[0.1, 0.2, 0.3, 0.9]]), "state/body/rotation", ["x", "y", "z", "w"]),
+        "gyro": (torch.ones(1, 3), "state/body/angular_velocity", ["x", "y", "z"]),
+        "command": (torch.ones(1, 3), "command/body/velocity", ["x", "y", "yaw"]),
+    }
+    leapp.start("g1", save_path=str(folder))
+    with torch.no_grad():
+        position, velocity, turn, gyro, command = annotate.input_tensors(
+            "policy",
+            [TensorSemantics(key, x, kind=kind, element_names=names) for key, (x, kind, names) in inputs.items()],
+        )
+        state = {"hidden": torch.zeros(1, 64), "cell": torch.zeros(1, 64), "last": torch.zeros(1, 12)}
+        hidden, memory, last, ticks = annotate.state_tensors("policy", {**state, "ticks": torch.zeros(1, 1)})
+        x, y, z, w = (turn[:, i : i + 1] for i in range(4))
+        gravity = torch.cat([2 * (w * y - x * z), -2 * (y * z + w * x), x * x + y * y - w * w - z * z], -1)
+        gravity = gravity / (x * x + y * y + z * z + w * w)
+        ticks = ticks + 1.0
+        phase = 2.0 * torch.pi * torch.remainder(ticks * 0.02 / 0.8, 1.0)
+        seen = [gyro * 0.25, gravity, command * command_scale, position - default, velocity * 0.05, last]
+        seen = torch.cat([*seen, torch.sin(phase), torch.cos(phase)], -1)
+        hidden, memory = cell(seen, (hidden, memory))
+        action = actor(hidden)
+        annotate.update_state("policy", {"hidden": hidden, "cell": memory, "last": action, "ticks": ticks})
+        target = TensorSemantics("legs", default + 0.25 * action, kind="target/joint/position", element_names=joints)
+        gains = [
+            TensorSemantics(kind, torch.tensor([description[f"{kind}s"]]).float(), kind=kind, element_names=joints)
+            for kind in ("kp", "kd")
+        ]
+        annotate.output_tensors("policy", [target], static_outputs=gains, export_with="onnx")
+    leapp.stop()
+    leapp.compile_graph(visualize=False, graph_configs=GraphConfigs(frequency=50.0))
+    return folder / "g1" / "g1.yaml"
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         made = write_walker(Path(place)).parent

@@ -16,13 +16,16 @@ import pytest
 import torch
 import yaml
 
+from robot_rl import policy_card
 from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import GraphArgs, GraphError, graph
+from robot_rl.real.leapp_port import LeappPort
 from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fitted
 from robot_rl.types import Loaded
 from robot_rl.verbs.robot_policy import load_robot_policy
 from tests.real import leapp_bundles as bundles
+from tests.real.legs_world import G1, LegsWorld, g1_card, needs_g1
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("safetensors")
@@ -207,6 +210,8 @@ def test_a_task_variable_of_another_size_and_an_imu_without_orientation_are_told
     task = {"imu": np.ones(10), "velocity_command": np.zeros(3), "height": np.ones(2)}
     with pytest.raises(ValueError, match=r"height has 2 numbers, expected \[1\]"):
         port.observe(np.zeros(2), np.zeros(2), task)
+    assert isinstance(port, LeappPort)
+    assert port.neutral["base_quat"].tolist() == [[1.0, 0.0, 0.0, 0.0]]  # w first, as the bundle has it
     with pytest.raises(ValueError, match="the IMU tells no orientation"):
         port.observe(np.zeros(2), np.zeros(2), {**task, "imu": np.full(10, np.nan)})
 
@@ -275,3 +280,33 @@ def test_several_descriptions_in_a_folder_are_told_apart(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"several LEAPP bundles, runner\.yaml, walker\.yaml; name one"):
         load(folder)
     assert drive(load(folder / "runner.yaml")) == pytest.approx(bundles.targets(), abs=1e-5)
+
+
+@needs_g1
+@pytest.mark.slow
+def test_the_g1_walks_from_a_bundle_as_it_does_from_its_torchscript(tmp_path: Path) -> None:
+    """Its own policy with everything around it in one bundle: the same targets, and it walks through the supervisor."""
+    pytest.importorskip("leapp", reason="the package leapp is not installed")
+    description = policy_card.read_description(G1 / "policy.yaml")
+    card = g1_card()
+    joints = [joint.name for joint in card.joints]
+    made = load(bundles.write_g1(tmp_path, G1 / "policy.pt", description, joints))
+    world = LegsWorld(tmp_path, card, rate=50.0, late=1)
+    theirs = world.runner
+    policy, port = fitted(made, world.spec, {}, print)
+    runner = PolicyRunner(policy, port, RunnerOptions(rate=50.0, mode=world.spec.mode), identity="g1")
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        position, velocity = 0.2 * rng.standard_normal(12), rng.standard_normal(12)
+        task = {"imu": np.array([*0.1 * rng.standard_normal(3), 1.0, *rng.standard_normal(3), 0, 0, 9.8])}
+        task["velocity_command"] = 0.5 * rng.standard_normal(3)
+        ours, expected = runner.tick(position, velocity, task), theirs.tick(position, velocity, task)
+        assert ours is not None
+        assert expected is not None
+        assert ours.values == pytest.approx(expected.values, abs=1e-4)
+    world.runner = runner
+    world.walk()
+    world.command = np.array([0.5, 0.0, 0.0])
+    world.run(8.0)
+    assert world.state == "ACTIVE"
+    assert world.plant.trunk.position[0] > 2.0
