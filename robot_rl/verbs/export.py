@@ -18,7 +18,7 @@ from robot_rl.onnx_policy import FILE, OnnxPolicy
 from robot_rl.types import IOSpec, Policy
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, foreign, load_policy, saved_config
-from robot_rl.verbs.export_files import write_leapp, write_onnx
+from robot_rl.verbs.export_files import leapp_package, write_leapp, write_onnx
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.verbs.reading import stored_config
 from robot_rl.version import VERSION
@@ -50,8 +50,10 @@ def export(cfg: DictConfig) -> None:
         Refused: the policy remembers what cannot be told apart, or does what a graph cannot; nothing is written then.
     """
     kind = str(cfg.get("format") or "onnx")
-    for module in ("onnx", "onnxscript", "onnxruntime", *(("leapp",) if kind == "leapp" else ())):
+    for module in ("onnx", "onnxscript", "onnxruntime"):
         extras.require(module)
+    if kind == "leapp":
+        leapp_package()
     out, file = Path(cfg.out), FILES[kind]
     if out.exists() and not (out / file).exists():
         raise Refused(f"{out} is there and holds no {file}; give a new folder, or that of an earlier export")

@@ -89,7 +89,7 @@ def write_leapp(policy: Policy, rows: dict[str, np.ndarray], io: IOSpec, file: P
     Raises:
         Refused: it cannot be traced.
     """
-    leapp: Any = extras.require("leapp")
+    leapp = leapp_package()
     graph, folder = Graph(policy, list(rows)).eval(), file.parent / "bundle"
     obs = {key: torch.as_tensor(x[:1]) for key, x in rows.items()}
     folder.mkdir()
@@ -113,6 +113,15 @@ def write_leapp(policy: Policy, rows: dict[str, np.ndarray], io: IOSpec, file: P
         if path.name != "log.txt":
             shutil.move(path, file.parent / path.name)
     shutil.rmtree(folder)
+
+
+def leapp_package() -> Any:
+    """The package leapp, which is in no lock of ours.
+
+    Raises:
+        ImportError: it is absent; the message holds the command that installs it.
+    """
+    return extras.require_foreign("leapp", f"Install it with: {extras.remedy('leapp')}")
 
 
 def _named(leapp: Any, key: str, value: Tensor, io: IOSpec) -> Any:
