@@ -10,6 +10,7 @@ Source: https://github.com/nvidia-isaac/leapp, docs/source/generated_configs.rst
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ DESCRIPTION = "policy.yaml"
 ONNX, TORCHSCRIPT = "onnx", "jit"
 DTYPES = ("float32", "float64", "int64", "int32", "uint8", "bool")
 """Of the tensors that are passed on."""
+_MOST = 1 << 26  # numbers of a tensor that is passed on
 _TIME = "__temporal_axis__"
 _HEADS = re.compile(r"^(models|pipeline):\s*$", re.MULTILINE)
 
@@ -256,6 +258,8 @@ class _Reader:
                 f'again with export_with="{ONNX}"'
             )
         for tensor in (*model.inputs, *model.outputs):
+            if math.prod(tensor.shape) > _MOST:
+                self._refuse(f"{name}/{tensor.name} has the shape {list(tensor.shape)}: more numbers than {_MOST:,}")
             if tensor.dtype not in DTYPES:
                 self._refuse(f"{name}/{tensor.name} is {tensor.dtype}, expected one of {', '.join(DTYPES)}")
         return BundlePart(

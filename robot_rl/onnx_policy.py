@@ -257,10 +257,18 @@ def _memory(session: Any) -> tuple[RowMemory, dict[str, str]]:
     start, links = {}, {}
     for item in session.get_inputs():
         after = outputs.get(item.name.removesuffix(IN) + OUT)
-        if item.name.endswith(IN) and after is not None and item.type == after.type and item.type in KINDS:
+        if item.name.endswith(IN) and after is not None and _alike(item, after) and item.type in KINDS:
             sizes = [size if isinstance(size, int) else 1 for size in item.shape]  # a named size is that of the batch
             start[item.name], links[item.name] = np.zeros(sizes, KINDS[item.type]), after.name
     return RowMemory(start), links
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two ends have one type and, where they have numbers, one shape."""
+    sizes = len(a.shape) == len(b.shape) and all(
+        x == y for x, y in zip(a.shape, b.shape) if {type(x), type(y)} == {int}
+    )
+    return sizes and a.type == b.type
 
 
 def _match(session: Any, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -284,7 +292,7 @@ def _match(session: Any, io: IOSpec, file: Path, memory: Mapping[str, str]) -> d
         raise ValueError(
             f"{file} does not fit: {'; '.join(wrong) or 'it has no inputs'}. Observations here: "
             f"{', '.join(f'{key} {list(shape)}' for key, (shape, _) in io.obs.items())}. A memory is an input "
-            f"<name>{IN} with an output <name>{OUT} of the same type"
+            f"<name>{IN} with an output <name>{OUT} of the same type and shape"
         )
     return found
 

@@ -179,6 +179,11 @@ def models(name: str, key: str, value: object) -> Callable[[dict[str, Any]], obj
         ),
         (lambda t: t["models"]["decide"]["outputs"][0].pop("element_names"), "legs has no names of its joints"),
         (lambda t: t["pipeline"].pop("configs"), "does not say how often it decides"),
+        (lambda t: t["models"]["decide"]["inputs"][1].update(shape=[1 << 40]), "more numbers than|is wired to"),
+        (
+            lambda t: t["models"]["see"]["inputs"][0].update(shape=[1 << 40]),
+            r"see/joint_pos has the shape .* more numbers",
+        ),
         (lambda t: t["models"]["see"]["inputs"][0].update(dtype="uint8"), "does not run on zeros|wired|uint8"),
     ],
 )
