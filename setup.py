@@ -19,7 +19,8 @@ EXTRAS = {
     "fast": ["numba"],
     "logs": ["pyarrow", "rosbags>=0.10"],
     "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],
-    "onnx": ["onnxruntime", "onnx", "onnxscript"],
+    "onnx": ["onnxruntime", "onnx", "onnxscript", "safetensors"],
+    "leapp": ["leapp>=0.7.2"],
     "track": ["wandb"],
     "tune": ["optuna>=4"],
     "language": ["transformers>=5"],
@@ -32,7 +33,8 @@ EXTRAS = {
         "ros-std-srvs",
     ],
 }
-APART = ("ros", "gpu", "cluster")  # large, and wanted on purpose
+# large, and wanted on purpose; what leapp draws its pictures with has wheels for glibc 2.34 and newer alone
+APART = ("ros", "gpu", "cluster", "leapp")
 EXTRAS["all"] = sorted({package for name, packages in EXTRAS.items() if name not in APART for package in packages})
 # without it colcon test runs nothing
 EXTRAS["test"] = ["pytest", "pytest-timeout", "hypothesis", "selenium", "websockets"]

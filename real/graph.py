@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from robot_rl import card
+from robot_rl.leapp_bundle import bundle_of, read_bundle
 from robot_rl.real.core.spec import RobotSpec, of_card
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
@@ -50,7 +51,7 @@ class GraphArgs:
         world: world of the simulated robot, e.g. reach.
         world_options: arguments of the world, JSON.
         model: MuJoCo model of the robot: simulation without a world, workspace and twists.
-        policy_path: run or checkpoint folder, or a policy of others with its card io.yaml; empty = no policy.
+        policy_path: run or checkpoint folder, LEAPP bundle, or a policy of others with its card; empty = none.
         policy_root: folder that policies must lie in.
         trust: run a method of somebody's own that the run folder names, or TorchScript: they are programs.
         action: normalised: -1 and +1 of the log that the policy comes from are the robot's own bounds.
@@ -303,13 +304,23 @@ def environment(base: Mapping[str, str] | None = None, *, sim: bool) -> dict[str
 
 
 def has_card(path: Path) -> bool:
-    """Whether a policy of others lies here, a folder or a file of weights, with the card that tells what it means."""
-    return path.exists() and ((path if path.is_dir() else path.parent) / FILE).is_file()
+    """Whether a policy of others lies here, a folder or a file, with what says what it means: a card, or its bundle."""
+    zipped = path.suffix == ".zip" and (path.parent / "io.json").is_file()
+    return path.exists() and (_card_of(path).is_file() or bundle_of(path) is not None or zipped)
 
 
 def is_program(path: Path) -> bool:
-    """Whether the card says that the policy is one; what the card says else its reader judges."""
-    return _parameters(str((path if path.is_dir() else path.parent) / FILE), FILE).get("format") != "onnx"
+    """Whether card or bundle says that the policy is one; what they say else their readers judge."""
+    if path.suffix == ".zip":  # of stable-baselines3: tensors are read of it, and nothing else
+        return False
+    if _card_of(path).is_file():
+        return _parameters(str(_card_of(path)), FILE).get("format") != "onnx"
+    file = bundle_of(path)
+    return file is not None and bool(read_bundle(file).programs)
+
+
+def _card_of(path: Path) -> Path:
+    return (path if path.is_dir() else path.parent) / FILE
 
 
 def holds_checkpoint(folder: Path) -> bool:
@@ -342,6 +353,11 @@ def _check(args: GraphArgs) -> None:
             raise GraphError(f"{name} is {path}, which is no file")
     if args.params_file:
         _parameters(args.params_file)
+    if args.policy_path.endswith(".zip") and not has_card(Path(args.policy_path).expanduser()):
+        raise GraphError(
+            f"policy_path {args.policy_path} is a zip of stable-baselines3, which does not say what its numbers mean: "
+            "it needs the io.json of its interface beside it; robot-rl export policy=sb3 writes one, with a graph"
+        )
     for name, path in (("policy_path", args.policy_path), ("policy_root", args.policy_root)):
         if path and not Path(path).expanduser().is_dir() and not (name == "policy_path" and has_card(Path(path))):
             raise GraphError(f"{name} is {path}, which is no folder")

@@ -25,6 +25,7 @@ from robot_rl.words import Refused, expected, near, option_error
 
 PLACES: dict[str, dict[str, str]] = {
     "policy": {
+        "leapp": "robot_rl.leapp_policy:LeappPolicy",
         "onnx": "robot_rl.onnx_policy:OnnxPolicy",
         "sb3": "robot_rl.policies.online.sb3_zip:Sb3Policy",
         "vla/folder": "robot_rl.policies.vla.player:from_folder",
@@ -114,6 +115,7 @@ TOOLS = {
     "record_views": "robot_rl.real.ros.calibration_recorder:record",
     "reference_clip": "robot_rl.policies.nets.reference:RefClip",
     "scripted_answers": "robot_rl.policies.nets.preferences:Scripted",
+    "leapp_port": "robot_rl.real.leapp_port",
     "legged_port": "robot_rl.real.legged_port:LeggedPort",
     "new_legs_card": "robot_rl.sim.legs_card:new_legs_card",
     "new_card": "robot_rl.sim.robot_card:new_card",
@@ -198,8 +200,7 @@ def names(kind: str) -> list[str]:
     """Every name of a kind, sorted; files of a room are not imported for it."""
     found = set(PLACES[kind])
     if kind in ROOMS:
-        found |= _points(kind).names
-        found |= _named_files(kind)
+        found |= _points(kind).names | _named_files(kind)
     return sorted(found)
 
 
@@ -264,8 +265,7 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
     if kind == "engine" and ":" in str(values.get("id") or ""):
         extras.allowed(str(values["id"]), "id=")
     if not _takes_options(maker):
-        options = read(kind, maker, {**values, **made}, where, name)
-        return partial(_call, maker, (), dict(options))
+        return partial(_call, maker, (), dict(read(kind, maker, {**values, **made}, where, name)))
     parameters = inspect.signature(maker).parameters
     beside = {key: made.pop(key) for key in NESTED if key in made and key in parameters}
     options = read(kind, maker, {**values, **made}, where, name)

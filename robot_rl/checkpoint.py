@@ -28,6 +28,8 @@ from robot_rl.types import IOSpec
 from robot_rl.version import VERSION
 
 _TEMPORARY = ".partial-"
+EXPORTS = ("policy.onnx", "policy.yaml")
+"""What exported folders hold instead of weights."""
 
 
 class CheckpointError(RuntimeError):
@@ -215,7 +217,7 @@ def find(path: Path) -> Path:
         CheckpointError: there is none.
     """
     path = Path(path)
-    if (path / "meta.json").exists() and (any(path.glob("*.pt")) or (path / "policy.onnx").exists()):
+    if (path / "meta.json").exists() and any(any(path.glob(one)) for one in ("*.pt", *EXPORTS)):
         return path
     for root in (path / "checkpoints", path):
         found = complete(root) if root.is_dir() else []

@@ -61,6 +61,7 @@ PACKAGES = {
     "onnxruntime": Package("onnxruntime", "onnx", "policies as ONNX graphs"),
     "onnx": Package("onnx", "onnx", "robot-rl export"),
     "onnxscript": Package("onnxscript", "onnx", "robot-rl export"),
+    "leapp": Package("leapp", "leapp", "robot-rl export format=leapp"),
     "wandb": Package("wandb", "track", "track=wandb"),
     "transformers": Package("transformers", "language", "the language agent"),
     "mujoco_warp": Package("mujoco-warp", "gpu", "engine=warp: our worlds on a GPU"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ FILE = "policy.onnx"
 FILES = (FILE, "policy.pt", "io.json", "config.yaml", "meta.json")
 """Of a checkpoint or an exported folder, where they are there: what makes its policy what it is."""
 KINDS = {"tensor(float)": "float32", "tensor(uint8)": "uint8"}
+IN, OUT = "_in", "_out"
+"""Ends of the names of an input and an output that are one memory: rsl_rl's convention (h_in, h_out)."""
 _LARGEST = 2**31  # bytes: what one file of the format can hold
 
 
@@ -30,11 +31,41 @@ def graph_of(path: Path) -> Path | None:
     return path / FILE if (path / FILE).is_file() else None
 
 
-class OnnxPolicy:
-    """A feed-forward ONNX graph as a policy: every input is an observation, the output the best action.
+class RowMemory:
+    """What each row of a batch remembers; another number of rows begins anew for all.
 
-    Inputs carry the names of observations ("state", "image.<camera>"); the only input of a policy that sees "state"
-    alone may have any name. The output is "action" or the only one: (B, A), normalised to [-1, 1]. It draws no noise.
+    Args:
+        start: name -> value at the begin of an episode.
+    """
+
+    def __init__(self, start: Mapping[Any, np.ndarray]) -> None:
+        self._start = dict(start)
+        self._rows: list[dict[Any, np.ndarray]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._start)
+
+    def forget(self, rows: Array | None) -> None:
+        """Begin anew in these rows ((N,) bool mask); None: in all."""
+        if rows is None:
+            self._rows = []
+        elif len(rows) == len(self._rows):
+            self._rows = [dict(self._start) if gone else row for gone, row in zip(np.asarray(rows), self._rows)]
+
+    def of(self, count: int) -> list[dict[Any, np.ndarray]]:
+        """The memories of `count` rows, to be changed in place."""
+        if len(self._rows) != count:
+            self._rows = [dict(self._start) for _ in range(count)]
+        return self._rows
+
+
+class OnnxPolicy:
+    """An ONNX graph as a policy: every input is an observation or a memory, the output the best action.
+
+    Inputs carry the names of observations ("state", "image.<camera>"); the only one of a policy that sees "state" alone
+    may have any name. The output is "action" or the only one: (B, A), normalised to [-1, 1]. It draws no noise. An
+    input `<name>_in` and an output `<name>_out` of the same shape are a memory, which begins as zeros: what the output
+    gives in one step the input gets in the next. Rows of a policy with a memory are computed one by one.
     The graph is data: custom operators and files beside it (external data) are not loaded.
 
     Args:
@@ -57,23 +88,25 @@ class OnnxPolicy:
             raise ValueError(f"{path} is no ONNX policy; expected an .onnx file or a folder with {FILE}")
         self.io = read_io(file.parent) if io is None else io
         self._largest = largest
-        self._session = _open(file, device, threads)
-        self._inputs = _match(self._session, self.io, file)
-        outputs = [output.name for output in self._session.get_outputs()]
+        self._session = open_graph(read_file(file), file, device, threads)
+        self._memory, self._links = _memory(self._session)
+        self._inputs = _match(self._session, self.io, file, self._links)
+        outputs = [item.name for item in self._session.get_outputs() if item.name not in self._links.values()]
         if "action" not in outputs and len(outputs) != 1:
             raise ValueError(f"{file} has the outputs {', '.join(outputs)}; expected one called action, or only one")
         self._output = "action" if "action" in outputs else outputs[0]
         sizes = [item.shape[0] if item.shape else None for item in self._session.get_inputs()]
-        self._single = 1 in sizes  # written for one row at a time
+        self._single = 1 in sizes or bool(self._links)  # written for one row at a time, or rows that remember
         self._try(file)
 
     @property
     def parts(self) -> PolicyParts:
-        """None: it only acts."""
-        return PolicyParts()
+        """Whether it remembers."""
+        return PolicyParts(remembers=bool(self._links))
 
     def reset(self, rows: Array | None = None) -> None:
-        """Nothing to forget."""
+        """Forget what these rows saw; None: all."""
+        self._memory.forget(rows)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The best actions (B, A) in [-1, 1] of observations (B, ...); NumPy in, NumPy out, torch in, torch out."""
@@ -87,12 +120,18 @@ class OnnxPolicy:
     def _run(self, obs: dict[str, np.ndarray]) -> np.ndarray:
         feed = {name: np.asarray(obs[key], kind) for key, (name, kind) in self._inputs.items()}
         count = len(next(iter(feed.values())))
-        if not self._single or count == 1:
+        if not self._single:
             value = self._session.run([self._output], feed)[0]
         else:
+            memories = self._memory.of(count) if self._links else [{}] * count
             rows = [{name: x[i : i + 1] for name, x in feed.items()} for i in range(count)]
-            value = np.concatenate([self._session.run([self._output], row)[0] for row in rows])
+            value = np.concatenate([self._one(row, memory) for row, memory in zip(rows, memories)])
         return np.clip(np.asarray(value, np.float32) / self._largest, -1.0, 1.0)
+
+    def _one(self, row: dict[str, np.ndarray], memory: dict[str, np.ndarray]) -> np.ndarray:
+        value, *after = self._session.run([self._output, *self._links.values()], {**row, **memory})
+        memory.update(zip(self._links, after))
+        return value
 
     def _try(self, file: Path) -> None:
         """Two rows through the graph, one where it was written for one."""
@@ -100,8 +139,9 @@ class OnnxPolicy:
         zeros = {key: np.zeros((rows, *self.io.obs[key][0]), kind) for key, (_, kind) in self._inputs.items()}
         try:
             answer = self._run(zeros)
+            self._memory.forget(None)
         except Exception as error:  # its runtime raises classes of its own
-            raise ValueError(f"{file} does not run on zeros of its own sizes: {_first_line(error)}") from error
+            raise ValueError(f"{file} does not run on zeros of its own sizes: {first_line(error)}") from error
         if answer.shape != (rows, self.io.action_dim):
             raise ValueError(
                 f"{file} answers {rows} observations with shape {answer.shape}, expected {(rows, self.io.action_dim)}: "
@@ -138,8 +178,21 @@ def load_for_robot(path: str, *, device: str, threads: int, make_port: Callable[
     Raises:
         ValueError: no graph, or one that does not fit its io.json.
     """
-    policy = OnnxPolicy(path, device=device, threads=threads)
-    folder = Path(path).expanduser() if Path(path).expanduser().is_dir() else Path(path).expanduser().parent
+    return exported(OnnxPolicy(path, device=device, threads=threads), Path(path).expanduser(), FILES, make_port)
+
+
+def exported(
+    policy: Any, path: Path, files: tuple[str, ...], make_port: Callable[[Any, tuple[str, ...]], Any]
+) -> Loaded:
+    """A policy that was read from an exported folder, or from a file of others with its io.json, for the policy node.
+
+    Args:
+        policy: in [-1, 1] of its own interface.
+        path: folder or file.
+        files: names of those in the folder that make the policy what it is.
+        make_port: (options of a world, names of the joints) -> port of that world.
+    """
+    folder = path if path.is_dir() else path.parent
     facts = json.loads((folder / "meta.json").read_text()) if (folder / "meta.json").is_file() else {}
     world = None
     if (folder / "config.yaml").is_file():
@@ -151,15 +204,38 @@ def load_for_robot(path: str, *, device: str, threads: int, make_port: Callable[
         None if world is None else lambda joints: make_port(world, joints),
         str(facts.get("identity") or folder.resolve().name).replace("/", "_"),
         facts.get("action"),
-        tuple(str(folder / name) for name in FILES if (folder / name).is_file()),
+        tuple(str(folder / name) for name in files if (folder / name).is_file()),
     )
 
 
-def _open(file: Path, device: str, threads: int) -> Any:
+def read_file(file: Path) -> bytes:
+    """A graph or another part of a policy; from memory on it cannot change any more.
+
+    Raises:
+        ValueError: it cannot be read, or is larger than an ONNX file can be.
+    """
+    try:
+        if (size := file.stat().st_size) > _LARGEST:
+            raise ValueError(f"{file} has {size:,} bytes; an ONNX file holds at most 2 GiB")
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def open_graph(data: bytes, file: Path, device: str, threads: int) -> Any:
+    """A session of ONNX Runtime; of the graph nothing but the graph is loaded.
+
+    Args:
+        data: the graph.
+        file: where it is from, for messages.
+        device: "cpu", or "cuda" where ONNX Runtime has it.
+        threads: that it uses.
+
+    Raises:
+        ValueError: no graph, damaged, in need of operators or files of its own, or no such device.
+        ImportError: ONNX Runtime is absent.
+    """
     runtime = extras.require("onnxruntime")
-    size = os.path.getsize(file)
-    if size > _LARGEST:
-        raise ValueError(f"{file} has {size:,} bytes; an ONNX file holds at most 2 GiB")
     provider = "CUDAExecutionProvider" if device.startswith("cuda") else "CPUExecutionProvider"
     if provider not in runtime.get_available_providers():
         raise ValueError(f"device is {device}, and this ONNX Runtime has no {provider}; use device=cpu")
@@ -170,14 +246,34 @@ def _open(file: Path, device: str, threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the robot needs its processors
     try:
         # from memory: a graph that keeps its weights in other files names paths of its own
-        return runtime.InferenceSession(file.read_bytes(), options, providers=[provider])
+        return runtime.InferenceSession(data, options, providers=[provider])
     except Exception as error:  # its runtime raises classes of its own
-        raise ValueError(f"{file} cannot be read as an ONNX graph: {_first_line(error)}") from error
+        raise ValueError(f"{file} cannot be read as an ONNX graph: {first_line(error)}") from error
 
 
-def _match(session: Any, io: IOSpec, file: Path) -> dict[str, tuple[str, str]]:
+def _memory(session: Any) -> tuple[RowMemory, dict[str, str]]:
+    """What a graph remembers: its begin, and input -> output."""
+    outputs = {item.name: item for item in session.get_outputs()}
+    start, links = {}, {}
+    for item in session.get_inputs():
+        after = outputs.get(item.name.removesuffix(IN) + OUT)
+        if item.name.endswith(IN) and after is not None and _alike(item, after) and item.type in KINDS:
+            sizes = [size if isinstance(size, int) else 1 for size in item.shape]  # a named size is that of the batch
+            start[item.name], links[item.name] = np.zeros(sizes, KINDS[item.type]), after.name
+    return RowMemory(start), links
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two ends have one type and, where they have numbers, one shape."""
+    sizes = len(a.shape) == len(b.shape) and all(
+        x == y for x, y in zip(a.shape, b.shape) if {type(x), type(y)} == {int}
+    )
+    return sizes and a.type == b.type
+
+
+def _match(session: Any, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Key of an observation -> (name of the input, its type)."""
-    inputs = {item.name: item for item in session.get_inputs()}
+    inputs = {item.name: item for item in session.get_inputs() if item.name not in memory}
     if len(inputs) == 1 and set(io.obs) == {"state"}:
         names = {"state": next(iter(inputs))}
     else:
@@ -195,11 +291,12 @@ def _match(session: Any, io: IOSpec, file: Path) -> dict[str, tuple[str, str]]:
     if wrong or not found:
         raise ValueError(
             f"{file} does not fit: {'; '.join(wrong) or 'it has no inputs'}. Observations here: "
-            f"{', '.join(f'{key} {list(shape)}' for key, (shape, _) in io.obs.items())}. A graph with a memory "
-            "(recurrent, with states as inputs) is not supported"
+            f"{', '.join(f'{key} {list(shape)}' for key, (shape, _) in io.obs.items())}. A memory is an input "
+            f"<name>{IN} with an output <name>{OUT} of the same type and shape"
         )
     return found
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of somebody else's library says, as far as one line of it goes."""
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

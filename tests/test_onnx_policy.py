@@ -17,6 +17,7 @@ from robot_rl.words import Refused
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
+JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
 GAIN = np.array([[0.5, 0.0], [0.0, -2.0], [0.25, 0.25]], np.float32)
 
 
@@ -111,8 +112,47 @@ def test_weights_in_other_files_are_not_read(tmp_path):
         OnnxPolicy(str(folder))
 
 
-def exported(run, out):
-    export(OmegaConf.create({"path": str(run), "out": str(out)}))
+def accumulator(folder, *, after="sum_out"):
+    """sum_out = sum_in + obs @ GAIN, and the action is the sum: a memory as rsl_rl names it."""
+    folder.mkdir(exist_ok=True)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["obs", "gain"], ["now"]),
+            helper.make_node("Add", ["now", "sum_in"], [after]),
+            helper.make_node("Identity", [after], ["actions"]),
+        ],
+        "policy",
+        [helper.make_tensor_value_info(name, FLOAT, [1, n]) for name, n in (("obs", 3), ("sum_in", 2))],
+        [helper.make_tensor_value_info(name, FLOAT, [1, 2]) for name in ("actions", after)],
+        [onnx.numpy_helper.from_array(GAIN, "gain")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (folder / "policy.onnx").write_bytes(model.SerializeToString())
+    (folder / "io.json").write_text(json.dumps(io().to_dict()))
+    return folder
+
+
+def test_graph_with_a_memory_remembers_for_every_row(tmp_path):
+    policy = OnnxPolicy(str(accumulator(tmp_path / "a")))
+    assert policy.parts.remembers
+    states = np.array([[0.2, 0.1, 0.4], [0.4, 0.0, 0.0]], np.float32)  # of them GAIN makes (.2, -.1) and (.2, 0)
+    assert policy.act({"state": states}).value == pytest.approx(np.array([[0.2, -0.1], [0.2, 0.0]]), abs=1e-6)
+    assert policy.act({"state": states}).value == pytest.approx(np.array([[0.4, -0.2], [0.4, 0.0]]), abs=1e-6)
+    policy.reset(np.array([True, False]))
+    assert policy.act({"state": states}).value == pytest.approx(np.array([[0.2, -0.1], [0.6, 0.0]]), abs=1e-6)
+    policy.reset()
+    assert policy.act({"state": states[1:]}).value == pytest.approx(np.array([[0.2, 0.0]]), abs=1e-6)
+
+
+def test_memory_without_its_other_end_is_told(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"its input sum_in is no observation here.* A memory is an input <name>_in with"
+    ):
+        OnnxPolicy(str(accumulator(tmp_path / "a", after="total")))
+
+
+def exported(run, out, kind="onnx"):
+    export(OmegaConf.create({"path": str(run), "out": str(out), "format": kind}))
     return out
 
 
@@ -157,7 +197,69 @@ def test_export_of_pictures_and_of_choices(make_run, tmp_path):
         assert json.loads((made / "meta.json").read_text())["largest_difference"] < 1e-5
 
 
-def test_export_of_a_policy_with_a_memory_is_refused_and_writes_nothing(make_run, tmp_path):
+@pytest.mark.slow
+def test_export_of_a_policy_with_a_memory_is_a_graph_with_one(make_run, tmp_path):
+    """The same actions over an episode, from the policy and from the graph, whose memory is in its inputs."""
+    run = make_run("env=reach", "policy=online/recurrent_ppo", "policy.memory=8", "policy.hidden=[16]")
+    out = exported(run, tmp_path / "graph")
+    said = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(out)], capture_output=True, text=True, check=True)
+    from robot_rl import load
+
+    policy, state = load(run), np.linspace(-1, 1, 12, dtype=np.float32)[None]
+    assert json.loads(said.stdout) == pytest.approx(policy.act({"state": state}, deterministic=True).value[0], abs=1e-5)
+    graph = onnx.load(out / "policy.onnx").graph
+    assert [x.name for x in graph.input] == ["state", "memory_in"]
+    assert [x.name for x in graph.output] == ["action", "memory_out"]
+
+
+CASES = (
+    ("env=reach", "policy=online/recurrent_sac"),
+    ("env=reach", "policy=online/ppo_chunk"),
+    ("env=reach", "policy=sequence/srl"),
+    ("env=reach", "policy=sequence/sac_j"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", CASES, ids=lambda overrides: overrides[-1])
+def test_export_of_histories_and_chunks(make_run, tmp_path, overrides):
+    made = exported(make_run(*overrides), tmp_path / "graph")
+    assert json.loads((made / "meta.json").read_text())["largest_difference"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("env=reach", "policy=online/sac", "policy.normalize_obs=true"),
+        ("env=reach", "policy=online/recurrent_ppo", "policy.memory=8", "policy.hidden=[16]"),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in CASES),
+    ],
+    ids=lambda overrides: overrides[1],
+)
+def test_export_as_a_bundle_is_run_by_the_package_leapp_and_by_the_robot(make_run, tmp_path, overrides):
+    leapp = pytest.importorskip("leapp", reason="the package leapp, which writes bundles, is not installed")
+    import torch
+
+    from robot_rl import load
+    from robot_rl.verbs.robot_policy import load_robot_policy
+
+    run = make_run(*overrides)
+    out = exported(run, tmp_path / "bundle", "leapp")
+    theirs = leapp.InferenceManager(str(out / "policy.yaml"))
+    robots = load_robot_policy(str(out), device="cpu", threads=1, trust=False)
+    assert robots.make_port is not None
+    assert robots.make_port(JOINTS).io.action_names == robots.io.action_names
+    policy = load(run)
+    seen = np.random.default_rng(0).standard_normal((12, 1, 12)).astype(np.float32)
+    for state in seen:
+        expected = policy.act({"state": state}, deterministic=True).value
+        answer = theirs.run_policy({"actor/state": torch.as_tensor(state)})["actor/action"]
+        assert answer.numpy() == pytest.approx(expected, abs=1e-5)
+        assert robots.policy.act({"state": state}).value == pytest.approx(expected, abs=1e-5)
+    assert load(out).act({"state": seen[0]}).value.shape == (1, 3)  # again, as of any run
+
+
+def test_export_of_what_a_graph_would_forget_is_refused_and_writes_nothing(make_run, tmp_path):
     run = make_run("env=pick", "policy=human/hil_serl")
     with pytest.raises(Refused, match="HilSerlPolicy decides from more than the present observation"):
         exported(run, tmp_path / "out")

@@ -12,7 +12,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.net import Leaves, Net
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.state import Saved
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, Recurrence, StateDict
 
 
 class HistoryEncoder(Leaves):
@@ -39,13 +39,20 @@ class HistoryEncoder(Leaves):
             view.copy_(torch.rand(view.shape, generator=generator, device=device) * (2 * bound) - bound)
         super().__init__(name, params, lr=lr, free=list(params.shapes))
 
-    def __call__(self, state: Tensor, previous: Tensor) -> Tensor:
-        """(B, L, width) of states (B, L, n) and the actions before them (B, L, A)."""
+    def __call__(self, state: Tensor, previous: Tensor, known: Tensor | None = None) -> Tensor:
+        """(B, L, width) of states (B, L, n) and the actions before them (B, L, A).
+
+        Args:
+            state: of the steps.
+            previous: that led to them.
+            known: (B, L) 1 where there was a step, 0 before the first: z begins behind those. None: all were.
+        """
         weights = [self[name] for name in ("gate_in", "gate_hidden", "in_bias", "hidden_bias")]
         x, out = torch.cat([state, previous], -1), []
         h = x.new_zeros(len(x), self.width)
         for i in range(x.shape[1]):
             h = torch.gru_cell(x[:, i], h, *weights)
+            h = h if known is None else h * known[:, i, None]
             out.append(h)
         return torch.stack(out, 1)
 
@@ -113,8 +120,6 @@ class Memory:
 class HistoryPolicy(Saved):
     """tanh of a network of z over the last `history` observations; forgets at every reset."""
 
-    parts = PolicyParts(remembers=True)
-
     def __init__(
         self,
         io: IOSpec,
@@ -141,11 +146,34 @@ class HistoryPolicy(Saved):
         self._norm, self._noise = norm, noise
         self._device = encoder.params.flat.device
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
-        self.memory = Memory(history, io.obs["state"][0][0], io.action_dim, device=self._device)
+        state, actions = io.obs["state"][0][0], io.action_dim
+        self.memory = Memory(history, state, actions, device=self._device)
+        # what `Memory` holds, but with the newest step always last, so that no row needs an index
+        sizes = {"states": (history, state), "known": (history,), "actions": (history, actions), "last": (actions,)}
+        start = {name: torch.zeros(1, *size, device=self._device) for name, size in sizes.items()}
+        self._recurrence = Recurrence(start, self._step)
+
+    @property
+    def parts(self) -> PolicyParts:
+        """It remembers."""
+        return PolicyParts(remembers=True, recurrence=self._recurrence)
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget what these rows saw; None: all."""
         self.memory.forget(rows)
+
+    def _step(self, obs: Obs, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        state = torch.as_tensor(obs["state"]).to(self._device, torch.float32)
+        state = state if self._norm is None else self._norm(state)
+        known = torch.cat([memory["known"][:, 1:], torch.ones_like(memory["known"][:, :1])], 1)
+        size = known.shape[1]  # not -1: exporters cut wrongly with it
+        states = torch.cat([memory["states"][:, 1:], state[:, None]], 1)
+        actions = torch.cat([memory["actions"][:, 1:], memory["last"][:, None]], 1)
+        # the action before the oldest known state is forgotten with what it came from
+        inner = torch.cat([torch.zeros_like(known[:, :1]), known[:, : size - 1]], 1)
+        z = self._encoder(states, actions * inner[..., None], known)[:, size - 1]
+        action = self.choose(self._actor(z), True)
+        return action, {"states": states, "known": known, "actions": actions, "last": action}
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:

@@ -301,6 +301,11 @@ class _Inner:
         chunk = drawn.value.reshape(len(drawn.value), *self._shape)
         return Plan(chunk, logp, extras={"raw": drawn.extras["raw"]})
 
+    def mean(self, obs: Obs, last: Tensor) -> Tensor:
+        """The chunk (B, H, A) without noise, in torch."""
+        value = torch.as_tensor(self.inner.act(obs, deterministic=True).value)
+        return value.reshape(len(value), *self._shape)
+
     def state_dict(self) -> StateDict:
         """The policy's weights and moments."""
         return self.inner.state_dict()
@@ -324,7 +329,8 @@ class PpoChunkPolicy(ChunkedPolicy):
 
     def __init__(self, io: IOSpec, inner: PpoPolicy, chunk: int) -> None:
         play = Execution(Horizons(chunk, chunk, chunk), io.action_dim)
-        super().__init__(io, _Inner(inner, chunk, io.action_dim), play)
+        planner = _Inner(inner, chunk, io.action_dim)
+        super().__init__(io, planner, play, mean=planner.mean)
         self.inner = inner
 
 

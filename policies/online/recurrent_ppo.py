@@ -21,7 +21,7 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo import ReturnScale, obs_dim
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Recurrence, Rollout
 from robot_rl.types.io import PRIVILEGED
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
@@ -338,15 +338,22 @@ class MemoryPolicy(ModulePolicy):
         self._noise = torch.Generator(device=device).manual_seed(seed)
         super().__init__("net", net.acting, self._noise, norm)
         self._memory = torch.zeros(0, net.parts * net.width, device=device)
+        self._recurrence = Recurrence({"memory": torch.zeros(1, net.width, device=device)}, self._step)
 
     @property
     def parts(self) -> PolicyParts:
         """It remembers, and can go on with what it remembers; without a memory it is a graph."""
-        graph = None if self._net.width else self._graph
-        return PolicyParts(remembers=graph is None, save=self._save, restore=self._restore, graph=graph)
+        graph, recurrence = (None, self._recurrence) if self._net.width else (self._graph, None)
+        return PolicyParts(
+            remembers=graph is None, save=self._save, restore=self._restore, graph=graph, recurrence=recurrence
+        )
 
     def _graph(self, obs: Obs) -> Tensor:
         return self._net.heads[0](self.read(obs)).clamp(-1.0, 1.0)
+
+    def _step(self, obs: Obs, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        out, behind = self._net.memories[0](self.read(obs)[:, None], memory["memory"][None])
+        return self._net.heads[0](out[:, 0]).clamp(-1.0, 1.0), {"memory": behind[0]}
 
     def read(self, obs: Obs, *, critic: bool = False) -> Tensor:
         """(..., S) what the network sees of observations; (..., S + P) with what the critic alone reads behind it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -141,8 +142,8 @@ class GaussianHistoryPolicy(HistoryPolicy):
 
     @property
     def parts(self) -> PolicyParts:
-        """It remembers."""
-        return PolicyParts(remembers=True, executed=self._executed, save=self._save, restore=self._restore)
+        """It remembers, hears what was executed, and can go on with what it remembers."""
+        return replace(super().parts, executed=self._executed, save=self._save, restore=self._restore)
 
     def choose(self, out: Tensor, deterministic: bool) -> Tensor:
         """Actions (B, A) of what the actor puts out (B, 2A)."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from robot_rl.policies.online import sb3_moments
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, action_of
 
 ACTIVATIONS = ("tanh", "relu", "elu")
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
@@ -35,10 +35,12 @@ class _Network:
     log_std: tuple[np.ndarray, np.ndarray] | np.ndarray | None
     squash: bool
     clip_mean: float | None
+    chooses: bool = False
+    """The last layer gives a preference for each choice: logits of PPO, values of DQN."""
 
 
 class Sb3Policy:
-    """A Stable-Baselines3 agent (SAC, TQC, TD3, DDPG, PPO, A2C, TRPO on vector observations) as a policy.
+    """A Stable-Baselines3 agent (SAC, TQC, TD3, DDPG, PPO, A2C, TRPO, DQN on vector observations) as a policy.
 
     The architecture comes from the tensors' names and shapes; the pickles inside the file are never opened. The actor
     runs in NumPy.
@@ -48,7 +50,7 @@ class Sb3Policy:
         io: interface of the environment to act in; its "state" is what the agent sees.
         device: accepted like every policy does; the actor always runs on the CPU.
         activation: hidden activation "tanh", "relu" or "elu"; None reads it from the file's text, else takes SB3's
-            default (relu for SAC, TQC, TD3 and DDPG, tanh for PPO, A2C and TRPO).
+            default (relu for SAC, TQC, TD3, DDPG and DQN, tanh for PPO, A2C and TRPO).
         vecnormalize: observation statistics of a `VecNormalize` wrapper: the `vecnormalize.pkl` that SB3 saves, of
             which nothing is executed (`sb3_moments.py`), or a .npz with `mean`, `var` and optionally `epsilon` and
             `clip_obs`. None: `vecnormalize.pkl` beside the zip or in the folder of its name, where SB3's zoo has it, or
@@ -94,7 +96,8 @@ class Sb3Policy:
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Actions (B, A) in [-1, 1] for "state" (B, S); NumPy in, NumPy out, torch in, torch out.
 
-        Sampled actions of a squashed Gaussian (SAC, TQC) come with their log-density (B,).
+        Sampled actions of a squashed Gaussian (SAC, TQC) come with their log-density (B,), choices with their
+        log-probability; DQN always takes the best one.
 
         Raises:
             ValueError: noise is asked of an agent with state-dependent exploration.
@@ -112,6 +115,8 @@ class Sb3Policy:
             h = _apply(np.dot(h, weight) + bias, self._activation)
         weight, bias = self._net.head
         raw = np.dot(h, weight) + bias
+        if self._net.chooses:
+            return self._choose(raw, deterministic)
         if self._net.clip_mean is not None:
             raw = np.clip(raw, -self._net.clip_mean, self._net.clip_mean)
         density: np.ndarray | None = None
@@ -129,6 +134,17 @@ class Sb3Policy:
             raw = 2.0 * (raw - low) / (high - low) - 1.0
         return Action(np.clip(raw, -1.0, 1.0).astype(np.float32))
 
+    def _choose(self, raw: np.ndarray, deterministic: bool) -> Action:
+        """Of preferences (B, sum of the choices) one for each action."""
+        ends = np.cumsum(self.io.action_choices)[:-1]
+        greedy, value, total = deterministic or self._net.family == "dqn", [], np.zeros(len(raw), np.float32)
+        for part in np.split(raw, ends, axis=-1):
+            choice = (part if greedy else part + self._rng.gumbel(size=part.shape)).argmax(-1)
+            logp = part - np.logaddexp.reduce(part, -1, keepdims=True)
+            total += logp[np.arange(len(part)), choice]
+            value.append(action_of(choice.astype(np.float32), part.shape[-1]))
+        return Action(np.stack(value, -1), None if greedy else total)
+
     def _graph(self, obs: Obs) -> Tensor:
         """(B, A) best actions, in torch: what can be written as a graph."""
         h = obs["state"]
@@ -141,6 +157,9 @@ class Sb3Policy:
             h = hidden(h.float() @ torch.as_tensor(weight) + torch.as_tensor(bias))
         weight, bias = self._net.head
         raw = h.float() @ torch.as_tensor(weight) + torch.as_tensor(bias)
+        if self._net.chooses:
+            parts = raw.split(list(self.io.action_choices), -1)
+            return torch.stack([action_of(part.argmax(-1).float(), part.shape[-1]) for part in parts], -1)
         if self._net.clip_mean is not None:
             raw = torch.clip(raw, -self._net.clip_mean, self._net.clip_mean)
         if self._net.squash:
@@ -214,9 +233,15 @@ def _network(weights: dict[str, Tensor], data: Mapping[str, object], path: Path)
         options = data.get("policy_kwargs")
         squash = isinstance(options, dict) and str(options.get("squash_output")) == "True"
         return _Network("ppo", layers, _linear(arrays, "action_net"), arrays["log_std"], squash, None)
+    if "action_net.weight" in arrays:
+        layers = _stack(arrays, "mlp_extractor.shared_net") + _stack(arrays, "mlp_extractor.policy_net")
+        return _Network("ppo", layers, _linear(arrays, "action_net"), None, False, None, chooses=True)
+    if "q_net.q_net.0.weight" in arrays:
+        layers = _stack(arrays, "q_net.q_net")
+        return _Network("dqn", layers[:-1], layers[-1], None, False, None, chooses=True)
     raise ValueError(
-        f"{path} holds the tensors {sorted(arrays)[:8]} ..., expected an actor of SAC, TQC, TD3, DDPG, PPO, A2C or "
-        "TRPO with continuous actions; other agents cannot be loaded"
+        f"{path} holds the tensors {sorted(arrays)[:8]} ..., expected an actor of SAC, TQC, TD3, DDPG, PPO, A2C, "
+        "TRPO or DQN; other agents cannot be loaded"
     )
 
 
@@ -260,10 +285,23 @@ def _check(net: _Network, data: Mapping[str, object], io: IOSpec, path: Path) ->
         lines.append(f"observation 'state' is missing here; there is {sorted(io.obs)}")
     elif io.obs["state"][0] != (size,):
         lines.append(f"observation 'state' has {size} components in the file and {io.obs['state'][0]} here")
-    if dim != io.action_dim:
-        lines.append(f"action has {dim} dimensions in the file and {io.action_dim} here")
     space = data.get("action_space")
     space = space if isinstance(space, dict) else None
+    if net.chooses:
+        if "MultiBinary" in str((space or {}).get(":type:")):
+            lines.append("each action of the agent in the file is on or off (MultiBinary), which is not read")
+        if dim != sum(io.action_choices):
+            here = list(io.action_choices) or "any number"
+            lines.append(f"the agent in the file chooses among {dim}, the choices here are {here}")
+    elif io.action_choices:
+        lines.append(
+            f"the agent in the file gives numbers, and the actions here are choices: {list(io.action_choices)}"
+        )
+    elif dim != io.action_dim:
+        lines.append(f"action has {dim} dimensions in the file and {io.action_dim} here")
+    if net.chooses or io.action_choices:
+        _refuse(lines, path)
+        return None
     low, high = _bound(space, "low", dim), _bound(space, "high", dim)
     if low is None or high is None:
         low, high = (np.array(ends, np.float32) for ends in io.bounds)
@@ -275,9 +313,13 @@ def _check(net: _Network, data: Mapping[str, object], io: IOSpec, path: Path) ->
                 f"action spans {low.tolist()} to {high.tolist()} in the file and {list(io.action_low)} to "
                 f"{list(io.action_high)} here"
             )
+    _refuse(lines, path)
+    return None if normalised or net.squash else (low, high)
+
+
+def _refuse(lines: list[str], path: Path) -> None:
     if lines:
         raise ValueError(f"the agent in {path} does not fit this environment:\n  - " + "\n  - ".join(lines))
-    return None if normalised or net.squash else (low, high)
 
 
 def _apply(x: np.ndarray, activation: str) -> np.ndarray:

@@ -55,7 +55,8 @@ class SacJ(Learner[SacJOptions, Transitions]):
         """
         super().__init__(options, io, seed=seed, device=device)
         self.sac, self.gamma, j = Sac(options, io, seed=seed, device=device), gamma, options.interval
-        self.policy = ChunkedPolicy(io, Held(self.sac.policy, j), Execution(Horizons(j, j, j), io.action_dim))
+        held = Held(self.sac.policy, j)
+        self.policy = ChunkedPolicy(io, held, Execution(Horizons(j, j, j), io.action_dim), mean=held.mean)
 
     @classmethod
     def needs(cls, options: SacJOptions, io: IOSpec) -> Needs:

@@ -261,15 +261,22 @@ class SrlPlanner(Saved):
             shape = (len(state), self.steps, self.actor.actions)
             noise = torch.randn(shape, generator=self._generator, device=device)
         last = torch.as_tensor(context["last"]).to(device, torch.float32)
+        return Plan(self._chunk(state, last, noise))
+
+    def mean(self, obs: Obs, last: Tensor) -> Tensor:
+        """The chunk (B, H, A) without noise, in torch."""
+        return self._chunk(torch.as_tensor(obs["state"]), last, None)
+
+    def _chunk(self, state: Tensor, last: Tensor, noise: Tensor | None) -> Tensor:
         if self.model is None:
-            return Plan(self.actor.unroll(state, last, noise, self.steps)[0])
+            return self.actor.unroll(state, last, noise, self.steps)[0]
         chunk = []
         for i in range(self.steps):
             last = self.actor.unroll(state, last, None if noise is None else noise[:, i : i + 1], 1)[0][:, 0]
             chunk.append(last)
             if i + 1 < self.steps:
                 state = self.model.ahead(state, last, 0.0)[0]
-        return Plan(torch.stack(chunk, 1))
+        return torch.stack(chunk, 1)
 
     def _norms(self) -> dict[str, RunningNorm]:
         norms = {} if self.actor.norm is None else {"norm": self.actor.norm}
@@ -288,7 +295,7 @@ class SrlPolicy(ChunkedPolicy):
 
     def __init__(self, io: IOSpec, planner: SrlPlanner) -> None:
         steps = planner.steps
-        super().__init__(io, planner, Execution(Horizons(steps, steps, steps), io.action_dim))
+        super().__init__(io, planner, Execution(Horizons(steps, steps, steps), io.action_dim), mean=planner.mean)
         self._srl = planner
 
     @property

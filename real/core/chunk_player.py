@@ -28,12 +28,21 @@ class Setpoint:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
+    """A polynomial of time for every joint.
+
+    Args:
+        start: when it begins [s].
+        end: when it ends.
+        powers: (6, J) coefficients of the powers 0 to 5 of (t - start).
+    """
+
     start: float
     end: float
-    powers: Array  # (6, J) of (t - start)
+    powers: Array
 
     def at(self, time: float) -> tuple[Array, Array, Array]:
+        """Position, velocity and acceleration (J,) at a time."""
         s = time - self.start
         c = self.powers
         position = c[0] + s * (c[1] + s * (c[2] + s * (c[3] + s * (c[4] + s * c[5]))))
@@ -42,20 +51,22 @@ class _Piece:
         return position, velocity, acceleration
 
 
-def _quintic(start: float, end: float, first: tuple[Array, Array, Array], last: tuple[Array, Array, Array]) -> _Piece:
+def quintic(start: float, end: float, first: tuple[Array, Array, Array], last: tuple[Array, Array, Array]) -> Piece:
+    """The polynomial of degree 5 between two positions, velocities and accelerations (J,)."""
     h = end - start
     (p0, v0, a0), (p1, v1, a1) = first, last
     gap, speed = p1 - p0 - v0 * h - 0.5 * a0 * h * h, (v1 - v0 - a0 * h) * h
     bend = 0.5 * (a1 - a0) * h * h
     c3, c4, c5 = 10 * gap - 4 * speed + bend, -15 * gap + 7 * speed - 2 * bend, 6 * gap - 3 * speed + bend
-    return _Piece(start, end, np.stack([p0, v0, 0.5 * a0, c3 / h**3, c4 / h**4, c5 / h**5]))
+    return Piece(start, end, np.stack([p0, v0, 0.5 * a0, c3 / h**3, c4 / h**4, c5 / h**5]))
 
 
-def _cubic(start: float, end: float, p0: Array, v0: Array, p1: Array, v1: Array) -> _Piece:
+def cubic(start: float, end: float, p0: Array, v0: Array, p1: Array, v1: Array) -> Piece:
+    """The polynomial of degree 3 between two positions and velocities (J,)."""
     h = end - start
     slope = (p1 - p0) / h
     zero = np.zeros_like(p0)
-    return _Piece(
+    return Piece(
         start, end, np.stack([p0, v0, (3 * slope - 2 * v0 - v1) / h, (v0 + v1 - 2 * slope) / h**2, zero, zero])
     )
 
@@ -106,7 +117,7 @@ class ChunkPlayer:
         self.period, self.horizon, self.max_knots = period, horizon, max_knots
         self.rejected: dict[str, int] = {}
         self._joints = joints
-        self._pieces: list[_Piece] = []
+        self._pieces: list[Piece] = []
         self._seed_time = -np.inf
         self._seed: tuple[Array, Array, Array] | None = None
 
@@ -202,23 +213,22 @@ class ChunkPlayer:
             return self._seed_time, self._seed  # moving: the executed command itself is the border
         return soon, self._seed
 
-    def _cut(self, splice: float) -> list[_Piece]:
+    def _cut(self, splice: float) -> list[Piece]:
         kept = []
         for piece in self._pieces:
             if piece.start < splice:
-                kept.append(_Piece(piece.start, min(piece.end, splice), piece.powers))
+                kept.append(Piece(piece.start, min(piece.end, splice), piece.powers))
         return kept
 
-    def _build(self, splice: float, state: tuple[Array, Array, Array], times: Array, knots: Array) -> list[_Piece]:
+    def _build(self, splice: float, state: tuple[Array, Array, Array], times: Array, knots: Array) -> list[Piece]:
         zero = np.zeros(self._joints)
         if len(times) == 1:
-            return [_quintic(splice, times[0], state, (knots[0], (knots[0] - state[0]) / (times[0] - splice), zero))]
+            return [quintic(splice, times[0], state, (knots[0], (knots[0] - state[0]) / (times[0] - splice), zero))]
         slope = knot_velocities(times, knots, (knots[1] - state[0]) / (times[1] - splice))
         rest = [
-            _cubic(times[i], times[i + 1], knots[i], slope[i], knots[i + 1], slope[i + 1])
-            for i in range(len(times) - 1)
+            cubic(times[i], times[i + 1], knots[i], slope[i], knots[i + 1], slope[i + 1]) for i in range(len(times) - 1)
         ]
-        first = _quintic(splice, times[0], state, (knots[0], slope[0], 2.0 * rest[0].powers[2]))
+        first = quintic(splice, times[0], state, (knots[0], slope[0], 2.0 * rest[0].powers[2]))
         return [first, *rest]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from robot_rl.chunks.execution import Execution
+from robot_rl.chunks.horizons import Horizons
 from robot_rl.chunks.meter import ChunkMeter
-from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts, StateDict
+from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts, Recurrence, StateDict
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,28 @@ class Planner(Protocol):
         ...
 
 
+def chunk_recurrence(plan: Callable[[Obs, Tensor], Tensor], horizons: Horizons, actions: int) -> Recurrence:
+    """A planner without noise that is played open loop, or a part of each chunk, as a function with its memory.
+
+    Args:
+        plan: (observations, action before them (B, A), zeros at first) -> chunks (B, H, A), in torch alone.
+        horizons: lengths; a chunk is asked for every `exec` steps, though one is computed in all.
+        actions: A.
+    """
+    steps = horizons.exec
+
+    def step(obs: Obs, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        due = memory["left"] < 0.5
+        chunk = torch.where(due[..., None], plan(obs, memory["last"])[:, :steps], memory["chunk"])
+        left = torch.where(due, torch.full_like(memory["left"], steps), memory["left"]) - 1.0
+        action = chunk[:, 0].clamp(-1.0, 1.0)
+        rest = torch.cat([chunk[:, 1:], torch.zeros_like(chunk[:, :1])], 1)
+        return action, {"chunk": rest, "left": left, "last": action}
+
+    sizes = {"chunk": (steps, actions), "left": (1,), "last": (actions,)}
+    return Recurrence({name: torch.zeros(1, *size) for name, size in sizes.items()}, step)
+
+
 class ChunkedPolicy:
     """Acts tick by tick from the chunks of a planner, each row at its own pace.
 
@@ -68,10 +92,19 @@ class ChunkedPolicy:
             while the running chunk is played (behind its end the last action), and its chunk is joined where time has
             got to; only the first chunk of an episode is waited for. The wall clock then decides what is executed, so
             never in training: None waits for every chunk.
+        mean: of a planner that is deterministic without noise: (observations, action before them (B, A)) -> chunks
+            (B, H, A) without noise, in torch alone.
     """
 
     def __init__(
-        self, io: IOSpec, planner: Planner, execution: Execution, *, seed: int = 0, patience: float | None = None
+        self,
+        io: IOSpec,
+        planner: Planner,
+        execution: Execution,
+        *,
+        seed: int = 0,
+        patience: float | None = None,
+        mean: Callable[[Obs, Tensor], Tensor] | None = None,
     ) -> None:
         self.io, self.planner, self.execution = io, planner, execution
         self.patience = patience
@@ -80,11 +113,19 @@ class ChunkedPolicy:
         self.meter = ChunkMeter()
         self._rng = np.random.default_rng(seed)
         self._kept: dict[str, np.ndarray] = {}
+        plays = execution.mode in ("open", "receding") and not execution.blend
+        self._recurrence = chunk_recurrence(mean, execution.horizons, io.action_dim) if mean and plays else None
 
     @property
     def parts(self) -> PolicyParts:
         """It hears what was done; chunks under way can be continued, decisions are counted."""
-        return PolicyParts(executed=self.executed, save=self.memory, restore=self.recall, meter=self.meter)
+        return PolicyParts(
+            executed=self.executed,
+            save=self.memory,
+            restore=self.recall,
+            meter=self.meter,
+            recurrence=self._recurrence,
+        )
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget the chunks of these rows ((N,) bool mask), or all."""
@@ -217,6 +258,11 @@ class Held:
         """The action, H times."""
         value = _numpy(self.policy.act(obs, deterministic=deterministic).value)
         return Plan(np.repeat(value[:, None], self._horizon, axis=1))
+
+    def mean(self, obs: Obs, last: Tensor) -> Tensor:
+        """The same without noise, in torch: (B, H, A)."""
+        value = torch.as_tensor(self.policy.act(obs, deterministic=True).value)
+        return value[:, None].expand(-1, self._horizon, -1)
 
     def state_dict(self) -> StateDict:
         """The policy's."""

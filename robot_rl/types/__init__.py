@@ -24,7 +24,16 @@ if TYPE_CHECKING:
         StaleLearner,
     )
     from robot_rl.types.options import Options
-    from robot_rl.types.policy import Action, Critic, Loaded, Policy, PolicyParts, ProgressCritic, TrainedPolicy
+    from robot_rl.types.policy import (
+        Action,
+        Critic,
+        Loaded,
+        Policy,
+        PolicyParts,
+        ProgressCritic,
+        Recurrence,
+        TrainedPolicy,
+    )
     from robot_rl.types.state import StateDict, Stateful
     from robot_rl.types.track import Callback, Tracker
 
@@ -54,6 +63,7 @@ __all__ = [
     "Policy",
     "PolicyParts",
     "ProgressCritic",
+    "Recurrence",
     "Rollout",
     "Sampler",
     "Seen",

@@ -30,6 +30,19 @@ class Action:
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """A policy with a memory as a function: what it remembers goes in and comes out, and no noise is drawn.
+
+    Attributes:
+        start: name -> (1, ...) float32, what it remembers at the begin of an episode.
+        step: (observations, memory (B, ...)) -> best actions (B, A) and the memory behind them, in torch alone.
+    """
+
+    start: dict[str, Tensor]
+    step: Callable[[Obs, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
 class PolicyParts:
     """What a policy offers beyond acting, fixed by its class and options; None where it does not.
 
@@ -50,6 +63,7 @@ class PolicyParts:
         remembers: its action depends on more than the observation, so estimators of single states refuse it.
         at_interval: (steps) -> the same policy, asked every that many ticks.
         graph: (observations as tensors) -> (B, A) the best action in torch alone, of a policy whose `act` leaves torch.
+        recurrence: of a policy that remembers, its step with the memory in the open, where torch alone can compute it.
     """
 
     executed: Callable[[Any], None] | None = None
@@ -67,6 +81,7 @@ class PolicyParts:
     remembers: bool = False
     at_interval: Callable[[int], Policy] | None = None
     graph: Callable[[Obs], Tensor] | None = None
+    recurrence: Recurrence | None = None
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
-from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of
+from robot_rl.leapp_bundle import bundle_of
+from robot_rl.leapp_policy import LeappPolicy
+from robot_rl.onnx_policy import FILES, OnnxPolicy, exported, graph_of, read_io
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, TrainedPolicy, VecEnv
 from robot_rl.verbs.reading import plain, read_options, stored_config
@@ -97,6 +99,8 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
         io = agree(own, world, known)
     if graph_of(path):
         policy: Any = OnnxPolicy(str(path), io, device=str(cfg.device))
+    elif bundle_of(path):
+        policy = LeappPolicy(str(path), io, device=str(cfg.device), trust=cfg.get("trust") is True)
     else:
         made = OmegaConf.merge(run_config, {"device": cfg.device})
         policy = learner_factory(made)(io.acting).policy  # type: ignore[arg-type]
@@ -277,7 +281,8 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     """A trained policy for the robot: what the policy node runs.
 
     Args:
-        path: run or checkpoint folder; the folder or the file of a TorchScript policy with its card.
+        path: run or checkpoint folder; the folder or the file of a TorchScript policy with its card; a zip of
+            stable-baselines3 with its io.json.
         device: where the policy computes.
         threads: CPU threads of torch.
         trust: run a method of somebody's own that the folder names, or TorchScript, which is a program.
@@ -293,6 +298,11 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     foreign_card = policy_card.read_for(Path(path))
     if foreign_card is not None:
         return load_torchscript(*foreign_card, device=device, trust=trust)
+    if Path(path).suffix == ".zip":
+        file = Path(path)
+        agent = build.make("policy", {"name": "sb3"}, path=path, io=read_io(file.parent), device=device, seed=0)
+        names = (file.name, "io.json", "config.yaml", "vecnormalize.pkl")
+        return replace(exported(agent, file, names, build.world_port), identity=file.stem)
     extras.allow(everything=trust)
     folder = checkpoint.find(Path(path))
     run_config = stored_config(folder)

@@ -1,25 +1,24 @@
-"""The verb export: a trained policy as an ONNX graph, which runs without torch and outside of this project."""
+"""The verb export: a trained policy as an ONNX graph or a LEAPP bundle, which run without torch and outside of this
+project."""
 
 from __future__ import annotations
 
 import hashlib
-import io as text_io
-import logging
-import warnings
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
 
 from robot_rl import checkpoint, extras
 from robot_rl.atomic import new_folder, write_json
+from robot_rl.leapp_bundle import DESCRIPTION
+from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.onnx_policy import FILE, OnnxPolicy
 from robot_rl.types import IOSpec, Policy
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, foreign, load_policy, saved_config
+from robot_rl.verbs.export_files import leapp_package, write_leapp, write_onnx
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.verbs.reading import stored_config
 from robot_rl.version import VERSION
@@ -28,6 +27,8 @@ from robot_rl.words import Refused
 TOLERANCE = 1e-4
 """Largest difference of an action between the policy and its graph, of a range of 2."""
 ROWS = 256
+FILES = {"onnx": FILE, "leapp": DESCRIPTION}
+"""What an exported folder of each format begins with."""
 
 
 class ExportOptions(Machine, Env):
@@ -36,21 +37,9 @@ class ExportOptions(Machine, Env):
     path: str
     """A run folder, a checkpoint, or (policy=sb3) a zip."""
     out: str
-    """The folder to write: policy.onnx, io.json, config.yaml, meta.json."""
-
-
-class _Graph(nn.Module):
-    """What is written: observations in the order of `keys` -> the best action."""
-
-    def __init__(self, policy: Policy, keys: list[str]) -> None:
-        super().__init__()
-        self._policy, self._keys = policy, keys
-
-    def forward(self, *values: Tensor) -> Tensor:
-        obs, graph = dict(zip(self._keys, values)), self._policy.parts.graph
-        action = self._policy.act(obs, deterministic=True).value if graph is None else graph(obs)
-        assert isinstance(action, Tensor)
-        return action
+    """The folder to write: policy.onnx or policy.yaml with its parts, io.json, config.yaml, meta.json."""
+    format: Literal["onnx", "leapp"] = "onnx"
+    """One ONNX graph, or a bundle of NVIDIA's LEAPP with a description of its tensors and its memory."""
 
 
 def export(cfg: DictConfig) -> None:
@@ -58,34 +47,40 @@ def export(cfg: DictConfig) -> None:
 
     Raises:
         CheckpointError: no checkpoint.
-        Refused: the policy remembers, or does what a graph cannot; nothing is written then.
+        Refused: the policy remembers what cannot be told apart, or does what a graph cannot; nothing is written then.
     """
+    kind = str(cfg.get("format") or "onnx")
     for module in ("onnx", "onnxscript", "onnxruntime"):
         extras.require(module)
-    out = Path(cfg.out)
-    if out.exists() and not (out / FILE).exists():
-        raise Refused(f"{out} is there and holds no {FILE}; give a new folder, or that of an earlier export")
+    if kind == "leapp":
+        leapp_package()
+    out, file = Path(cfg.out), FILES[kind]
+    if out.exists() and not (out / file).exists():
+        raise Refused(f"{out} is there and holds no {file}; give a new folder, or that of an earlier export")
     policy, spec, config, facts = _foreign(cfg) if cfg.get("policy") is not None else _of_run(cfg)
     parts = policy.parts
-    if parts.remembers or parts.meter is not None or parts.executed is not None:
+    if parts.recurrence is None and (parts.remembers or parts.meter is not None or parts.executed is not None):
         raise Refused(
-            f"{type(policy).__name__} decides from more than the present observation (chunks, history, a gripper's "
-            "last command), and the graph would forget that; only policies without a memory can be exported"
+            f"{type(policy).__name__} decides from more than the present observation (chunks drawn with noise, a "
+            "gripper's last command, a history that torch alone does not hold), and the graph would forget that"
         )
     rows = _observations(spec)
     with new_folder(out) as temporary:
-        _write(policy, rows, temporary / FILE)
+        write = write_leapp if kind == "leapp" else write_onnx
+        write(policy, {key: x[:2] for key, x in rows.items()}, spec, temporary / file)
         write_json(temporary / "io.json", spec.to_dict())
         (temporary / "config.yaml").write_text(config, encoding="utf-8")
-        worst = _difference(policy, OnnxPolicy(str(temporary)), rows)
+        reader = LeappPolicy if kind == "leapp" else OnnxPolicy
+        worst = _difference(policy, reader(str(temporary)), rows)
         if not worst <= TOLERANCE:
             raise Refused(
                 f"the graph of {type(policy).__name__} differs from the policy by up to {worst:.2g} of an action; at "
                 f"most {TOLERANCE:g} is admitted, so nothing was written"
             )
-        digest = hashlib.sha256((temporary / FILE).read_bytes()).hexdigest()
+        digest = hashlib.sha256((temporary / file).read_bytes()).hexdigest()
         write_json(temporary / "meta.json", {**facts, "sha256": digest, "largest_difference": worst})
-    answer.table({"graph": str(out / FILE), "bytes": (out / FILE).stat().st_size, "largest difference": worst})
+    size = sum(path.stat().st_size for path in out.iterdir())
+    answer.table({"graph": str(out / file), "bytes": size, "largest difference": worst})
 
 
 def _of_run(cfg: DictConfig) -> tuple[Policy, IOSpec, str, dict[str, object]]:
@@ -93,7 +88,7 @@ def _of_run(cfg: DictConfig) -> tuple[Policy, IOSpec, str, dict[str, object]]:
     if cfg.get("env") is not None:
         raise Refused("env= and robot= are for a policy of another project (policy=sb3); a run has its own environment")
     folder = checkpoint.find(Path(cfg.path))
-    if (folder / FILE).exists():
+    if any((folder / file).exists() for file in FILES.values()):
         raise Refused(f"{folder} is an export already")
     policy = load_policy(OmegaConf.create({"device": "cpu"}), stored_config(folder), folder)
     meta = checkpoint.read_meta(folder)
@@ -130,37 +125,27 @@ def _observations(io: IOSpec) -> dict[str, np.ndarray]:
     return found
 
 
-def _write(policy: Policy, rows: dict[str, np.ndarray], file: Path) -> None:
-    keys = list(rows)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    batch = torch.export.Dim("batch")
-    silent = text_io.StringIO()
-    try:
-        with warnings.catch_warnings(), redirect_stdout(silent), redirect_stderr(silent), torch.no_grad():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                _Graph(policy, keys).eval(),
-                tuple(torch.as_tensor(rows[key][:2]) for key in keys),
-                str(file),
-                input_names=keys,
-                output_names=["action"],
-                dynamic_shapes=(tuple({0: batch} for _ in keys),),
-                external_data=False,
-                dynamo=True,
-                verbose=False,
-            )
-    except Exception as error:  # what cannot be traced raises anything
-        why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise Refused(
-            f"{type(policy).__name__} cannot be written as a graph ({why}); policies that compute outside of torch, or "
-            "decide step by step, have none"
-        ) from error
-
-
 def _difference(policy: Policy, graph: Policy, rows: dict[str, np.ndarray]) -> float:
-    """Largest difference of an action, each row alone and all together; inf where one is not finite."""
-    expected = policy.act(rows, deterministic=True).value
-    together = graph.act(rows).value
-    alone = np.concatenate([np.asarray(graph.act({k: v[i : i + 1] for k, v in rows.items()}).value) for i in range(8)])
-    worst = max(float(np.abs(together - expected).max()), float(np.abs(alone - expected[:8]).max()))
-    return worst if np.isfinite(worst) else float("inf")
+    """Largest difference of an action; inf where one is not finite.
+
+    All rows together and some alone; of a policy that remembers as an episode of two rows, one row of which ends in its
+    middle.
+    """
+    if policy.parts.recurrence is None:
+        alone = [({k: v[i : i + 1] for k, v in rows.items()}, None) for i in range(8)]
+        steps = [(rows, None), *alone]
+    else:
+        first = np.array([True, False])
+        pairs = [{k: v[i : i + 2] for k, v in rows.items()} for i in range(0, ROWS, 2)]
+        steps = [(pair, first if i == ROWS // 4 else None) for i, pair in enumerate(pairs)]
+    worst = 0.0
+    policy.reset()
+    for obs, ended in steps:
+        if ended is not None:
+            policy.reset(ended)
+            graph.reset(ended)
+        expected, found = (np.asarray(one.act(obs, deterministic=True).value) for one in (policy, graph))
+        worst = max(worst, float(np.abs(found - expected).max()))
+        if not np.isfinite(worst):
+            return float("inf")
+    return worst

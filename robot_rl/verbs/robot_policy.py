@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robot_rl import build, onnx_policy, policy_card
-from robot_rl.onnx_policy import OnnxPolicy, graph_of
+from robot_rl.leapp_bundle import bundle_of, read_bundle
+from robot_rl.leapp_policy import LeappPolicy
+from robot_rl.onnx_policy import OnnxPolicy, exported, graph_of
 from robot_rl.types.policy_card import FILE
 
 if TYPE_CHECKING:  # whoever imports this may be a process without torch
@@ -15,10 +18,10 @@ if TYPE_CHECKING:  # whoever imports this may be a process without torch
 
 
 def load_robot_policy(path: str, *, device: str, threads: int, trust: bool) -> Loaded:
-    """A walking policy of others, an ONNX graph, or a run or checkpoint of ours: what the policy node runs.
+    """A policy of others, an export, or a run or checkpoint of ours: what the policy node runs.
 
     Args:
-        path: run or checkpoint folder, exported folder, or the folder or file of a policy with its card.
+        path: run or checkpoint folder, exported folder, LEAPP bundle, or the folder or file of a policy with its card.
         device: where it computes.
         threads: CPU threads.
         trust: run a method of somebody's own that the folder names, or TorchScript, which is a program.
@@ -30,6 +33,8 @@ def load_robot_policy(path: str, *, device: str, threads: int, trust: bool) -> L
         return walker
     if graph_of(Path(path)):
         return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.world_port)
+    if (file := bundle_of(Path(path))) is not None:
+        return load_leapp(file, device=device, threads=threads, trust=trust)
     from robot_rl.verbs.build import load_for_robot  # torch
 
     return load_for_robot(path, device=device, threads=threads, trust=trust)
@@ -58,3 +63,41 @@ def load_walker(path: Path, *, device: str, threads: int) -> Loaded | None:
     )
     identity = f"{weights.parent.name}@{card.sha256[:8]}".replace("/", "_")
     return Loaded(policy, policy.io, partial(port, card), identity, files=(str(weights), str(weights.parent / FILE)))
+
+
+def load_leapp(file: Path, *, device: str, threads: int, trust: bool) -> Loaded:
+    """A LEAPP bundle: with io.json beside it as that says, else as the kinds and names of its tensors say.
+
+    Args:
+        file: its description.
+        device: where it computes.
+        threads: of ONNX Runtime.
+        trust: run TorchScript parts, which are programs.
+
+    Raises:
+        ValueError: it cannot be used; torch is loaded for TorchScript parts alone.
+    """
+    own = (file.parent / "io.json").is_file()
+    port, bundle = build.tool("leapp_port"), read_bundle(file)
+    policy = LeappPolicy(
+        str(file),
+        None if own else port.interface(bundle),
+        outputs=() if own else port.targets_of(bundle),
+        largest=1.0 if own else port.LARGEST,
+        device=device,
+        threads=threads,
+        trust=trust,
+    )
+    if own:
+        names = (*(path.name for path in bundle.files), *onnx_policy.FILES)
+        return exported(policy, file, names, build.world_port)
+    from robot_rl.types import Loaded
+
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return Loaded(
+        policy,
+        policy.io,
+        partial(port.LeappPort, policy.bundle, policy.first),
+        f"{file.stem}@{digest[:8]}",
+        files=tuple(str(path) for path in bundle.files),
+    )

@@ -50,6 +50,8 @@ OURS = {
     "ope": {"types"},
     "checkpoint": {"atomic", "types", "tables"},
     "onnx_policy": {"types", "extras", "tables"},
+    "leapp_bundle": {"types", "extras", "tables", "onnx_policy"},
+    "leapp_policy": {"types", "leapp_bundle", "onnx_policy"},
     "track": {"atomic", "types", "extras"},
     "report": {"atomic", "checkpoint", "extras", "figure"},
     "curves": {"figure", "stats"},
@@ -73,7 +75,7 @@ OURS = {
     "real": {
         *("types", "data.recorder", "data.session", "data.bag", "data.units"),
         *("data.exact", "data.flight", "data.flight_read"),
-        *("extras", "child", "chunks", "card", "gaps", "legs", "tables"),
+        *("extras", "child", "chunks", "card", "gaps", "legs", "leapp_bundle", "tables"),
     },
     "loops": {"types", "state", "stats", "data", "advantage", "extras", "parallel", "chunks"},
     "verbs": {
@@ -95,7 +97,7 @@ OURS = {
         "report",
         "curves",
         "figure",
-        "onnx_policy",
+        *("onnx_policy", "leapp_bundle", "leapp_policy"),
         "ope",
         "parallel",
         "chunks",
@@ -123,7 +125,8 @@ THIRD = {
     "onnxruntime": ("robot_rl/onnx_policy.py",),
     "onnx": ("robot_rl/verbs/export.py",),
     "zenoh": ("robot_rl/link/",),
-    "safetensors": ("robot_rl/link/",),
+    "safetensors": ("robot_rl/link/", "robot_rl/leapp_bundle.py"),
+    "leapp": ("robot_rl/verbs/export_files.py",),
     "hydra": ("robot_rl/verbs/",),
     "omegaconf": (
         "robot_rl/api.py",

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ def make_io(obs=4, low=(-1.0, -1.0), high=(1.0, 1.0)):
 class Blank(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
-    def __init__(self, low=(-1.0, -1.0), high=(1.0, 1.0)):
-        self.action_space = gymnasium.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+    def __init__(self, low=(-1.0, -1.0), high=(1.0, 1.0), space=None):
+        box = gymnasium.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+        self.action_space = box if space is None else space
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(4, np.float32), {}
@@ -100,6 +102,80 @@ def test_sb3_policy_samples_have_the_agents_spread(tmp_path):
     inside = np.abs(mean[0]) < 0.5  # far from the bounds clipping does not narrow the spread
     assert inside.any()
     np.testing.assert_allclose(sample.std(axis=0)[inside], spread[inside], rtol=0.1)
+
+
+def choices_io(*counts):
+    return replace(make_io(low=(-1.0,) * len(counts), high=(1.0,) * len(counts)), action_choices=counts)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "counts"), [("PPO", (3,)), ("A2C", (2,)), ("DQN", (4,)), ("PPO", (3, 2))], ids=lambda x: str(x)
+)
+def test_sb3_policy_chooses_as_sb3_does(tmp_path, algorithm, counts):
+    """Choice k of n is the action -1 + 2 k / (n - 1)."""
+    spaces = gymnasium.spaces
+    space = spaces.Discrete(counts[0]) if len(counts) == 1 else spaces.MultiDiscrete(counts)
+    model, path = saved(tmp_path, algorithm, Blank(space=space), policy_kwargs={"net_arch": [6]})
+    policy = Sb3Policy(path, choices_io(*counts))
+    states = np.random.default_rng(1).standard_normal((64, 4)).astype(np.float32) * 3
+    choice = np.asarray(model.predict(states, deterministic=True)[0]).reshape(64, len(counts))
+    assert len(np.unique(choice)) > 1
+    expected = -1.0 + 2.0 * choice / (np.array(counts) - 1)
+    assert policy.act({"state": states}, deterministic=True).value == pytest.approx(expected)
+    graph = policy.parts.graph
+    assert graph is not None
+    assert graph({"state": torch.as_tensor(states)}).numpy() == pytest.approx(expected)
+
+
+def test_sb3_policy_draws_choices_as_often_as_sb3_expects(tmp_path):
+    model, path = saved(tmp_path, "PPO", Blank(space=gymnasium.spaces.Discrete(3)))
+    many = np.repeat(OBS[:1], 4000, axis=0)
+    drawn = Sb3Policy(path, choices_io(3)).act({"state": many})
+    expected = model.policy.get_distribution(torch.as_tensor(OBS[:1])).distribution.probs[0].detach().numpy()
+    shares = [(drawn.value == value).mean() for value in (-1.0, 0.0, 1.0)]
+    assert shares == pytest.approx(expected, abs=0.03)
+    index = np.rint(np.asarray(drawn.value)[:, 0] + 1).astype(int)
+    assert np.asarray(drawn.logp) == pytest.approx(np.log(expected)[index], abs=1e-5)
+
+
+def test_sb3_policy_of_choices_that_do_not_fit_says_so(tmp_path):
+    _, path = saved(tmp_path, "DQN", Blank(space=gymnasium.spaces.Discrete(4)))
+    with pytest.raises(ValueError, match=r"chooses among 4, the choices here are \[3\]"):
+        Sb3Policy(path, choices_io(3))
+    with pytest.raises(ValueError, match="chooses among 4, the choices here are any number"):
+        Sb3Policy(path, make_io())
+    _, path = saved(tmp_path, "PPO")
+    with pytest.raises(ValueError, match=r"gives numbers, and the actions here are choices: \[3\]"):
+        Sb3Policy(path, choices_io(3))
+    _, path = saved(tmp_path, "PPO", Blank(space=gymnasium.spaces.MultiBinary(3)))
+    with pytest.raises(ValueError, match="MultiBinary"):
+        Sb3Policy(path, choices_io(3))
+
+
+def test_zip_with_its_interface_beside_it_is_what_the_policy_node_runs(tmp_path):
+    """Positions and velocities in, deltas out, through the port of the robot's own specification."""
+    from robot_rl.real.core.spec import RobotSpec
+    from robot_rl.real.graph import GraphArgs, GraphError, graph
+    from robot_rl.real.policy_runner import fitted
+    from robot_rl.verbs.robot_policy import load_robot_policy
+
+    joint = {"lower": -1.0, "upper": 1.0, "velocity": 1.0, "acceleration": 9.0, "effort": 9.0}
+    table = {"name": "two", "command_mode": "jtc", "joints": [{"name": name, **joint} for name in ("a0", "a1")]}
+    model, path = saved(tmp_path, "SAC")
+    file = tmp_path / "robot.yaml"
+    file.write_text(json.dumps({**table, "action": {"mapping": "delta", "scale": [0.1]}}))
+    with pytest.raises(GraphError, match=r"needs the io\.json of its interface beside it"):
+        graph(GraphArgs(str(file), policy_path=path))
+    names = ("a0_delta", "a1_delta")
+    io = replace(make_io(low=(-0.1, -0.1), high=(0.1, 0.1)), action_names=names, action_units=("rad", "rad"))
+    (tmp_path / "io.json").write_text(json.dumps(io.to_dict()))
+    graph(GraphArgs(str(file), policy_path=path))
+    policy, port = fitted(
+        load_robot_policy(path, device="cpu", threads=1, trust=False), RobotSpec.load(file), {}, print
+    )
+    obs = port.observe(np.array([0.2, -0.1]), np.array([0.0, 0.5]), {})
+    expected = model.predict(np.array([[0.2, -0.1, 0.0, 0.5]], np.float32), deterministic=True)[0]
+    assert policy.act(obs, deterministic=True).value == pytest.approx(expected, abs=1e-6)
 
 
 class Bomb:

@@ -60,7 +60,8 @@ def resolve_precision(matmul: str, device: str | torch.device) -> str:
 
 
 def _fused(x: Tensor) -> bool:
-    return _FUSED is not None and x.device.type == "cpu" and x.dtype in _TYPES
+    here = _FUSED is not None and x.device.type == "cpu" and x.dtype in _TYPES
+    return here and not torch.compiler.is_compiling()  # a graph for elsewhere knows no operator of this processor
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:

@@ -2,6 +2,7 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -179,7 +180,18 @@ def test_a_run_folder_that_names_code_moves_nothing_until_it_is_trusted(tmp_path
         assert words in said
 
 
-def test_a_graph_of_somebody_else_drives_and_its_process_has_no_torch(deployed, tmp_path):
+def describe(file, size):
+    """The LEAPP description of a graph from "obs" to "actions"."""
+    ends = ([{"name": n, "dtype": "float32", "shape": [1, k]}] for n, k in (("obs", size), ("actions", 3)))
+    part = dict(zip(("inputs", "outputs"), ends))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    part["parameters"] = {"backend": "onnx", "model_path": file.name, "sha256sum": digest}
+    pipeline = {"inputs": {"pushes": ["obs"]}, "outputs": {"pushes": ["actions"]}}
+    return f"models:\n  pushes: {json.dumps(part)}\npipeline:\n  {json.dumps(pipeline)}\n"
+
+
+@pytest.mark.parametrize("format", ["onnx", "leapp"])
+def test_a_graph_of_somebody_else_drives_and_its_process_has_no_torch(deployed, tmp_path, format):
     """Full speed along the first axis: the tool leaves its place, and the supervisor stops nothing."""
     io = WorldPort(Reach(), JOINTS).io
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
@@ -192,7 +204,10 @@ def test_a_graph_of_somebody_else_drives_and_its_process_has_no_torch(deployed, 
         [onnx.numpy_helper.from_array(gain, "gain"), onnx.numpy_helper.from_array(push, "push")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    (tmp_path / "policy.onnx").write_bytes(model.SerializeToString())
+    file = tmp_path / {"onnx": "policy.onnx", "leapp": "pushes.onnx"}[format]
+    file.write_bytes(model.SerializeToString())
+    if format == "leapp":
+        (tmp_path / "pushes.yaml").write_text(describe(file, len(gain)))
     (tmp_path / "io.json").write_text(json.dumps(io.to_dict()))
     (tmp_path / "config.yaml").write_text("env: {world: {name: reach}}\n")
     made = deployed(f"policy_path={tmp_path}", "auto_arm=true")
