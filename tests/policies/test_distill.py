@@ -187,7 +187,7 @@ def test_from_a_teacher_of_the_command_line_to_a_student_that_is_exported(tmp_pa
         "policy=online/distill",
         f"policy.teacher={teacher}",
     )
-    run(*distil, "policy.rollout_steps=64", "policy.memory=0", "total_steps=128", *few, "name=s")
+    run(*distil, "policy.rollout_steps=64", "policy.memory=8", "total_steps=128", *few, "name=s")
     (run_folder,) = (tmp_path / "train").glob("*_s")
     teacher.rename(tmp_path / "gone")  # who evaluates or exports the student needs it no more
     run("eval", f"path={run_folder}", "episodes=2", f"output={tmp_path}")
