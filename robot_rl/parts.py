@@ -43,7 +43,7 @@ class Parts:
     stores: Mapping[str, Stored] = field(default_factory=dict)
     policy: Stateful | None = None
     io: IOSpec | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     seen: Callable[[], Seen | None] = lambda: None
 
 

@@ -77,7 +77,7 @@ class Run:
         self.tracker: Many = Many([])
         self.pictures: dict[str, Path] = {}
         self.summary: dict[str, Any] = {}
-        self.numbers: dict[str, Any] = {}
+        self.numbers: dict[str, object] = {}
         self.findings: list[Cause] = []
         self.interrupt = Interrupt(on_interrupt)
         self._watch = Stopwatch()
@@ -173,7 +173,7 @@ class Run:
         calls: Mapping[str, Callable[[], object]] | None = None,
         more: Callable[[], Mapping[str, object]] | None = None,
         callback: Callback | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """`follow`, `finish` and, whatever happens, `close`; the summary."""
         self._callback = callback
         try:
@@ -263,7 +263,7 @@ class Run:
         *,
         calls: Mapping[str, Callable[[], object]] | None = None,
         more: Callable[[], Mapping[str, object]] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Evaluate, write evaluation.json, then make what is for the eye; none of that can fail the run.
 
         Args:
@@ -347,7 +347,7 @@ class Run:
         self.findings = diagnose(self._rows(), yaml.safe_load(self._config) or {})
         self.numbers["diagnosis"] = [asdict(finding) for finding in self.findings]
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, object]]:
         metrics = self.folder / METRICS_FILE
         return read_metrics(metrics) if metrics.exists() else []  # a caller's own tracker keeps none there
 

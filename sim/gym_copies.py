@@ -20,6 +20,7 @@ from gymnasium import spaces
 from robot_rl.extras import require_foreign
 from robot_rl.sim import gym_mujoco, gym_state, robosuite_env
 from robot_rl.sim.headless import prefer_headless
+from robot_rl.types import StateDict
 
 SUCCESS = ("success", "is_success", "succeed")
 """Names under which environments report success in their info."""
@@ -306,11 +307,11 @@ class Copies:
             else:  # one channel broadcasts to three
                 self.arrays[part.key][i] = np.moveaxis(value, 0, -1) if part.kind == "planes" else value
 
-    def frames(self) -> list[Any]:
+    def frames(self) -> list[object]:
         """`render()` of every copy."""
         return [env.render() for env in self.envs]
 
-    def save(self) -> list[dict[str, Any] | None]:
+    def save(self) -> list[dict[str, object] | None]:
         """`gym_state.save` of every copy, with its elapsed steps."""
         states = [gym_state.save(env, nominal) for env, nominal in zip(self.envs, self.nominal)]
         for state, elapsed in zip(states, self.elapsed):
@@ -322,7 +323,7 @@ class Copies:
         """What `crash.save` needs to repeat the last step of one copy, or None where it does not run on MuJoCo."""
         return self._before[index].content() if self._before else None
 
-    def load(self, index: int, state: dict[str, Any]) -> None:
+    def load(self, index: int, state: StateDict) -> None:
         """Restore one copy."""
         self.elapsed[index] = int(state["elapsed"])
         gym_state.load(self.envs[index], self.nominal[index], state)

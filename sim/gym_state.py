@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.types import StateDict
 
 _NO_STATE = ("spec", "metadata", "env", "np_random")
 _CONTACT = ("efc_", "iefc_", "island_", "map_", "contact", "efm_", "plugin_data", "plugin")
@@ -71,14 +72,14 @@ def nominal_model(env: gymnasium.Env) -> Any:
     return None if parts is None else copy.copy(parts[0])
 
 
-def save(env: gymnasium.Env, nominal: object) -> dict[str, Any] | None:
+def save(env: gymnasium.Env, nominal: object) -> StateDict | None:
     """Arrays and texts from which `load` restores the environment, or None where that cannot be exact.
 
     Args:
         env: the environment with its wrappers.
         nominal: what `nominal_model` gave right after it was made.
     """
-    out: dict[str, object] = {}
+    out: StateDict = {}
     parts = mujoco_parts(env)
     for depth, level in enumerate(_levels(env)):
         plain: dict[str, object] = {}
@@ -115,7 +116,7 @@ def save(env: gymnasium.Env, nominal: object) -> dict[str, Any] | None:
     return out
 
 
-def load(env: gymnasium.Env, nominal: object, state: dict[str, Any]) -> None:
+def load(env: gymnasium.Env, nominal: object, state: StateDict) -> None:
     """Restore what `save` returned into an environment made with the same arguments."""
     parts = mujoco_parts(env)
     if parts is not None:
@@ -149,7 +150,7 @@ def load(env: gymnasium.Env, nominal: object, state: dict[str, Any]) -> None:
                 attributes[key.split(".", 2)[2]] = _generator(np.asarray(value))
 
 
-def _restore(attributes: dict[str, Any], name: str, value: np.ndarray) -> None:
+def _restore(attributes: dict[str, object], name: str, value: np.ndarray) -> None:
     """In place where possible: the array may be a view into the simulator."""
     found = attributes.get(name)
     if isinstance(found, np.ndarray) and found.shape == value.shape and found.dtype == value.dtype:
@@ -159,7 +160,7 @@ def _restore(attributes: dict[str, Any], name: str, value: np.ndarray) -> None:
         attributes[name] = value.copy()
 
 
-def _levels(env: gymnasium.Env) -> list[Any]:
+def _levels(env: gymnasium.Env) -> list[object]:
     """The environment under all its wrappers, and environments that one of them is built around (FrankaKitchen)."""
     levels: list[object] = [env]
     for level in levels:

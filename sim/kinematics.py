@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -16,6 +16,9 @@ import numpy as np
 
 from robot_rl.sim.arrays import solve_definite
 from robot_rl.types import Array
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 _DRIFT = 0.05
 """Part of the way to the resting posture that one step of `approach` goes."""
@@ -84,7 +87,7 @@ class Chain:
         self._join(links, offset)
 
     @classmethod
-    def of_model(cls, model: Any, site: int) -> Chain:
+    def of_model(cls, model: MjModel, site: int) -> Chain:
         """The chain of a compiled MuJoCo model, which may be written in any way that MuJoCo reads.
 
         Args:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
 from robot_rl.types.data import all_finite
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 prefer_headless()
 mujoco = require("mujoco")
@@ -208,7 +211,7 @@ def _substeps(control_hz: float, timestep: float) -> int:
     return round(exact)
 
 
-def _named(model: Any, sensordata: np.ndarray) -> dict[str, np.ndarray]:
+def _named(model: MjModel, sensordata: np.ndarray) -> dict[str, np.ndarray]:
     sensors = {}
     for i in range(model.nsensor):
         start, size = int(model.sensor_adr[i]), int(model.sensor_dim[i])

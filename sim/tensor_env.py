@@ -84,7 +84,7 @@ class TensorVectorEnv(VectorEnv):
         self._started, self._unchecked = False, 0
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, object] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Start new episodes.
 
@@ -197,7 +197,7 @@ class TensorVectorEnv(VectorEnv):
     def state_dict(self) -> StateDict:
         """All that the next steps depend on, as NumPy arrays; `load_state_dict` continues from there."""
         episodes = self.episodes
-        out: dict[str, Any] = {key: _numpy(value).copy() for key, value in self._kept().items()}
+        out: dict[str, object] = {key: _numpy(value).copy() for key, value in self._kept().items()}
         out["started"] = self._started
         out |= {f"task.{key}": _numpy(value).copy() for key, value in episodes.task.items()}
         out |= {f"stream.{key}": value for key, value in episodes.streams.state_dict().items()}
@@ -220,7 +220,7 @@ class TensorVectorEnv(VectorEnv):
                     f"{self.num_envs} copies)"
                 )
 
-        def part(prefix: str) -> dict[str, Any]:
+        def part(prefix: str) -> dict[str, object]:
             return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
         for key, target in kept.items():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 
 class Tool:
@@ -102,7 +105,7 @@ def load(model: str) -> tuple[Any, Any]:
         raise ValueError(f"MuJoCo cannot read the model: {error}") from error
 
 
-def addresses(mujoco: Any, model: Any, joints: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def addresses(mujoco: Any, model: MjModel, joints: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """(J,) indices into qpos and into qvel of named hinge and slide joints.
 
     Raises:

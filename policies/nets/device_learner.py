@@ -116,7 +116,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D_co, Transitions], ABC):
         self._compile, self._graph = resolve_accelerate(o.accelerate, self.device)
         self.metrics = DeviceMetrics(_METRICS, self.device)
         self.updates = 0
-        self._parts: dict[str, Any] = {
+        self._parts: dict[str, object] = {
             "norm": self.norm,
             "reward_scale": self.reward_scale,
             "critic": self.critic,

@@ -41,7 +41,7 @@ class ByteTokens:
         """Numbers before and after what a user says."""
         return [self.start], []
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Name, size and a digest of what a fixed sentence becomes."""
         digest = hashlib.sha256(str(self("Put the RED block, ünïcode 7")).encode()).hexdigest()[:16]
         return {"name": "bytes", "size": self.size, "digest": digest}
@@ -82,7 +82,7 @@ class FolderTokens:
             before, _, after = whole.partition(mark)
         return self(before), self(after)
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Name, size and a digest of what a fixed sentence becomes."""
         digest = hashlib.sha256(str(self("Put the RED block, ünïcode 7")).encode()).hexdigest()[:16]
         return {"name": type(self._own).__name__, "size": self.size, "digest": digest}
@@ -129,14 +129,14 @@ class TransformersBackbone(nn.Module):
         device = next(self.model.parameters()).device
         dtype = next(self.model.parameters()).dtype
         pixels = (images.to(device).to(torch.float32) / 127.5 - 1.0).permute(0, 1, 4, 2, 3).to(dtype)
-        inputs: dict[str, Any] = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        inputs: dict[str, Tensor] = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
         inputs["pixel_values"] = pixels if self.family == "smolvlm" else pixels.flatten(0, 1)
         if self.family == "paligemma":
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
         out = self.model(**inputs, use_cache=False)
         return out.last_hidden_state[torch.arange(count, device=device), last.to(device)].to(torch.float32)
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Of the tokenizer."""
         return self.tokens.fingerprint()
 
@@ -166,7 +166,7 @@ class TransformersBackbone(nn.Module):
         return ids, mask, torch.tensor([len(row) - 1 for row in rows])
 
 
-def tiny_config(family: str) -> dict[str, Any]:
+def tiny_config(family: str) -> dict[str, object]:
     """A configuration of about a third of a million weights, for tests: the family's real classes, small sizes.
 
     Raises:

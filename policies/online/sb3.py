@@ -134,7 +134,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
         self._restore(state, int(state["env_steps"]))
         self.seen_rows.load_state_dict(state["rows"])
 
-    def _restore(self, state: dict[str, Any], steps: int) -> None:
+    def _restore(self, state: StateDict, steps: int) -> None:
         for name, saved in state["parts"].items():
             part = attrgetter(name)(self._model)
             if isinstance(part, Tensor):
@@ -208,7 +208,7 @@ class VectorEnvForSb3(_vec_env.VecEnv):
                     f"the environment's autoreset is {mode}, expected same-step, which is what SB3 assumes"
                 )
         self._inner: Any = env
-        self._rows, self._obs = rows, dict[str, Any]()
+        self._rows, self._obs = rows, dict[str, object]()
         boxes = {key: _box(shape, dtype) for key, (shape, dtype) in io.obs.items()}
         space = boxes["state"] if list(boxes) == ["state"] else gymnasium.spaces.Dict(_for_sb3(boxes))
         count = 1 if env is None else env.num_envs
@@ -229,7 +229,7 @@ class VectorEnvForSb3(_vec_env.VecEnv):
         """Keep the action for `step_wait`."""
         self._action = actions
 
-    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, object]]]:
         """One step; ended rows carry SB3's `terminal_observation`, `TimeLimit.truncated`, `episode`, `is_success`."""
         if self._rows is not None:
             self._rows.step(self._obs, self._action)
@@ -256,17 +256,17 @@ class VectorEnvForSb3(_vec_env.VecEnv):
     def close(self) -> None:
         """Leave the inner environment to its owner."""
 
-    def get_attr(self, attr_name: str, indices: object = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: object = None) -> list[object]:
         """`render_mode` only."""
         if attr_name != "render_mode":
             raise AttributeError(attr_name)
         return [None] * (1 if self._inner is None else self._inner.num_envs)
 
-    def set_attr(self, attr_name: str, value: Any, indices: object = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: object = None) -> None:
         """Refused."""
         raise AttributeError(f"{attr_name} cannot be set through the adapter")
 
-    def env_method(self, method_name: str, *args: object, indices: object = None, **kwargs: object) -> list[Any]:
+    def env_method(self, method_name: str, *args: object, indices: object = None, **kwargs: object) -> list[object]:
         """Refused."""
         raise AttributeError(f"{method_name} cannot be called through the adapter")
 
@@ -336,7 +336,7 @@ def _for_sb3(obs: Mapping[str, object]) -> Any:
     return {key.replace(".", "_"): value for key, value in obs.items()}
 
 
-def _numpy(value: Any) -> Any:
+def _numpy(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _numpy(item) for key, item in value.items()}
     return value.cpu().numpy() if isinstance(value, Tensor) else value

@@ -70,7 +70,7 @@ class LabelWorker:
         with self._change:
             return self._change.wait_for(lambda: not self._waiting and not self._busy, timeout)
 
-    def waiting(self) -> list[Any]:
+    def waiting(self) -> list[object]:
         """Questions without an answer, the one in work left out."""
         with self._change:
             return list(self._waiting)

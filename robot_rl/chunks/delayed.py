@@ -146,7 +146,7 @@ class DelayedPolicy:
         if not wanted.any():
             return
         mask: Any = torch.as_tensor(wanted, device=first.device) if isinstance(first, Tensor) else wanted
-        context: dict[str, Any] = {
+        context: dict[str, np.ndarray] = {
             "last": self.execution.last[wanted], "previous": previous[wanted], "running": running[wanted],
         }  # fmt: skip
         if self.compensation == "rtc":

@@ -10,7 +10,7 @@ from torch import Tensor
 from robot_rl.data.arrays import Arrays, HostArrays, Store
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
-from robot_rl.types import Episode, Step
+from robot_rl.types import Array, Episode, Step
 
 
 class RingWriter:
@@ -251,7 +251,7 @@ class RingWriter:
                 raise ValueError(_no_extra(name, shape, "Step.info", sorted(step.info)))
             rows[:, where] = self._flat(source, self._num_envs)[pick]
 
-    def _flat(self, value: Any, rows: int) -> Store:
+    def _flat(self, value: Array, rows: int) -> Store:
         return self._arrays.put(value, "float32").reshape(rows, -1)
 
 

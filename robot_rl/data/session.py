@@ -129,7 +129,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ValueError: not an HDF5 file, or one that claims more than it holds.
     """
-    columns: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     with foreign.hdf5(Path(path)) as file:
 
         def visit(key: str, item: object) -> None:

@@ -35,7 +35,7 @@ class Painter:
         self.dead = False
         """There will be no more pictures from here; somebody else has to draw."""
 
-    def turn(self, state: Callable[[], dict[str, Any]], quality: int = 75) -> Frame | None:
+    def turn(self, state: Callable[[], dict[str, object]], quality: int = 75) -> Frame | None:
         """Ask for a picture of the present state when the child is free.
 
         Args:

@@ -41,7 +41,7 @@ class LearnerLink:
         self.settings, self._facts = settings, dict(facts)
         self._greeted = threading.Event()
         self._places = dict(places)
-        self._queue: queue.Queue[tuple[dict[str, Any], bytes]] = queue.Queue(most)
+        self._queue: queue.Queue[tuple[dict[str, object], bytes]] = queue.Queue(most)
         self.dropped = self.nonsense = 0
         """Messages that found no room; messages that were none of ours."""
         self._actors: dict[int, tuple[float, dict[str, Any]]] = {}
@@ -74,7 +74,7 @@ class LearnerLink:
         """Whether an actor that fits has greeted."""
         return self._greeted.wait(timeout)
 
-    def drain(self, timeout: float) -> list[tuple[dict[str, Any], bytes]]:
+    def drain(self, timeout: float) -> list[tuple[dict[str, object], bytes]]:
         """Heads and bodies that came; waits for the first up to `timeout` seconds."""
         found = []
         with suppress(queue.Empty):

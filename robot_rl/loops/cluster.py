@@ -199,7 +199,7 @@ class Cluster:
         """Transitions on their way."""
         return sum(steps for _, steps in self._asked.values())
 
-    def actors(self) -> list[Any]:
+    def actors(self) -> list[object]:
         """Handles of the actors, for `ray.kill` in tests and by schedulers."""
         return list(self._actors.values())
 
@@ -439,7 +439,7 @@ def start(ray: Any, processes: int) -> bool:
     """
     if ray.is_initialized():
         return False
-    room: dict[str, Any] = {}
+    room: dict[str, object] = {}
     if "RAY_ADDRESS" not in os.environ:
         room = {"num_cpus": max(processes, os.cpu_count() or 1), "include_dashboard": False}
         os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # a busy machine takes more than the 30 s

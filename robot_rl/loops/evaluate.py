@@ -52,7 +52,7 @@ class Evaluation:
             out["eval/cut"] = float(self.cut)
         return {**out, **{f"eval/{name}": value for name, value in self.chunks.items()}}
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, object]:
         """Of every episode."""
         return {"returns": self.returns, "successes": self.successes}
 

@@ -209,7 +209,7 @@ def host(x: Any) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
 
 
-def _generator_state(rng: np.random.Generator) -> dict[str, Any]:
+def _generator_state(rng: np.random.Generator) -> dict[str, object]:
     """State of a NumPy generator in plain Python numbers."""
     state = rng.bit_generator.state
     return {**state, "state": {key: int(value) for key, value in state["state"].items()}}

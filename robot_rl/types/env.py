@@ -99,7 +99,7 @@ class StepEnv(Protocol):
         """What it offers beyond stepping."""
         ...
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """First observation of (N, ...) arrays, and info."""
         ...
 

@@ -56,8 +56,8 @@ class PolicyParts:
     earned: Callable[[Any], None] | None = None
     log_prob: Callable[[Obs, Tensor], Tensor] | None = None
     reseed: Callable[[int], None] | None = None
-    save: Callable[[], dict[str, Any]] | None = None
-    restore: Callable[[dict[str, Any]], None] | None = None
+    save: Callable[[], dict[str, object]] | None = None
+    restore: Callable[[dict[str, object]], None] | None = None
     meter: Any = None
     seeds: int = 1
     activate: Callable[[int], None] | None = None

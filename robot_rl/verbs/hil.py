@@ -43,9 +43,9 @@ class HilVerbOptions(Machine, Env, Pictures, Resume, HilSettings):
     """One process, or the one that drives and records, or the one that learns; see docs/hil_link.md."""
     link: LinkSettings = LinkSettings()
     """Between actor and learner; see docs/hil_link.md."""
-    takeover: dict[str, Any] = Field(default_factory=lambda: {"mode": "deadman"})
+    takeover: dict[str, object] = Field(default_factory=lambda: {"mode": "deadman"})
     """How the person takes over: mode=deadman, toggle or implicit; further +takeover.hold_ms=200 ... (docs/hil.md)."""
-    safety: dict[str, Any] = Field(default_factory=dict)
+    safety: dict[str, object] = Field(default_factory=dict)
     """Limits of what is executed: +safety.acceleration=1.0 ... (docs/hil.md)."""
 
 
