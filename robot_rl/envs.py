@@ -41,7 +41,7 @@ class _World:
         self.plain = list(space) == ["state"]
         self.space = space["state"] if self.plain else space
 
-    def of(self, obs: Obs) -> Any:
+    def of(self, obs: Obs) -> Obs | np.ndarray:
         """The observation as these environments give it."""
         return obs["state"] if self.plain else obs
 
@@ -101,7 +101,7 @@ class WorldEnv(gymnasium.Env):
         """Let go of the simulator."""
         self._world.env.close()
 
-    def _row(self, obs: Obs) -> Any:
+    def _row(self, obs: Obs) -> Obs | np.ndarray:
         return self._world.of({key: np.array(value[0]) for key, value in obs.items()})
 
 

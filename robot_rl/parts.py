@@ -144,7 +144,7 @@ class Checkpoints:
         step: int,
         states: Mapping[str, object],
         facts: Mapping[str, object],
-        stores: Mapping[str, Any],
+        stores: Mapping[str, Callable[[Path, Path | None], None]],
         name: str = "",
     ) -> Path:
         parts = self.parts

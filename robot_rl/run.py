@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from tqdm import tqdm
@@ -29,6 +29,8 @@ from robot_rl.schedule import Result, Schedule
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, Many, read_metrics
 from robot_rl.types import Callback, Metrics
+
+R = TypeVar("R")
 
 
 class Run:
@@ -364,7 +366,7 @@ class Run:
         found = {**self.summary, **self.numbers, "notes": self.notes, "failures": self.failures}
         write_json(self.folder / "evaluation.json", found)
 
-    def _try(self, name: str, call: Callable[[], object]) -> Any:
+    def _try(self, name: str, call: Callable[[], R]) -> R | str:
         """What a call makes; what it raises becomes a line of `failures` and the answer."""
         try:
             return call()

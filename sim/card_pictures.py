@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from robot_rl.sim.robot_model import load, mujoco
 from robot_rl.types.card import Card
 
 if TYPE_CHECKING:
-    from mujoco import MjvScene
+    from mujoco import MjvGeom, MjvScene
 
 _AXES = ((0.9, 0.2, 0.2, 1.0), (0.2, 0.75, 0.25, 1.0), (0.2, 0.35, 0.95, 1.0))
 _ORANGE = (0.95, 0.6, 0.1, 1.0)
@@ -107,7 +107,7 @@ def _box(scene: MjvScene, low: np.ndarray, high: np.ndarray) -> None:
     geom.size[:], geom.pos[:] = 0.5 * (high - low), 0.5 * (high + low)
 
 
-def _new(scene: MjvScene, kind: object, colour: tuple[float, ...]) -> Any:
+def _new(scene: MjvScene, kind: object, colour: tuple[float, ...]) -> MjvGeom:
     geom = scene.geoms[scene.ngeom]
     mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.eye(3).flatten(), np.array(colour, np.float32))
     scene.ngeom += 1

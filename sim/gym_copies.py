@@ -6,11 +6,13 @@ contracts, so that a worker starts quickly.
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium
@@ -37,6 +39,9 @@ _PACKAGES = {
     **dict.fromkeys(("Fetch", "Adroit", "Hand", "Franka", "AntMaze", "PointMaze"), "gymnasium_robotics"),
 }
 """Start of an id -> package that registers it."""
+
+SharedRows = tuple["ctypes.Array[ctypes.c_ubyte]", str, tuple[int, ...]]
+"""Memory that processes share, its dtype and its shape."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +312,7 @@ class Copies:
             else:  # one channel broadcasts to three
                 self.arrays[part.key][i] = np.moveaxis(value, 0, -1) if part.kind == "planes" else value
 
-    def frames(self) -> list[object]:
+    def frames(self) -> list[Any]:
         """`render()` of every copy."""
         return [env.render() for env in self.envs]
 
@@ -352,7 +357,7 @@ def _succeeded(info: Mapping[str, object]) -> bool:
     return any(bool(info[name]) for name in SUCCESS if name in info)
 
 
-def work(pipe: Any, shared: dict[str, tuple[Any, str, tuple[int, ...]]], rows: tuple[int, int], options: dict) -> None:
+def work(pipe: Connection, shared: dict[str, SharedRows], rows: tuple[int, int], options: dict) -> None:
     """Body of a worker process: serve commands for rows [first, end) of the shared arrays until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     first, end = rows
@@ -381,6 +386,8 @@ def work(pipe: Any, shared: dict[str, tuple[Any, str, tuple[int, ...]]], rows: t
         pipe.send_bytes(traceback.format_exc().encode())
 
 
-def view(shared: dict[str, tuple[Any, str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+def view(shared: dict[str, SharedRows]) -> dict[str, np.ndarray]:
     """Arrays over shared memory: name -> (buffer, dtype, shape)."""
-    return {key: np.frombuffer(buffer, dtype).reshape(shape) for key, (buffer, dtype, shape) in shared.items()}
+    return {
+        key: np.frombuffer(memoryview(buffer), dtype).reshape(shape) for key, (buffer, dtype, shape) in shared.items()
+    }

@@ -26,7 +26,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, gym_copies, interface
-from robot_rl.sim.gym_copies import Copies
+from robot_rl.sim.gym_copies import Copies, SharedRows
 from robot_rl.sim.gym_goals import gym_goals
 from robot_rl.sim.interface import checked
 from robot_rl.types import EnvParts, IOSpec, Obs, StateDict, action_of, choice_of
@@ -375,7 +375,7 @@ class _Worker:
         self,
         context: Any,
         rows: tuple[int, int],
-        shared: dict[str, tuple[Any, str, tuple[int, ...]]],
+        shared: dict[str, SharedRows],
         options: dict[str, object],
     ) -> None:
         self.rows = rows

@@ -13,7 +13,7 @@ import copy
 import inspect
 import json
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -21,12 +21,15 @@ import numpy as np
 from robot_rl.extras import require
 from robot_rl.types import StateDict
 
+if TYPE_CHECKING:
+    from mujoco import MjData, MjModel
+
 _NO_STATE = ("spec", "metadata", "env", "np_random")
 _CONTACT = ("efc_", "iefc_", "island_", "map_", "contact", "efm_", "plugin_data", "plugin")
 """Arrays of MjData whose size changes with the contacts; every step computes them anew before use."""
 
 
-def mujoco_parts(env: gymnasium.Env) -> tuple[Any, Any] | None:
+def mujoco_parts(env: gymnasium.Env) -> tuple[MjModel, MjData] | None:
     """(model, data) of an environment that simulates with MuJoCo, else None."""
     model = data = None
     for value in vars(env.unwrapped).values():
@@ -66,7 +69,7 @@ class Before:
         return {"model": model, "state": self._state.copy(), "control": control}
 
 
-def nominal_model(env: gymnasium.Env) -> Any:
+def nominal_model(env: gymnasium.Env) -> MjModel | None:
     """A copy of the environment's model as it is now, for `save` and `load` to tell what was changed; or None."""
     parts = mujoco_parts(env)
     return None if parts is None else copy.copy(parts[0])
@@ -200,7 +203,7 @@ def _generator(words: np.ndarray) -> np.random.Generator:
     return generator
 
 
-def _encode(value: object) -> Any:
+def _encode(value: object) -> object:
     """JSON form that keeps tuples, NumPy scalars and small arrays apart.
 
     Raises:
@@ -223,7 +226,7 @@ def _encode(value: object) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _decode(value: object) -> Any:
+def _decode(value: object) -> object:
     if isinstance(value, list):
         return [_decode(item) for item in value]
     if not isinstance(value, dict):

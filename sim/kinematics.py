@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -124,7 +124,7 @@ class Chain:
         self._hinge = [link.hinge for link in links]
         self.low, self.high = (np.array([link.limits[side] for link in links]) for side in (0, 1))
         self._constants = self._link_constants([link.offset for link in links], end)
-        self._cache: dict[Any, tuple[Array, ...]] = {}
+        self._cache: dict[object, tuple[Array, ...]] = {}
 
     def _link_constants(self, offsets: list[np.ndarray], end: np.ndarray) -> tuple[np.ndarray, ...]:
         """Matrices of link(q) = constant + sin q sine + cos q cosine, end, local axes, anchors, hinges, limits, 1."""

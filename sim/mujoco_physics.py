@@ -15,6 +15,7 @@ import numpy as np
 
 from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
+from robot_rl.types import Array
 from robot_rl.types.data import all_finite
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Physics:
             self.sensors = _named(model, self._batch.bind("sensordata"))
         self._control: np.ndarray = self.ctrl[:, None]
 
-    def place(self, rows: np.ndarray, qpos: Any, qvel: Any, ctrl: Any) -> None:
+    def place(self, rows: np.ndarray, qpos: Array, qvel: Array, ctrl: Array) -> None:
         """Put copies `rows` into a new state, with sensor values that belong to it.
 
         Args:

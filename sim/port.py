@@ -7,6 +7,7 @@ simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat.numpy as xp
@@ -37,7 +38,7 @@ class Window:
         free: indices into qpos of the joints that are no hinge or slide.
     """
 
-    def __init__(self, mujoco: Any, model: MjModel, world: World) -> None:
+    def __init__(self, mujoco: ModuleType, model: MjModel, world: World) -> None:
         self._mujoco, self._model, self._world = mujoco, model, world
         sensors: dict[str, Array] = {}
         self._sensordata = np.zeros((1, model.nsensordata))

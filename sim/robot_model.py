@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from robot_rl.extras import require, require_foreign
@@ -15,7 +15,7 @@ from robot_rl.sim import urdf
 from robot_rl.sim.headless import prefer_headless
 
 if TYPE_CHECKING:
-    from mujoco import MjSpec
+    from mujoco import MjsElement, MjSpec
 
 prefer_headless()
 mujoco = require("mujoco")
@@ -245,7 +245,7 @@ def _say_absent(made: RobotModel, absent: list[str]) -> None:
         made.notes.append(f"{len(absent)} meshes are absent or of a form that is not read, and left out: {few}")
 
 
-def _proxies(body: Any) -> int:
+def _proxies(body: MjsElement) -> int:
     """Capsules from a body's origin to its children's; how many."""
     count = 0
     for child in body.bodies:

@@ -21,7 +21,7 @@ from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.world import World
-from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
+from robot_rl.types import Array, EnvParts, IOSpec, Obs, StateDict
 
 DEFAULTS = TensorOptions()
 
@@ -149,7 +149,7 @@ class TensorVectorEnv(VectorEnv):
             raise RuntimeError("observe() before the first reset(); call reset() once")
         return {"state": self.episodes.state.clone()}
 
-    def expert(self, obs: Obs | None = None) -> Any:
+    def expert(self, obs: Obs | None = None) -> Array:
         """The world's scripted controller: (N, A) actions in [-1, 1], of the kind of the observation.
 
         Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -190,7 +190,7 @@ class TextVectorEnv:
         """(N, 1) utterances of the scripted expert in the present state of every row."""
         return _texts([world.expert() for world in self._rows])[:, None]
 
-    def render(self) -> Any:
+    def render(self) -> NoReturn:
         """Refused.
 
         Raises:

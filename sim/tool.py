@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def tool_jacobian(model: str, site: str, joints: Sequence[str]) -> Callable[[np.
     return Tool(model, site, joints).jacobian
 
 
-def load(model: str) -> tuple[Any, Any]:
+def load(model: str) -> tuple[ModuleType, MjModel]:
     """The module mujoco and a compiled model from a path (MJCF, URDF) or MJCF text.
 
     Raises:
@@ -105,7 +106,7 @@ def load(model: str) -> tuple[Any, Any]:
         raise ValueError(f"MuJoCo cannot read the model: {error}") from error
 
 
-def addresses(mujoco: Any, model: MjModel, joints: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def addresses(mujoco: ModuleType, model: MjModel, joints: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """(J,) indices into qpos and into qvel of named hinge and slide joints.
 
     Raises:

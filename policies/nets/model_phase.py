@@ -184,10 +184,10 @@ class ModelPhase:
         self.latest = dict(state["latest"])
 
 
-M_co = TypeVar("M_co", bound=ModelOptions, covariant=True)
+M = TypeVar("M", bound=ModelOptions)
 
 
-class ModelBased(LogLearner[M_co]):
+class ModelBased(LogLearner[M]):
     """What turns a learner from logs into one that also learns from branches of a learnt model.
 
     The first updates fit the models; every later one is an update of the learner behind it in the order of bases, on
@@ -202,7 +202,7 @@ class ModelBased(LogLearner[M_co]):
 
     def __init__(
         self,
-        options: M_co,
+        options: M,
         io: IOSpec,
         *,
         seed: int = 0,

@@ -73,13 +73,13 @@ class VlaImitationOptions(Options):
     """Metrics are computed in every n-th update."""
 
 
-V_co = TypeVar("V_co", bound=VlaImitationOptions, covariant=True)
+V = TypeVar("V", bound=VlaImitationOptions)
 
 
-class ChunkCloning(Learner[V_co, Transitions]):
+class ChunkCloning(Learner[V, Transitions]):
     """What `VlaImitation` shares with the method whose goals are pictures."""
 
-    def __init__(self, options: V_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: V, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the policy for `io`.
 
         Args:

@@ -125,7 +125,7 @@ def _pack_items(value: tuple[object, ...] | list[object], add: Callable[[bytes],
         _pack(item, add, depth + 1)
 
 
-def _pack_table(value: dict[Any, Any], add: Callable[[bytes], None], depth: int) -> None:
+def _pack_table(value: dict[object, object], add: Callable[[bytes], None], depth: int) -> None:
     add(b"d" + _LENGTH.pack(len(value)))
     for key, item in value.items():
         _pack_text(str(key), add, depth)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
@@ -258,7 +256,7 @@ class RingWriter:
 _FLOAT32 = np.dtype(np.float32)
 
 
-def _host(value: object) -> Any:
+def _host(value: Array) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 

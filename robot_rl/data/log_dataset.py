@@ -14,7 +14,7 @@ from robot_rl.data.arrays import HostArrays, arrays_for
 from robot_rl.data.chains import all_true, check_sizes, sum_ahead
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.store import Store
-from robot_rl.types import Batches, Obs, StateDict, Transitions
+from robot_rl.types import Array, Batches, Obs, StateDict, Transitions
 
 _BLOCK = 1 << 15
 """Indices drawn at once."""
@@ -364,7 +364,7 @@ class LogDataset:
             return reward
         return reward * np.float32(self.reward_scale) + np.float32(self.reward_bias)
 
-    def _more(self, row: np.ndarray, here: Any, final: np.ndarray, episode: np.ndarray) -> dict[str, Tensor]:
+    def _more(self, row: np.ndarray, here: Array, final: np.ndarray, episode: np.ndarray) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         if self._next_action:
             last = self._last.take(episode)
@@ -385,7 +385,7 @@ class LogDataset:
                 found[name] = self._read(name if name == "proposed" else f"info/{name}", here).float()
         return found
 
-    def _read(self, name: str, index: Any) -> Tensor:
+    def _read(self, name: str, index: Array) -> Tensor:
         """Rows of a column, copied."""
         if name not in self._held:
             column = self.store.column(name)

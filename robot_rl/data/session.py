@@ -106,7 +106,7 @@ def _describe(file: h5py.File, attributes: Mapping[str, object]) -> None:
         file.attrs[key] = value if plain else json.dumps(value, default=_as_list)
 
 
-def _as_list(value: object) -> Any:
+def _as_list(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be stored as an attribute")

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -182,8 +183,8 @@ class Cluster:
         self._recipe = (self._ray.put(make_env), self._ray.put(make_learner))
         self._num_envs, self._fragment, self._seed, self._depth = num_envs, fragment, seed, depth
         self._actors: dict[int, Any] = {}
-        self._starting: dict[Any, int] = {}  # reference -> worker; on a full cluster it waits until there is room
-        self._asked: dict[Any, tuple[int, int]] = {}  # reference -> (worker, transitions)
+        self._starting: dict[object, int] = {}  # reference -> worker; on a full cluster it waits until there is room
+        self._asked: dict[object, tuple[int, int]] = {}  # reference -> (worker, transitions)
         self._born, self._barren = 0, 0
         self._wanted = workers
         self.lost = 0
@@ -430,7 +431,7 @@ class ClusterOffPolicy:
             self._window[name].extend(values)
 
 
-def start(ray: Any, processes: int) -> bool:
+def start(ray: ModuleType, processes: int) -> bool:
     """Join the cluster that RAY_ADDRESS names, or start Ray here; whether it was started by this call.
 
     Args:

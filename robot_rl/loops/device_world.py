@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robot_rl.loops.stepping import NonFiniteError, Stepper, as_obs, autoreset_mode
 from robot_rl.state import Saved
-from robot_rl.types import Array, Metrics, Obs, StateDict, Step
+from robot_rl.types import Array, Metrics, Obs, StateDict, Step, StepEnv
 
 
 class DeviceWorld(Protocol):
@@ -45,7 +45,7 @@ class DeviceWorld(Protocol):
         ...
 
 
-def open_world(env: Any, device: torch.device, save_to: str | Path | None = None) -> DeviceWorld:
+def open_world(env: StepEnv, device: torch.device, save_to: str | Path | None = None) -> DeviceWorld:
     """The environment as tensors on `device`.
 
     An environment with a device among its parts hands over tensors and is stepped without a wait; any other is bridged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.state import Saved
-from robot_rl.types import AnyLearner, Metrics, Sampler, StateDict, StepEnv
+from robot_rl.types import AnyLearner, Array, Metrics, Sampler, StateDict, StepEnv
 
 
 class OffPolicy:
@@ -204,7 +203,7 @@ class _Hold(Saved):
         self._age = np.where(over, 0, np.where(self.start, 1, self._age + 1))
 
 
-def host(x: Any) -> np.ndarray:
+def host(x: Array) -> np.ndarray:
     """An array or tensor in main memory."""
     return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from robot_rl.types.data import Array, Obs
 from robot_rl.types.io import IOSpec
 from robot_rl.types.state import StateDict
@@ -52,8 +54,8 @@ class PolicyParts:
         graph: (observations as tensors) -> (B, A) the best action in torch alone, of a policy whose `act` leaves torch.
     """
 
-    executed: Callable[[Any], None] | None = None
-    earned: Callable[[Any], None] | None = None
+    executed: Callable[[np.ndarray], None] | None = None
+    earned: Callable[[Array], None] | None = None
     log_prob: Callable[[Obs, Tensor], Tensor] | None = None
     reseed: Callable[[int], None] | None = None
     save: Callable[[], dict[str, object]] | None = None

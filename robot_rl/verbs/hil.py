@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import os
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import Field
 
 from robot_rl import build
@@ -32,6 +32,9 @@ from robot_rl.verbs.options import Env, Machine, Pictures, Resume
 from robot_rl.verbs.reading import plain
 from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.words import Refused
+
+if TYPE_CHECKING:
+    from robot_rl.human.pilot import Pilot
 
 
 class HilVerbOptions(Machine, Env, Pictures, Resume, HilSettings):
@@ -64,14 +67,14 @@ def hil(cfg: DictConfig) -> None:
     threads(cfg)
     settings = settings_of(HilSettings, cfg)
     config = saved_config(cfg)
-    everything: Any = OmegaConf.to_container(cfg, resolve=True)
+    everything = plain(cfg)
     link: Any = None
     if cfg.role != "both":
         secret = os.environ.get("ROBOT_RL_LINK_PASSWORD")
         given = {**everything["link"], "password": everything["link"]["password"] or secret}
         link = build.check(LinkSettings, given, "link", "the link")
 
-    def make_pilot(env: VecEnv, with_person: bool) -> Any:
+    def make_pilot(env: VecEnv, with_person: bool) -> Pilot:
         human = None
         if with_person:
             given = {"io": env.io, "expert": env.parts.expert, "seed": cfg.seed, "listen": _listen}

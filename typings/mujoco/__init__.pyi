@@ -313,9 +313,15 @@ class MjSpec:
     def add_sensor(self, **fields: object) -> MjsElement: ...
     def add_texture(self, **fields: object) -> MjsElement: ...
 
+class MjvGeom:
+    mat: np.ndarray
+    pos: np.ndarray
+    rgba: np.ndarray
+    size: np.ndarray
+
 class MjvScene:
     maxgeom: int
     ngeom: int
-    geoms: Sequence[Any]
+    geoms: Sequence[MjvGeom]
 
 def __getattr__(name: str) -> Any: ...

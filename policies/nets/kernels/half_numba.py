@@ -14,8 +14,8 @@ import numpy as np
 
 from robot_rl.extras import require
 
-numba: Any = require("numba")
-_ir: Any = require("llvmlite.ir")
+numba = require("numba")
+_ir = require("llvmlite.ir")
 _intrinsic: Any = require("numba.extending").intrinsic
 
 from robot_rl.advantage.backends.compiled import njit  # noqa: E402
