@@ -146,7 +146,7 @@ def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, TrainedPoli
 def read_action_meaning(cfg: DictConfig) -> dict[str, Any]:
     """What the command line says of the actions of a log: `action`, `action_low` and `action_high`."""
     names = [name for name in ("action", "action_low", "action_high") if cfg.get(name) is not None]
-    given = plain(cfg)
+    given: Any = OmegaConf.to_container(cfg, resolve=True)
     return {name: given[name] for name in names}
 
 

@@ -7,15 +7,14 @@ import re
 import signal
 import sys
 from dataclasses import fields
-from typing import Literal
+from typing import Any, Literal
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build
 from robot_rl.types.options import Bound, Count, Number, Pixels, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.options import VerbOptions
-from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
 
 _READING = (
@@ -96,7 +95,7 @@ def data(cfg: DictConfig) -> None:
     from robot_rl.data.findings import BadData, Finding, exit_code
     from robot_rl.data.repairs import Repairs
 
-    given = plain(cfg)
+    given: Any = OmegaConf.to_container(cfg, resolve=True)
     options = {key: given[key] for key in _READING if given[key] not in (None, False)}
     if given["dataset"] is not None:
         options["name"] = given["dataset"]

@@ -7,7 +7,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from robot_rl import build
@@ -67,7 +67,7 @@ def hil(cfg: DictConfig) -> None:
     threads(cfg)
     settings = settings_of(HilSettings, cfg)
     config = saved_config(cfg)
-    everything = plain(cfg)
+    everything: Any = OmegaConf.to_container(cfg, resolve=True)
     link: Any = None
     if cfg.role != "both":
         secret = os.environ.get("ROBOT_RL_LINK_PASSWORD")
