@@ -37,7 +37,7 @@ EnvLike = str | VecEnv
 PathLike = str | os.PathLike[str]
 GYM_ID = re.compile(r".+-v\d+")
 
-_nodes: WeakKeyDictionary[VecEnv, dict[str, Any]] = WeakKeyDictionary()  # environment of `make` -> its options
+_nodes: WeakKeyDictionary[VecEnv, dict[str, object]] = WeakKeyDictionary()  # environment of `make` -> its options
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _policy_name(policy: str | type[AnyLearner]) -> str:
     return f"{policy.__module__}:{policy.__qualname__}"
 
 
-def _env_node(name: str, options: Mapping[str, object]) -> dict[str, Any]:
+def _env_node(name: str, options: Mapping[str, object]) -> dict[str, object]:
     """Engine, world and options that a name means."""
     gym = GYM_ID.fullmatch(name) and name not in choices("env")
     values: dict[str, object] = {"env": {key: value for key, value in options.items() if key != "robot"}}
@@ -274,7 +274,7 @@ def _env_node(name: str, options: Mapping[str, object]) -> dict[str, Any]:
     return plain(cfg.env)
 
 
-def _node_of(env: EnvLike) -> dict[str, Any]:
+def _node_of(env: EnvLike) -> dict[str, object]:
     if isinstance(env, str):
         return _env_node(env, {})
     if env not in _nodes:
@@ -284,7 +284,7 @@ def _node_of(env: EnvLike) -> dict[str, Any]:
     return _nodes[env]
 
 
-def _world_of(run: PathLike | Policy) -> dict[str, Any]:
+def _world_of(run: PathLike | Policy) -> dict[str, object]:
     if not isinstance(run, str | os.PathLike):
         raise Refused("say where: evaluate(policy, env)")
     node = stored_config(checkpoint.find(Path(run))).get("env")

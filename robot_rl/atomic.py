@@ -54,7 +54,7 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
-def append_line(path: Path, value: Any) -> None:
+def append_line(path: Path, value: object) -> None:
     """Add a line of JSON to a file; it is on the disk when this returns."""
     with open(path, "a") as file:
         file.write(json.dumps(value) + "\n")

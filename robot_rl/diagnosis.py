@@ -8,7 +8,6 @@ follow from it. What they name, and miss: `docs/howto/why_it_does_not_learn.md`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -291,7 +290,7 @@ CHECKS: tuple[Check, ...] = (
 """In the order of the answer."""
 
 
-def diagnose(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Cause]:
+def diagnose(rows: Sequence[Mapping[str, object]], config: Mapping[str, object]) -> list[Cause]:
     """What keeps a run from learning, the likeliest first; empty where nothing is seen.
 
     Args:

@@ -41,7 +41,7 @@ class _World:
         self.plain = list(space) == ["state"]
         self.space = space["state"] if self.plain else space
 
-    def of(self, obs: Obs) -> Any:
+    def of(self, obs: Obs) -> Obs | np.ndarray:
         """The observation as these environments give it."""
         return obs["state"] if self.plain else obs
 
@@ -77,7 +77,7 @@ class WorldEnv(gymnasium.Env):
         self.observation_space, self.action_space = self._world.space, self._world.env.single_action_space
         self.metadata = {**self.metadata, "render_fps": round(self.io.control_hz)}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """A new episode; the same one for the same seed."""
         super().reset(seed=seed)
         obs, _ = self._world.env.reset(seed=seed)
@@ -101,7 +101,7 @@ class WorldEnv(gymnasium.Env):
         """Let go of the simulator."""
         self._world.env.close()
 
-    def _row(self, obs: Obs) -> Any:
+    def _row(self, obs: Obs) -> Obs | np.ndarray:
         return self._world.of({key: np.array(value[0]) for key, value in obs.items()})
 
 
@@ -127,7 +127,7 @@ class WorldVectorEnv(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {**self.metadata, "render_fps": round(self.io.control_hz)}
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """New episodes: all, or those of options["reset_mask"] (N,) bool."""
         obs, info = self._world.env.reset(seed=seed, options=options)
         self._world.started = True

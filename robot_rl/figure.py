@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from robot_rl.atomic import write_bytes
 from robot_rl.extras import require
 
@@ -31,7 +33,7 @@ def figure(width: float, height: float) -> Figure:
     return made
 
 
-def panels(rows: int, columns: int, *, width: float, height: float, **shared: Any) -> tuple[Figure, Any]:
+def panels(rows: int, columns: int, *, width: float, height: float, **shared: Any) -> tuple[Figure, np.ndarray]:
     """A figure and its axes (rows, columns).
 
     Args:

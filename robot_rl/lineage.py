@@ -16,7 +16,7 @@ FILE = "lineage.json"
 _CHUNK = 2**20
 
 
-def digest(path: Path) -> dict[str, Any]:
+def digest(path: Path) -> dict[str, object]:
     """Path, size and SHA-256 of a file, or of a folder's files with their names, in the order of the names."""
     path = Path(path)
     files = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
@@ -48,7 +48,7 @@ def begin(folder: Path, sources: Mapping[str, Mapping[str, object]]) -> None:
     write_json(folder / FILE, facts)
 
 
-def add(folder: Path, kind: str, facts: Mapping[str, Any]) -> None:
+def add(folder: Path, kind: str, facts: Mapping[str, object]) -> None:
     """Append to a list in the file: "continued", "weights", "deployed" …; a folder without the file gets one."""
     path = folder / FILE
     try:

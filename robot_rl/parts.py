@@ -43,7 +43,7 @@ class Parts:
     stores: Mapping[str, Stored] = field(default_factory=dict)
     policy: Stateful | None = None
     io: IOSpec | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     seen: Callable[[], Seen | None] = lambda: None
 
 
@@ -144,7 +144,7 @@ class Checkpoints:
         step: int,
         states: Mapping[str, object],
         facts: Mapping[str, object],
-        stores: Mapping[str, Any],
+        stores: Mapping[str, Callable[[Path, Path | None], None]],
         name: str = "",
     ) -> Path:
         parts = self.parts

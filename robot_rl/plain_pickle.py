@@ -88,7 +88,7 @@ def load(path: Path, kind: type[ArrayUnpickler] = ArrayUnpickler) -> Any:
         return arrays_of(kind(data, encoding="latin1").load())
 
 
-def arrays_of(value: object, _done: dict[int, Any] | None = None, _depth: int = 0) -> Any:
+def arrays_of(value: object, _done: dict[int, object] | None = None, _depth: int = 0) -> Any:
     """Plain containers with every array in them made real; an array that is there twice stays one."""
     done = {} if _done is None else _done
     if _depth > 100:

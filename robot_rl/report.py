@@ -78,7 +78,7 @@ def write_video(path: str | Path, frames: Sequence[np.ndarray], fps: float) -> P
 
 
 def write_curve(
-    path: str | Path, rows: Sequence[dict[str, Any]], *, title: str = "", unit: str = "environment step"
+    path: str | Path, rows: Sequence[dict[str, object]], *, title: str = "", unit: str = "environment step"
 ) -> Path:
     """Plot the learning curves found in metric rows.
 
@@ -111,7 +111,7 @@ def write_curve(
     return save(figure, Path(path))
 
 
-def _terms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _terms(rows: Sequence[Mapping[str, object]]) -> list[str]:
     return list(dict.fromkeys(key.removeprefix("reward/") for row in rows for key in row if key.startswith("reward/")))
 
 
@@ -142,7 +142,7 @@ def rank_terms(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {**lines, **({"always 0": ", ".join(never)} if never else {})}
 
 
-def write_terms(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None:
+def write_terms(path: Path, rows: Sequence[Mapping[str, object]]) -> Path | None:
     """Plot a reward term by term: the mean of a step over the run, and the least and the most that a step was paid.
 
     Args:
@@ -215,7 +215,7 @@ def write_report(
     folder: str | Path,
     *,
     title: str,
-    summary: dict[str, Any],
+    summary: dict[str, object],
     config: str,
     curve: Path | None,
     video: Path | None,
@@ -270,5 +270,5 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

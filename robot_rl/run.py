@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from tqdm import tqdm
@@ -29,6 +29,8 @@ from robot_rl.schedule import Result, Schedule
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, Many, read_metrics
 from robot_rl.types import Callback, Metrics
+
+R = TypeVar("R")
 
 
 class Run:
@@ -77,7 +79,7 @@ class Run:
         self.tracker: Many = Many([])
         self.pictures: dict[str, Path] = {}
         self.summary: dict[str, Any] = {}
-        self.numbers: dict[str, Any] = {}
+        self.numbers: dict[str, object] = {}
         self.findings: list[Cause] = []
         self.interrupt = Interrupt(on_interrupt)
         self._watch = Stopwatch()
@@ -173,7 +175,7 @@ class Run:
         calls: Mapping[str, Callable[[], object]] | None = None,
         more: Callable[[], Mapping[str, object]] | None = None,
         callback: Callback | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """`follow`, `finish` and, whatever happens, `close`; the summary."""
         self._callback = callback
         try:
@@ -263,7 +265,7 @@ class Run:
         *,
         calls: Mapping[str, Callable[[], object]] | None = None,
         more: Callable[[], Mapping[str, object]] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Evaluate, write evaluation.json, then make what is for the eye; none of that can fail the run.
 
         Args:
@@ -347,7 +349,7 @@ class Run:
         self.findings = diagnose(self._rows(), yaml.safe_load(self._config) or {})
         self.numbers["diagnosis"] = [asdict(finding) for finding in self.findings]
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, object]]:
         metrics = self.folder / METRICS_FILE
         return read_metrics(metrics) if metrics.exists() else []  # a caller's own tracker keeps none there
 
@@ -364,7 +366,7 @@ class Run:
         found = {**self.summary, **self.numbers, "notes": self.notes, "failures": self.failures}
         write_json(self.folder / "evaluation.json", found)
 
-    def _try(self, name: str, call: Callable[[], object]) -> Any:
+    def _try(self, name: str, call: Callable[[], R]) -> R | str:
         """What a call makes; what it raises becomes a line of `failures` and the answer."""
         try:
             return call()

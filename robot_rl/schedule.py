@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from robot_rl.types import Metrics, Options
 from robot_rl.types.options import Count, Share, Whole
@@ -42,6 +43,6 @@ class Result(Protocol):
         """Under names that begin with eval/."""
         ...
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Mapping[str, object]:
         """Of every episode, for evaluation.json."""
         ...

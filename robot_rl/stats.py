@@ -121,22 +121,6 @@ class Paired:
         return 2.0**odd / ((odd + 1) * math.comb(odd, self.gained))
 
 
-def trials_for_width(rate: float, half_width: float, *, confidence: float = 0.95) -> int:
-    """How many trials it takes until half of Wilson's interval is no wider, at an expected success rate.
-
-    Raises:
-        ValueError: rate outside [0, 1] or half_width outside (0, 0.5).
-    """
-    if not 0.0 <= rate <= 1.0 or not 0.0 < half_width < 0.5:
-        raise ValueError(f"rate is {rate} and half_width {half_width}, expected [0, 1] and (0, 0.5)")
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-
-    def half(n: int) -> float:
-        return z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-
-    return _smallest(lambda n: half(n) <= half_width)
-
-
 def pairs_to_tell(gain: float, loss: float, *, alpha: float = 0.05, power: float = 0.8) -> int | None:
     """How many pairs in all the exact test of `Paired` needs to tell B from A; None where they do not differ.
 
@@ -319,15 +303,3 @@ def _between(value: float, draws: Sequence[float] | np.ndarray, confidence: floa
     """The value and the middle mass of its draws."""
     low, high = np.quantile(draws, [(1.0 - confidence) / 2, (1.0 + confidence) / 2])
     return Interval(value, float(low), float(high))
-
-
-def _smallest(enough: Callable[[int], bool]) -> int:
-    """The smallest n >= 1 that is enough, for what stays enough with more."""
-    high = 1
-    while not enough(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high

@@ -7,13 +7,15 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from robot_rl.atomic import write_bytes
 from robot_rl.extras import require
 from robot_rl.types import Metrics, Tracker
 
 METRICS_FILE = "metrics.jsonl"
+
+R = TypeVar("R")
 
 
 class Jsonl:
@@ -125,7 +127,7 @@ class Many:
         for tracker in self.trackers:
             self._try(type(tracker).__name__.lower(), tracker.close)
 
-    def _try(self, name: str, call: Callable[[], object], tracker: Tracker | None = None) -> Any:
+    def _try(self, name: str, call: Callable[[], R], tracker: Tracker | None = None) -> R | None:
         try:
             return call()
         except Exception as error:  # a server that is gone, a full disk, a missing package: the run goes on

@@ -78,7 +78,7 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         ValueError: num_envs below 1, or a world that tells no more than its policy sees.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012  (an instance variable to gymnasium)
+    metadata: dict[str, object] = {  # noqa: RUF012  (an instance variable to gymnasium)
         "autoreset_mode": AutoresetMode.SAME_STEP,
         "render_modes": ["rgb_array"],
     }
@@ -140,13 +140,13 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
             obs |= ({PRIVILEGED: known} if self._critic else {}) | ({"state": known} if self._teacher else {})
         return obs
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[dict, dict]:
         """Start anew: all rows, or those of options["reset_mask"] (N,) bool."""
         if seed is not None:
             self._seed(int(seed))
         else:
             mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
-            self._renew(np.flatnonzero(mask))
+            self._renew(np.flatnonzero(np.asarray(mask)))
         return self._obs(), {}
 
     def step(self, actions: np.ndarray) -> tuple[dict, np.ndarray, np.ndarray, np.ndarray, dict]:

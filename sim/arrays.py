@@ -6,14 +6,12 @@ therefore take their constants from `constant`, which makes each one once per ki
 
 from __future__ import annotations
 
-from typing import Any
-
 import array_api_compat
 import numpy as np
 
 from robot_rl.types import Array
 
-_CONSTANTS: dict[tuple[Any, ...], Array] = {}
+_CONSTANTS: dict[tuple[object, ...], Array] = {}
 
 
 def constant(values: object, like: Array, *, dtype: object = None) -> Array:

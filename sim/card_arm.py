@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import array_api_compat
 import numpy as np
@@ -20,6 +20,9 @@ from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
 from robot_rl.types.card import DEFAULTS, OPEN, Card
+
+if TYPE_CHECKING:
+    from mujoco import MjSpec
 
 TOOL = "robot_rl_tool"
 _POSES = 3000
@@ -197,7 +200,7 @@ def _scene(text: str, now: str) -> str:
     return spec.to_xml()
 
 
-def _drive(spec: Any, card: Card, joint: str, kp: float, kd: float, effort: float | str) -> None:
+def _drive(spec: MjSpec, card: Card, joint: str, kp: float, kd: float, effort: float | str) -> None:
     """A position servo."""
     if spec.joint(joint) is None:
         raise ValueError(f"the model of {card.name} has no joint '{joint}', which its card lists")
@@ -208,7 +211,7 @@ def _drive(spec: Any, card: Card, joint: str, kp: float, kd: float, effort: floa
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
 
 
-def _surroundings(spec: Any, card: Card) -> None:
+def _surroundings(spec: MjSpec, card: Card) -> None:
     """Physics options, floor, light, camera, goal."""
     option = spec.option
     option.timestep, option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST

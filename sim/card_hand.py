@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import array_api_compat
 import numpy as np
@@ -18,6 +18,9 @@ from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
 from robot_rl.types.card import Card
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 GRASP = "robot_rl_grasp"
 _TRIES, _FEWEST = 1500, 40
@@ -70,7 +73,7 @@ class CardHand(CardArm):
         low, high = tips.min(axis=0), tips.max(axis=0)
         self.low, self.high = tuple(map(float, low)), tuple(map(float, high))
 
-    def _open_all(self, model: Any, card: Card) -> None:
+    def _open_all(self, model: MjModel, card: Card) -> None:
         """Fingers that follow by constraints open with those that are commanded."""
         assert card.gripper is not None
         for name, value in zip(card.gripper.joints, card.gripper.open):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from robot_rl.sim.card_arm import TOOL
 from robot_rl.sim.card_scene import at_home
 from robot_rl.sim.robot_model import load, mujoco
 from robot_rl.types.card import Card
+
+if TYPE_CHECKING:
+    from mujoco import MjvGeom, MjvScene
 
 _AXES = ((0.9, 0.2, 0.2, 1.0), (0.2, 0.75, 0.25, 1.0), (0.2, 0.35, 0.95, 1.0))
 _ORANGE = (0.95, 0.6, 0.1, 1.0)
@@ -89,22 +92,22 @@ def _png(picture: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _axes(scene: object, place: np.ndarray, turn: np.ndarray, length: float) -> None:
+def _axes(scene: MjvScene, place: np.ndarray, turn: np.ndarray, length: float) -> None:
     for axis, colour in enumerate(_AXES):
         _line(scene, place, place + length * turn[:, axis], 0.03 * length, colour)
 
 
-def _line(scene: object, start: np.ndarray, end: np.ndarray, width: float, colour: tuple[float, ...]) -> None:
+def _line(scene: MjvScene, start: np.ndarray, end: np.ndarray, width: float, colour: tuple[float, ...]) -> None:
     geom = _new(scene, mujoco.mjtGeom.mjGEOM_CAPSULE, colour)
     mujoco.mjv_connector(geom, mujoco.mjtGeom.mjGEOM_CAPSULE, width, start, end)
 
 
-def _box(scene: object, low: np.ndarray, high: np.ndarray) -> None:
+def _box(scene: MjvScene, low: np.ndarray, high: np.ndarray) -> None:
     geom = _new(scene, mujoco.mjtGeom.mjGEOM_BOX, (0.2, 0.6, 0.9, 0.18))
     geom.size[:], geom.pos[:] = 0.5 * (high - low), 0.5 * (high + low)
 
 
-def _new(scene: Any, kind: object, colour: tuple[float, ...]) -> Any:
+def _new(scene: MjvScene, kind: object, colour: tuple[float, ...]) -> MjvGeom:
     geom = scene.geoms[scene.ngeom]
     mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.eye(3).flatten(), np.array(colour, np.float32))
     scene.ngeom += 1

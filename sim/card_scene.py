@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from robot_rl.sim.card_arm import CardArm
 from robot_rl.sim.legs_scene import scene
 from robot_rl.sim.robot_model import add_floor, load, mujoco
 from robot_rl.types.card import Card
+
+if TYPE_CHECKING:
+    from mujoco import MjData, MjModel
 
 
 def fit(card: Card) -> list[str]:
@@ -23,7 +26,7 @@ def fit(card: Card) -> list[str]:
     return notes
 
 
-def at_home(card: Card) -> tuple[Any, Any]:
+def at_home(card: Card) -> tuple[MjModel, MjData]:
     """The compiled model with its floor, and its data in the card's home pose.
 
     Raises:

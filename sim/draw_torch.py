@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsInt
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from robot_rl.sim.arrays import constant
 from robot_rl.types import StateDict
 
 
-def _signed(value: Any) -> int:
+def _signed(value: SupportsInt) -> int:
     value = int(value)
     return value - 2**64 if value >= 2**63 else value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import array_api_compat.torch as xp
 import torch
@@ -20,6 +20,9 @@ from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.randomize_torch import TorchRandomizer
 from robot_rl.sim.scene import Sensors, check_markers
 from robot_rl.sim.world import Reset, View, World, parts_of
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 BAD_STATE, BAD_REWARD, BAD_ACTION = 1, 2, 4
 """Bits of `Episodes.flags`."""
@@ -38,7 +41,7 @@ class TensorPhysics(Protocol):
         timestep: seconds of one physics step.
     """
 
-    model: Any
+    model: MjModel
     qpos: Tensor
     qvel: Tensor
     ctrl: Tensor
@@ -158,7 +161,7 @@ class Episodes:
             step=self.count,
             task={},
         )
-        self._graphs: dict[str, Any] = {}
+        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._calls: dict[str, int] = {}
 
     def start(self, mask: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -13,7 +13,13 @@ from robot_rl.sim.draw import Streams
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_physics import mujoco
 from robot_rl.sim.world import View, World, parts_of
+from robot_rl.types import Array
 from robot_rl.types.camera import Calibration
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
+
+    from robot_rl.sim.render import Cameras
 
 OWN = "own"
 """Stands for the cameras that a world takes for a policy, and for all that its robot feels of itself."""
@@ -140,7 +146,7 @@ def tool_pose(world: World, view: View) -> np.ndarray:
     return out
 
 
-def calibrate(world: World, model: Any, cameras: Sequence[str], size: tuple[int, int]) -> dict[str, Calibration]:
+def calibrate(world: World, model: MjModel, cameras: Sequence[str], size: tuple[int, int]) -> dict[str, Calibration]:
     """ "image.<name>" -> where points fall in the pictures of a camera.
 
     A camera that a moving body carries is taken to be fixed to the tool, which points down; of a world that does not
@@ -200,14 +206,14 @@ def calibrate(world: World, model: Any, cameras: Sequence[str], size: tuple[int,
 class Painters:
     """The renderers of an environment, one for each size and quality; made when they are first asked for."""
 
-    def __init__(self, model: object, markers: Mapping[str, str]) -> None:
+    def __init__(self, model: MjModel, markers: Mapping[str, str]) -> None:
         self._model, self._markers = model, markers
-        self._made: dict[tuple[tuple[int, int], str], Any] = {}
+        self._made: dict[tuple[tuple[int, int], str], Cameras] = {}
 
     def paint(
         self,
         qpos: np.ndarray,
-        task: Mapping[str, object],
+        task: Mapping[str, Array],
         cameras: Sequence[str | None],
         size: tuple[int, int],
         *,

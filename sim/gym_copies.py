@@ -6,11 +6,13 @@ contracts, so that a worker starts quickly.
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium
@@ -20,6 +22,7 @@ from gymnasium import spaces
 from robot_rl.extras import require_foreign
 from robot_rl.sim import gym_mujoco, gym_state, robosuite_env
 from robot_rl.sim.headless import prefer_headless
+from robot_rl.types import StateDict
 
 SUCCESS = ("success", "is_success", "succeed")
 """Names under which environments report success in their info."""
@@ -36,6 +39,9 @@ _PACKAGES = {
     **dict.fromkeys(("Fetch", "Adroit", "Hand", "Franka", "AntMaze", "PointMaze"), "gymnasium_robotics"),
 }
 """Start of an id -> package that registers it."""
+
+SharedRows = tuple["ctypes.Array[ctypes.c_ubyte]", str, tuple[int, ...]]
+"""Memory that processes share, its dtype and its shape."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +316,7 @@ class Copies:
         """`render()` of every copy."""
         return [env.render() for env in self.envs]
 
-    def save(self) -> list[dict[str, Any] | None]:
+    def save(self) -> list[dict[str, object] | None]:
         """`gym_state.save` of every copy, with its elapsed steps."""
         states = [gym_state.save(env, nominal) for env, nominal in zip(self.envs, self.nominal)]
         for state, elapsed in zip(states, self.elapsed):
@@ -322,7 +328,7 @@ class Copies:
         """What `crash.save` needs to repeat the last step of one copy, or None where it does not run on MuJoCo."""
         return self._before[index].content() if self._before else None
 
-    def load(self, index: int, state: dict[str, Any]) -> None:
+    def load(self, index: int, state: StateDict) -> None:
         """Restore one copy."""
         self.elapsed[index] = int(state["elapsed"])
         gym_state.load(self.envs[index], self.nominal[index], state)
@@ -351,7 +357,7 @@ def _succeeded(info: Mapping[str, object]) -> bool:
     return any(bool(info[name]) for name in SUCCESS if name in info)
 
 
-def work(pipe: Any, shared: dict[str, tuple[Any, str, tuple[int, ...]]], rows: tuple[int, int], options: dict) -> None:
+def work(pipe: Connection, shared: dict[str, SharedRows], rows: tuple[int, int], options: dict) -> None:
     """Body of a worker process: serve commands for rows [first, end) of the shared arrays until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     first, end = rows
@@ -380,6 +386,8 @@ def work(pipe: Any, shared: dict[str, tuple[Any, str, tuple[int, ...]]], rows: t
         pipe.send_bytes(traceback.format_exc().encode())
 
 
-def view(shared: dict[str, tuple[Any, str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+def view(shared: dict[str, SharedRows]) -> dict[str, np.ndarray]:
     """Arrays over shared memory: name -> (buffer, dtype, shape)."""
-    return {key: np.frombuffer(buffer, dtype).reshape(shape) for key, (buffer, dtype, shape) in shared.items()}
+    return {
+        key: np.frombuffer(memoryview(buffer), dtype).reshape(shape) for key, (buffer, dtype, shape) in shared.items()
+    }

@@ -17,7 +17,7 @@ import itertools
 import math
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -26,12 +26,15 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import crash, gym_copies, interface
-from robot_rl.sim.gym_copies import Copies
+from robot_rl.sim.gym_copies import Copies, SharedRows
 from robot_rl.sim.gym_goals import gym_goals
 from robot_rl.sim.interface import checked
 from robot_rl.types import EnvParts, IOSpec, Obs, StateDict, action_of, choice_of
 from robot_rl.types.data import all_finite
 from robot_rl.types.options import Count, Positive, Whole
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 R = TypeVar("R")
 
@@ -163,7 +166,7 @@ class GymVectorEnv(VectorEnv):
         self._terms: tuple[str, ...] | None = None  # of the reward; known from the first step on
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, object] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Start new episodes.
 
@@ -261,7 +264,7 @@ class GymVectorEnv(VectorEnv):
         saved: there "exact" is False for the environment and its episode starts anew, with a seed that depends on the
         first seed and the steps so far, so that a resumed run is valid, repeatable, but not equal.
         """
-        out: dict[str, Any] = {"id": self.id, "started": self._started}
+        out: dict[str, object] = {"id": self.id, "started": self._started}
         out |= {"seed": self._seed, "count": self._count}
         out |= {key: value.copy() for key, value in self._arrays.items() if not key.startswith("final.")}
         pending = self._seeds
@@ -284,7 +287,7 @@ class GymVectorEnv(VectorEnv):
                 f"saved environment state is of {len(exact)} copies of '{state['id']}', expected {self.num_envs} of "
                 f"'{self.id}'"
             )
-        own: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        own: list[dict[str, object]] = [{} for _ in range(self.num_envs)]
         for key, value in state.items():
             if key.startswith("env"):
                 index, _, name = key[3:].partition(".")
@@ -309,9 +312,9 @@ class GymVectorEnv(VectorEnv):
             worker.close()
         self._workers = []
 
-    def _start(self, count: int, options: dict[str, Any], shapes: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    def _start(self, count: int, options: dict[str, object], shapes: dict[str, tuple[tuple[int, ...], str]]) -> None:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context: Any = multiprocessing.get_context(method)
+        context: object = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload(["robot_rl.sim.gym_copies"])
         shared = {
@@ -325,7 +328,7 @@ class GymVectorEnv(VectorEnv):
         for worker in self._workers:
             worker.wait()
 
-    def _call(self, method: Callable[..., Any], calls: list[tuple[Any, ...]]) -> None:
+    def _call(self, method: Callable[..., object], calls: list[tuple[Any, ...]]) -> None:
         """Call a method of `Copies` whose first argument is the row."""
         for row, *rest in calls:
             if self._copies is not None:
@@ -372,8 +375,8 @@ class _Worker:
         self,
         context: Any,
         rows: tuple[int, int],
-        shared: dict[str, tuple[Any, str, tuple[int, ...]]],
-        options: dict[str, Any],
+        shared: dict[str, SharedRows],
+        options: dict[str, object],
     ) -> None:
         self.rows = rows
         self.pipe, theirs = context.Pipe()
@@ -433,8 +436,8 @@ def _shapes(
 
 
 def _action_names(env: gymnasium.Env, actions: int) -> tuple[str, ...]:
-    model: Any = getattr(env.unwrapped, "model", None)
-    if getattr(model, "nu", None) == actions:
+    model: MjModel | None = getattr(env.unwrapped, "model", None)
+    if model is not None and getattr(model, "nu", None) == actions:
         names = [model.actuator(i).name for i in range(actions)]
         if all(names) and len(set(names)) == actions:
             return tuple(names)

@@ -60,7 +60,7 @@ def gym_goals(env: gymnasium.Env, layout: Layout) -> Goals | None:
     return Goals(width, width, show, over_rows(task.compute_reward, width), ends)
 
 
-def over_rows(function: Callable[..., Any], width: int) -> Rows:
+def over_rows(function: Callable[[np.ndarray, np.ndarray, dict], Any], width: int) -> Rows:
     """(achieved (B, G), goal (B, G)) -> (B,) of a task's function, called row by row where it takes no batches."""
 
     def by_row(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:

@@ -55,7 +55,7 @@ class PickCube(gymnasium.Env):
         ImportError: gym_hil is not installed.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    metadata: dict[str, object] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class PickCube(gymnasium.Env):
             seen = self._base.observation_space["pixels"]
             self.observation_space = spaces.Dict({"state": state, "pixels": seen})
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Arm at home, block on the table."""
         super().reset(seed=seed)
         seen, _ = self._base.reset(seed=seed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import metadata
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 
@@ -30,12 +31,12 @@ def mend_enumerations() -> None:
 
 
 def _compare_with_numpy(kind: Any) -> None:
-    before = kind.__eq__
+    before: Callable[[object, object], bool] = kind.__eq__
 
-    def equal(one: Any, other: Any) -> Any:
+    def equal(one: SupportsInt, other: object) -> bool:
         return int(one) == int(other) if isinstance(other, np.integer) else before(one, other)
 
-    def differ(one: object, other: object) -> Any:
+    def differ(one: SupportsInt, other: object) -> bool:
         return not equal(one, other)
 
     kind.__eq__, kind.__ne__ = equal, differ
@@ -53,7 +54,7 @@ def mend_meta_world() -> None:
     choose = vars(RandomTaskSelectWrapper)["reset"]
     if choose.__module__ != __name__:
 
-        def seeded(env: Any, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        def seeded(env: Any, *, seed: int | None = None, options: dict[str, object] | None = None) -> Any:
             if seed is not None:
                 env.unwrapped.seed(seed)
             return choose(env, seed=seed, options=options)

@@ -13,19 +13,23 @@ import copy
 import inspect
 import json
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.types import StateDict
+
+if TYPE_CHECKING:
+    from mujoco import MjData, MjModel
 
 _NO_STATE = ("spec", "metadata", "env", "np_random")
 _CONTACT = ("efc_", "iefc_", "island_", "map_", "contact", "efm_", "plugin_data", "plugin")
 """Arrays of MjData whose size changes with the contacts; every step computes them anew before use."""
 
 
-def mujoco_parts(env: gymnasium.Env) -> tuple[Any, Any] | None:
+def mujoco_parts(env: gymnasium.Env) -> tuple[MjModel, MjData] | None:
     """(model, data) of an environment that simulates with MuJoCo, else None."""
     model = data = None
     for value in vars(env.unwrapped).values():
@@ -65,20 +69,20 @@ class Before:
         return {"model": model, "state": self._state.copy(), "control": control}
 
 
-def nominal_model(env: gymnasium.Env) -> Any:
+def nominal_model(env: gymnasium.Env) -> MjModel | None:
     """A copy of the environment's model as it is now, for `save` and `load` to tell what was changed; or None."""
     parts = mujoco_parts(env)
     return None if parts is None else copy.copy(parts[0])
 
 
-def save(env: gymnasium.Env, nominal: object) -> dict[str, Any] | None:
+def save(env: gymnasium.Env, nominal: object) -> StateDict | None:
     """Arrays and texts from which `load` restores the environment, or None where that cannot be exact.
 
     Args:
         env: the environment with its wrappers.
         nominal: what `nominal_model` gave right after it was made.
     """
-    out: dict[str, object] = {}
+    out: StateDict = {}
     parts = mujoco_parts(env)
     for depth, level in enumerate(_levels(env)):
         plain: dict[str, object] = {}
@@ -115,7 +119,7 @@ def save(env: gymnasium.Env, nominal: object) -> dict[str, Any] | None:
     return out
 
 
-def load(env: gymnasium.Env, nominal: object, state: dict[str, Any]) -> None:
+def load(env: gymnasium.Env, nominal: object, state: StateDict) -> None:
     """Restore what `save` returned into an environment made with the same arguments."""
     parts = mujoco_parts(env)
     if parts is not None:
@@ -149,7 +153,7 @@ def load(env: gymnasium.Env, nominal: object, state: dict[str, Any]) -> None:
                 attributes[key.split(".", 2)[2]] = _generator(np.asarray(value))
 
 
-def _restore(attributes: dict[str, Any], name: str, value: np.ndarray) -> None:
+def _restore(attributes: dict[str, object], name: str, value: np.ndarray) -> None:
     """In place where possible: the array may be a view into the simulator."""
     found = attributes.get(name)
     if isinstance(found, np.ndarray) and found.shape == value.shape and found.dtype == value.dtype:
@@ -159,7 +163,7 @@ def _restore(attributes: dict[str, Any], name: str, value: np.ndarray) -> None:
         attributes[name] = value.copy()
 
 
-def _levels(env: gymnasium.Env) -> list[Any]:
+def _levels(env: gymnasium.Env) -> list[object]:
     """The environment under all its wrappers, and environments that one of them is built around (FrankaKitchen)."""
     levels: list[object] = [env]
     for level in levels:
@@ -199,7 +203,7 @@ def _generator(words: np.ndarray) -> np.random.Generator:
     return generator
 
 
-def _encode(value: object) -> Any:
+def _encode(value: object) -> object:
     """JSON form that keeps tuples, NumPy scalars and small arrays apart.
 
     Raises:
@@ -222,7 +226,7 @@ def _encode(value: object) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _decode(value: object) -> Any:
+def _decode(value: object) -> object:
     if isinstance(value, list):
         return [_decode(item) for item in value]
     if not isinstance(value, dict):

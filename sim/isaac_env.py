@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.scene import check_scene
 from robot_rl.sim.tensor_env import TensorVectorEnv, refuse, torch_device
 from robot_rl.sim.world import World
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 VARIABLE = "ISAACGYM_PYTHON"
 
@@ -117,7 +120,7 @@ class IsaacPhysics:
 
     def __init__(
         self,
-        model: Any,
+        model: MjModel,
         num_envs: int,
         control_hz: float,
         *,

@@ -25,7 +25,7 @@ from robot_rl.sim import interface
 from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
 from robot_rl.types.options import Positive
 
-_APPS: list[Any] = []
+_APPS: list[object] = []
 """The running Omniverse application: one per process, and it must outlive every environment."""
 
 
@@ -73,7 +73,7 @@ def make(
     """
     launcher = require_lab("isaaclab.app")
     if not _APPS:
-        options: dict[str, Any] = {"headless": True, "device": device, "enable_cameras": render_mode is not None}
+        options: dict[str, object] = {"headless": True, "device": device, "enable_cameras": render_mode is not None}
         _APPS.append(launcher.AppLauncher(options))
     require_lab("isaaclab_tasks")  # registers the ids
     parse = require_lab("isaaclab_tasks.utils").parse_env_cfg
@@ -140,7 +140,7 @@ class IsaacLabVectorEnv(VectorEnv):
         inner._reset_idx = self._look_and_reset
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, object] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Start new episodes in all environments.
 

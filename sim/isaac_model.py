@@ -8,12 +8,15 @@ drives of degrees of freedom. What has no counterpart is refused by name.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import numpy as np
 
 from robot_rl.extras import require
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 _FREE, _SLIDE, _HINGE = 0, 2, 3  # mjtJoint
 _SHAPES = {2: "sphere", 3: "capsule", 4: "ellipsoid", 5: "cylinder", 6: "box"}  # mjtGeom
@@ -77,12 +80,12 @@ class Actor:
     joints: dict[str, tuple[int, int]] = field(default_factory=dict)
     drives: list[Drive] = field(default_factory=list)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """JSON-ready, as the worker reads it."""
         return asdict(self)
 
 
-def ground(model: Any) -> dict[str, float] | None:
+def ground(model: MjModel) -> dict[str, float] | None:
     """The horizontal plane that things stand on: "height" [m] and "friction"; None where nothing can be touched.
 
     Raises:
@@ -105,7 +108,7 @@ def ground(model: Any) -> dict[str, float] | None:
     return found
 
 
-def actors(model: Any) -> list[Actor]:
+def actors(model: MjModel) -> list[Actor]:
     """The trees of a model, in the order of their root bodies; mocap and other bodies that nothing moves are left out.
 
     Raises:
@@ -146,7 +149,7 @@ def actors(model: Any) -> list[Actor]:
     return found
 
 
-def _drives(model: Any) -> dict[int, Drive]:
+def _drives(model: MjModel) -> dict[int, Drive]:
     drives = {}
     for joint in range(model.njnt):
         dof = int(model.jnt_dofadr[joint])
@@ -187,7 +190,7 @@ def _drives(model: Any) -> dict[int, Drive]:
     return drives
 
 
-def _write(model: object, root: int, free: bool) -> str:
+def _write(model: MjModel, root: int, free: bool) -> str:
     top = ElementTree.Element("mujoco", model=_name(model, "body", root))
     ElementTree.SubElement(top, "compiler", angle="radian", inertiafromgeom="false", autolimits="true")
     world = ElementTree.SubElement(top, "worldbody")
@@ -199,7 +202,7 @@ def _write(model: object, root: int, free: bool) -> str:
     return ElementTree.tostring(top, encoding="unicode")
 
 
-def _body(model: Any, body: int, parent: ElementTree.Element) -> None:
+def _body(model: MjModel, body: int, parent: ElementTree.Element) -> None:
     name = _name(model, "body", body)
     node = ElementTree.SubElement(
         parent, "body", name=name, pos=_words(model.body_pos[body]), quat=_words(model.body_quat[body])
@@ -240,7 +243,7 @@ def _body(model: Any, body: int, parent: ElementTree.Element) -> None:
             _body(model, child, node)
 
 
-def _joint(model: Any, joint: int, node: ElementTree.Element) -> None:
+def _joint(model: MjModel, joint: int, node: ElementTree.Element) -> None:
     if int(model.jnt_type[joint]) == _FREE:
         ElementTree.SubElement(node, "freejoint", name=_name(model, "joint", joint))
         return
@@ -260,19 +263,19 @@ def _joint(model: Any, joint: int, node: ElementTree.Element) -> None:
     ElementTree.SubElement(node, "joint", wanted)
 
 
-def _touched(model: Any) -> np.ndarray:
+def _touched(model: MjModel) -> np.ndarray:
     """(ngeom,) bool: geoms that can collide, by their bits or by a pair that names them."""
     touched = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
     touched[model.pair_geom1], touched[model.pair_geom2] = True, True
     return touched
 
 
-def _joints_of(model: Any, body: int) -> range:
+def _joints_of(model: MjModel, body: int) -> range:
     first = int(model.body_jntadr[body])
     return range(first, first + int(model.body_jntnum[body])) if first >= 0 else range(0)
 
 
-def _name(model: object, kind: str, index: int) -> str:
+def _name(model: MjModel, kind: str, index: int) -> str:
     mujoco = require("mujoco")
     kinds = mujoco.mjtObj
     which = {

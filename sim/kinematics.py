@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree
 
 import array_api_compat
@@ -16,6 +16,9 @@ import numpy as np
 
 from robot_rl.sim.arrays import solve_definite
 from robot_rl.types import Array
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 _DRIFT = 0.05
 """Part of the way to the resting posture that one step of `approach` goes."""
@@ -84,7 +87,7 @@ class Chain:
         self._join(links, offset)
 
     @classmethod
-    def of_model(cls, model: Any, site: int) -> Chain:
+    def of_model(cls, model: MjModel, site: int) -> Chain:
         """The chain of a compiled MuJoCo model, which may be written in any way that MuJoCo reads.
 
         Args:
@@ -121,7 +124,7 @@ class Chain:
         self._hinge = [link.hinge for link in links]
         self.low, self.high = (np.array([link.limits[side] for link in links]) for side in (0, 1))
         self._constants = self._link_constants([link.offset for link in links], end)
-        self._cache: dict[Any, tuple[Array, ...]] = {}
+        self._cache: dict[object, tuple[Array, ...]] = {}
 
     def _link_constants(self, offsets: list[np.ndarray], end: np.ndarray) -> tuple[np.ndarray, ...]:
         """Matrices of link(q) = constant + sin q sine + cos q cosine, end, local axes, anchors, hinges, limits, 1."""

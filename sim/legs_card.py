@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from robot_rl.sim.legs_pose import lowest, standing
 from robot_rl.sim.robot_card import driven_joints, largest_effort, within
 from robot_rl.sim.robot_model import digest, find, load, mujoco
 from robot_rl.types.card import OPEN, Card, JointCard, LegsCard, ModelCard
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 _SCALAR = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 _LIMB = 3
@@ -96,7 +99,7 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
     return card, notes
 
 
-def _trunk(model: Any) -> str:
+def _trunk(model: MjModel) -> str:
     """Body with the free joint, or the one that the robot's lowest two limbs hang from, where both reach below all that
     does not move; "" for a robot that stands fixed."""
     for j in range(model.njnt):
@@ -118,7 +121,7 @@ def _trunk(model: Any) -> str:
     return str(model.body(roots.pop()).name)
 
 
-def _weight(model: Any, pose: np.ndarray) -> tuple[float, np.ndarray]:
+def _weight(model: MjModel, pose: np.ndarray) -> tuple[float, np.ndarray]:
     """The largest gain of a joint [N m/rad] by a rule, and (nv,) inertias of the joints.
 
     At an error of 1 rad it gives the torque that holds the whole robot by a lever as long as it stands high. Policies
@@ -132,7 +135,7 @@ def _weight(model: Any, pose: np.ndarray) -> tuple[float, np.ndarray]:
     return 9.81 * float(model.body_mass.sum()) * high, np.diag(mass)
 
 
-def _legs(model: Any) -> list[list[int]]:
+def _legs(model: MjModel) -> list[list[int]]:
     """Joints of every limb that ends in the lower half of the robot in its zero pose, from the trunk or the waist."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
@@ -144,7 +147,7 @@ def _legs(model: Any) -> list[list[int]]:
     return [[j for j in c if j not in shared] for c in low]
 
 
-def _joints(model: Any, body: int) -> list[int]:
+def _joints(model: MjModel, body: int) -> list[int]:
     """Hinges and slides between the world and a body, from the world."""
     found: list[int] = []
     while body > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from robot_rl.legs import Trunk
 from robot_rl.sim import plant
 from robot_rl.sim.plant import ModelPlant
 from robot_rl.sim.robot_model import FLOOR, add_floor, load, mujoco
+
+if TYPE_CHECKING:
+    from mujoco import MjSpec
 
 SWING = np.array([2.0, 2.0, 1.0]) / 3.0
 """Axis about which a trunk swings in its harness."""
@@ -137,7 +140,7 @@ class LegsPlant(ModelPlant):
         return int(self._model.body(FLOOR).id)
 
 
-def free_trunk(spec: Any, base: str) -> None:
+def free_trunk(spec: MjSpec, base: str) -> None:
     """Give a body of an editable model a free joint where it has none.
 
     Raises:
@@ -154,7 +157,7 @@ def free_trunk(spec: Any, base: str) -> None:
         body.add_freejoint()
 
 
-def spec_text(spec: Any) -> str:
+def spec_text(spec: MjSpec) -> str:
     """MJCF of an editable model."""
     spec.compile()
     return str(spec.to_xml())

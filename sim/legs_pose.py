@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mujoco import minimize
 
 from robot_rl.sim.robot_model import mujoco
+
+if TYPE_CHECKING:
+    from mujoco import MjData, MjModel
 
 _BENT = 0.85
 """How far legs reach down, as a part of how far they can: bent enough to push and to give way."""
@@ -21,7 +24,7 @@ _AROUND = 1.6
 """Joints without nearer limits are searched in this range of their zero [rad]."""
 
 
-def standing(model: Any, legs: list[list[int]]) -> np.ndarray:
+def standing(model: MjModel, legs: list[list[int]]) -> np.ndarray:
     """The pose.
 
     Args:
@@ -51,7 +54,7 @@ def standing(model: Any, legs: list[list[int]]) -> np.ndarray:
 class _Leg:
     """One leg: where it hangs, and the search for its joints."""
 
-    def __init__(self, model: Any, data: Any, joints: list[int]) -> None:
+    def __init__(self, model: MjModel, data: MjData, joints: list[int]) -> None:
         self.model, self.data = model, data
         self.places = np.array([int(model.jnt_qposadr[j]) for j in joints])
         limits = np.array([model.jnt_range[j] if model.jnt_limited[j] else (-_AROUND, _AROUND) for j in joints])
@@ -103,7 +106,7 @@ class _Leg:
                 best, self.pose = cost, found
 
 
-def _sole(model: Any, body: int) -> np.ndarray:
+def _sole(model: MjModel, body: int) -> np.ndarray:
     """(3,) lowest point, in the zero pose, of the shapes that are welded to a foot, in the foot's frame."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
@@ -112,7 +115,7 @@ def _sole(model: Any, body: int) -> np.ndarray:
     return np.array(data.xmat[body]).reshape(3, 3).T @ (place - data.xpos[body])
 
 
-def lowest(model: Any, data: Any, bodies: Iterable[int]) -> np.ndarray:
+def lowest(model: MjModel, data: MjData, bodies: Iterable[int]) -> np.ndarray:
     """(3,) lowest point of the boxes around the shapes of bodies, below the middle of its box [m].
 
     Raises:

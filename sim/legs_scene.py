@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.robot_model import FLOOR, add_floor, add_sky, hold_others, load, mujoco
 from robot_rl.types.card import DEFAULTS, OPEN, Card
+
+if TYPE_CHECKING:
+    from mujoco import MjData, MjModel, MjSpec
 
 TIMESTEP = 0.004
 """Of the physics [s]: a fifth of a decision at 50 Hz."""
@@ -116,14 +119,14 @@ def _scene(text: str) -> LegsScene:
     return LegsScene(spec.to_xml(), stand, np.array(feet))
 
 
-def _gaps(model: Any, data: Any) -> dict[int, float]:
+def _gaps(model: MjModel, data: MjData) -> dict[int, float]:
     """Distance of every shape that touches from the floor [m]."""
     floor = int(model.body_geomadr[model.body(FLOOR).id])
     own = [g for g in range(model.ngeom) if model.geom_contype[g] and g != floor]
     return {g: float(mujoco.mj_geomDistance(model, data, g, floor, 10.0, None)) for g in own}
 
 
-def _limbs(model: Any) -> list[list[int]]:
+def _limbs(model: MjModel) -> list[list[int]]:
     """Shapes of the last link of every limb, in the order of the model."""
     shapes: dict[tuple[int, ...], list[int]] = {}
     for g in range(model.ngeom):
@@ -139,7 +142,7 @@ def _limbs(model: Any) -> list[list[int]]:
     return [shapes[chain] for chain in sorted(ends)]
 
 
-def _look(spec: Any, base: str) -> None:
+def _look(spec: MjSpec, base: str) -> None:
     """A light, a sky and a camera that goes along."""
     spec.worldbody.add_light(
         pos=[0.0, 0.0, 4.0], dir=[0.0, 0.0, -1.0], type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, diffuse=[0.6] * 3

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from functools import cached_property
-from typing import Any
 
 import array_api_compat
 import numpy as np
@@ -96,7 +95,7 @@ class Trot:
         rate, tilt, command = state[:, :3] / 0.25, state[:, 3:6], state[:, 6:9] / constant((2.0, 2.0, 1.0), state)
         turn = self.turn * command[:, 2]
         phase = xp.atan2(state[:, -2], state[:, -1]) / (2.0 * math.pi)
-        columns: list[Any] = [None] * count
+        columns: list[object] = [None] * count
         for (x, y, _), offset, (own, fit, lead) in zip(self._scene.feet, self._offset, self._legs):
             leg = phase + float(offset)
             leg = leg - xp.floor(leg)

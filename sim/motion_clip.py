@@ -13,9 +13,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 ASSETS = Path(__file__).resolve().parent / "assets" / "imitate"
 _CLIPPED = 10.0
@@ -53,7 +56,7 @@ class Clip:
                 raise ValueError(f"{name} of the clip is not finite everywhere; leave out the broken frames")
 
 
-def read(path: str, model: Any, *, actions: int, episode: int = 0) -> Clip:
+def read(path: str, model: MjModel, *, actions: int, episode: int = 0) -> Clip:
     """Read a recording for a model.
 
     Args:
@@ -110,7 +113,7 @@ def save(clip: Clip, path: str) -> None:
         np.savez_compressed(path, qpos=qpos, qvel=qvel, action=action, control_hz=hz)
 
 
-def _from_store(place: Path, model: Any, episode: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+def _from_store(place: Path, model: MjModel, episode: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     meta = json.loads((place / "meta.json").read_text())
     if not 0 <= episode < meta["episodes"]:
         raise ValueError(f"{place} holds episodes 0 to {meta['episodes'] - 1}, got {episode}")
@@ -144,7 +147,7 @@ def _from_store(place: Path, model: Any, episode: int) -> tuple[np.ndarray, np.n
     return qpos, qvel, action, hz
 
 
-def _difference(qpos: np.ndarray, model: Any, hz: float) -> np.ndarray:
+def _difference(qpos: np.ndarray, model: MjModel, hz: float) -> np.ndarray:
     """(T, nv) velocities by central differences, one-sided at the ends."""
     from robot_rl.extras import require
 

@@ -157,7 +157,7 @@ class MujocoVectorEnv(VectorEnv):
         self._last: Obs | None = None
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, object] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Start new episodes.
 
@@ -202,9 +202,11 @@ class MujocoVectorEnv(VectorEnv):
         if len(broken):
             self._crash(int(broken[0]), "physics", physics.state[broken[0]])
         world.update(view)
-        task: dict[str, Any] = view.task
+        task = view.task
         for key, value in task.items():
-            if value.base is not None:  # a view into arrays that the next step overwrites
+            if (
+                isinstance(value, np.ndarray) and value.base is not None
+            ):  # a view into arrays that the next step overwrites
                 task[key] = value.copy()
         reward, terms = pay(world, view)
         terminated = flags(world.terminated(view), world.name, "terminated")
@@ -299,7 +301,7 @@ class MujocoVectorEnv(VectorEnv):
     def state_dict(self) -> StateDict:
         """All that the next steps depend on, as arrays and texts; `load_state_dict` continues bit for bit."""
         view, physics = self._view, self.physics
-        out: dict[str, Any] = {
+        out: dict[str, object] = {
             "physics": physics.state.copy(),
             "action": self._action.copy(),
             "previous_action": self._previous_action.copy(),

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
+from robot_rl.types import Array
 from robot_rl.types.data import all_finite
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 prefer_headless()
 mujoco = require("mujoco")
@@ -66,7 +70,7 @@ class Physics:
             self.sensors = _named(model, self._batch.bind("sensordata"))
         self._control: np.ndarray = self.ctrl[:, None]
 
-    def place(self, rows: np.ndarray, qpos: Any, qvel: Any, ctrl: Any) -> None:
+    def place(self, rows: np.ndarray, qpos: Array, qvel: Array, ctrl: Array) -> None:
         """Put copies `rows` into a new state, with sensor values that belong to it.
 
         Args:
@@ -208,7 +212,7 @@ def _substeps(control_hz: float, timestep: float) -> int:
     return round(exact)
 
 
-def _named(model: Any, sensordata: np.ndarray) -> dict[str, np.ndarray]:
+def _named(model: MjModel, sensordata: np.ndarray) -> dict[str, np.ndarray]:
     sensors = {}
     for i in range(model.nsensor):
         start, size = int(model.sensor_adr[i]), int(model.sensor_dim[i])

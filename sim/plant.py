@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -12,6 +12,9 @@ import numpy as np
 from robot_rl.legs import Trunk
 from robot_rl.sim.tool import addresses, load
 from robot_rl.sim.world import World, parts_of
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 
 class ModelPlant:
@@ -219,7 +222,7 @@ class SceneRenderer:
         RuntimeError: no renderer works.
     """
 
-    def __init__(self, model: object, height: int, width: int, markers: Mapping[str, str]) -> None:
+    def __init__(self, model: MjModel, height: int, width: int, markers: Mapping[str, str]) -> None:
         from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
         self._cameras = Cameras(model, width, height, markers)
@@ -341,9 +344,9 @@ def _row(values: Sequence[float], count: int, default: float) -> np.ndarray:
 def make_plant(
     joints: Sequence[str],
     *,
-    make_world: Callable[[Mapping[str, Any]], World],
+    make_world: Callable[[Mapping[str, object]], World],
     world: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     seed: int,
     model: str,
     home: Sequence[float] | None,

@@ -7,7 +7,8 @@ simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -15,7 +16,10 @@ import numpy as np
 from robot_rl.sim.eyes import Feeling, tool_pose
 from robot_rl.sim.tool import addresses, load
 from robot_rl.sim.world import View, World, parts_of
-from robot_rl.types import IOSpec
+from robot_rl.types import Array, IOSpec
+
+if TYPE_CHECKING:
+    from mujoco import MjData, MjModel
 
 OBJECTS = "objects"
 """Name of the variable that holds the positions of all joints that are not the robot's (poses of free bodies)."""
@@ -34,9 +38,9 @@ class Window:
         free: indices into qpos of the joints that are no hinge or slide.
     """
 
-    def __init__(self, mujoco: Any, model: Any, world: World) -> None:
+    def __init__(self, mujoco: ModuleType, model: MjModel, world: World) -> None:
         self._mujoco, self._model, self._world = mujoco, model, world
-        sensors: dict[str, Any] = {}
+        sensors: dict[str, Array] = {}
         self._sensordata = np.zeros((1, model.nsensordata))
         for i in range(model.nsensor):
             begin = int(model.sensor_adr[i])
@@ -66,7 +70,7 @@ class Window:
         goals = tuple(dict.fromkeys(parts_of(self._world).markers.values()))
         return (*goals, OBJECTS) if len(self.free) else goals
 
-    def read(self, data: Any) -> None:
+    def read(self, data: MjData) -> None:
         """Copy positions, velocities, controls and sensor values of MuJoCo data."""
         self.view.qpos[0], self.view.qvel[0], self.view.ctrl[0] = data.qpos, data.qvel, data.ctrl
         self._sensordata[0] = data.sensordata
@@ -143,7 +147,9 @@ class WorldPort:
         self._fill(position, velocity, task)
         self._adopt(view)
 
-    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def observe(
+        self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
         """Observation of a policy, once per decision: {"state": (1, S) float32}, and "tool" (1, 4) beside it."""
         view = self._window.view
         self._fill(position, velocity, task)

@@ -82,7 +82,7 @@ class Randomize(Options):
         """Whether observations get noise."""
         return bool(np.any(np.asarray(self.noise) > 0))
 
-    def factors(self, draw: Draw, sizes: dict[str, int], timestep: float) -> dict[str, Any]:
+    def factors(self, draw: Draw, sizes: dict[str, int], timestep: float) -> dict[str, np.ndarray]:
         """Draw for the environments of `draw`.
 
         Args:
@@ -93,7 +93,7 @@ class Randomize(Options):
         Returns:
             Name -> (n, size) float32 factors, and "latency": (n,) int64 physics steps; only what is randomised.
         """
-        out: dict[str, object] = {}
+        out: dict[str, Any] = {}
         for name, (low, high) in self.scaled.items():
             out[name] = draw.uniform(sizes[name], low=low, high=high)
         if self.latency is not None:

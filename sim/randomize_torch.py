@@ -6,7 +6,6 @@ Options, streams and draws are those of the CPU engine: the same seed gives the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +100,7 @@ class TorchRandomizer:
 
     def state_dict(self) -> StateDict:
         """All of it, as NumPy arrays."""
-        out: dict[str, Any] = {
+        out: dict[str, object] = {
             name: value.cpu().numpy().copy()
             for name, value in (("history", self._history), ("age", self._age), ("drawn", self._drawn))
         }

@@ -8,7 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from robot_rl.extras import require
 from robot_rl.sim import headless
 from robot_rl.sim.headless import prefer_headless
 from robot_rl.sim.scene import mocap
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
+
+    from robot_rl.types import Array
 
 prefer_headless()
 mujoco = require("mujoco")
@@ -103,7 +108,7 @@ class Cameras:
 
     def __init__(
         self,
-        model: Any,
+        model: MjModel,
         width: int,
         height: int,
         markers: Mapping[str, str] | None = None,
@@ -142,7 +147,7 @@ class Cameras:
         self._pixels = np.empty((height, width, 3), np.uint8)
 
     def render(
-        self, qpos: np.ndarray, cameras: Sequence[str | None], variables: Mapping[str, Any] | None = None
+        self, qpos: np.ndarray, cameras: Sequence[str | None], variables: Mapping[str, Array] | None = None
     ) -> dict[str | None, np.ndarray]:
         """Pictures of n copies.
 

@@ -34,7 +34,7 @@ class RobosuiteTask(gymnasium.Env):
         ValueError: it has no such task.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    metadata: dict[str, object] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class RobosuiteTask(gymnasium.Env):
         low, high = self._base.action_spec
         self.action_space = spaces.Box(np.asarray(low, np.float32), np.asarray(high, np.float32))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """Objects where the seed puts them."""
         super().reset(seed=seed)
         if seed is not None:  # in place: the placements hold this generator

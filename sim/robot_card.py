@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from robot_rl.sim.arm import TIMESTEP
 from robot_rl.sim.robot_model import FLOOR, RobotModel, add_floor, digest, find, load, mujoco
 from robot_rl.sim.robot_probe import RobotProbe, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 _TOOLS = ("tcp", "tool0", "grasp", "gripper_?frame", "pinch", "attachment", "tool", "end_?effector", "(^|_)ee(_|$)",
           "flange", "right_hand", "hand")  # fmt: skip
@@ -171,7 +174,7 @@ class _Survey(RobotProbe):
         return most
 
 
-def _servos(model: Any) -> dict[int, tuple[float, float]]:
+def _servos(model: MjModel) -> dict[int, tuple[float, float]]:
     """Joint -> (kp, kd) of the position servos that a file has."""
     found = {}
     for i in range(model.nu):
@@ -182,7 +185,7 @@ def _servos(model: Any) -> dict[int, tuple[float, float]]:
     return found
 
 
-def _joint(model: Any, made: RobotModel, joint: int, inertia: float) -> JointCard:
+def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float) -> JointCard:
     name = model.joint(joint).name
     low, high = limits_of(model, joint)
     limited = bool(model.jnt_limited[joint])
@@ -205,7 +208,7 @@ def _joint(model: Any, made: RobotModel, joint: int, inertia: float) -> JointCar
     )
 
 
-def largest_effort(model: Any, joint: int) -> float | None:
+def largest_effort(model: MjModel, joint: int) -> float | None:
     """Largest effort that MJCF states: of the joint, or of its actuator."""
     if model.jnt_actfrclimited[joint]:
         return float(model.jnt_actfrcrange[joint, 1])
@@ -218,7 +221,7 @@ def largest_effort(model: Any, joint: int) -> float | None:
     return None
 
 
-def _tool(model: Any, wanted: str) -> tuple[str, int]:
+def _tool(model: MjModel, wanted: str) -> tuple[str, int]:
     """Name of the tool frame and the body that it is on."""
     frames = {model.body(i).name: i for i in range(1, model.nbody) if model.body(i).name != FLOOR}
     frames |= {model.site(i).name: int(model.site_bodyid[i]) for i in range(model.nsite) if model.site(i).name}
@@ -240,7 +243,7 @@ def _tool(model: Any, wanted: str) -> tuple[str, int]:
     return (name, frames[name]) if palm is None else (model.body(palm).name, palm)
 
 
-def _palm(model: Any, finger: int) -> int | None:
+def _palm(model: MjModel, finger: int) -> int | None:
     """The body within the last four joints of a chain from which another finger goes out too, or None."""
     way = _chain(model, finger, "")
     chains = [(_chain(model, b, ""), b) for b in range(1, model.nbody)]
@@ -252,7 +255,7 @@ def _palm(model: Any, finger: int) -> int | None:
     return None
 
 
-def _chain(model: Any, body: int, base: str) -> list[int]:
+def _chain(model: MjModel, body: int, base: str) -> list[int]:
     """Hinges and slides between the base and a body, from the base."""
     scalar = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
     found: list[int] = []
@@ -266,7 +269,7 @@ def _chain(model: Any, body: int, base: str) -> list[int]:
     return found
 
 
-def _gripper(model: Any, made: RobotModel, arm: _Survey, home: np.ndarray) -> GripperCard | None:
+def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -> GripperCard | None:
     """The commanded joints that are not the arm's but move with its end."""
     last = int(model.jnt_bodyid[arm.chain[-1]])
     hand = [j for j in range(model.njnt) if j not in arm.chain and _below(model, int(model.jnt_bodyid[j]), last)]
@@ -300,7 +303,7 @@ def _gripper(model: Any, made: RobotModel, arm: _Survey, home: np.ndarray) -> Gr
     )
 
 
-def driven_joints(model: Any) -> set[int]:
+def driven_joints(model: MjModel) -> set[int]:
     """Joints that an actuator of the file moves, itself or by a tendon."""
     driven: set[int] = set()
     for i in range(model.nu):
@@ -313,13 +316,13 @@ def driven_joints(model: Any) -> set[int]:
     return driven
 
 
-def _below(model: Any, body: int, ancestor: int) -> bool:
+def _below(model: MjModel, body: int, ancestor: int) -> bool:
     while body > 0 and body != ancestor:
         body = int(model.body_parentid[body])
     return body == ancestor
 
 
-def within(joints: tuple[JointCard, ...], values: Any) -> tuple[float, ...]:
+def within(joints: tuple[JointCard, ...], values: Iterable[float]) -> tuple[float, ...]:
     """(J,) positions in few digits, inside the limits of their joints."""
     return tuple(
         float(np.clip(round(float(value), 4), joint.lower, joint.upper))
@@ -333,10 +336,10 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _rounded(values: Any) -> tuple[float, ...]:
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(float(value), 4) for value in values)
 
 
-def _place(values: Any) -> tuple[float, float, float]:
+def _place(values: Iterable[float]) -> tuple[float, float, float]:
     x, y, z = (round(float(value), 3) for value in values)
     return x, y, z

@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from robot_rl.extras import require, require_foreign
 from robot_rl.sim import urdf
 from robot_rl.sim.headless import prefer_headless
+
+if TYPE_CHECKING:
+    from mujoco import MjsElement, MjSpec
 
 prefer_headless()
 mujoco = require("mujoco")
@@ -34,7 +37,7 @@ class RobotModel:
         mimic: joints of a URDF that follow another one.
     """
 
-    spec: Any
+    spec: MjSpec
     notes: list[str] = field(default_factory=list)
     limits: dict[str, dict[str, float]] = field(default_factory=dict)
     mimic: set[str] = field(default_factory=set)
@@ -91,7 +94,7 @@ def find(name: str) -> str:
         raise ValueError(f"{name} cannot be fetched: {error}") from error
 
 
-def hold_others(spec: Any, names: set[str]) -> None:
+def hold_others(spec: MjSpec, names: set[str]) -> None:
     """Hold every hinge and slide but those of some names where the model has it: no policy moves it."""
     for item in list(spec.equalities):  # of fingers that follow one another, say
         if item.type == mujoco.mjtEq.mjEQ_JOINT and not {item.name1, item.name2} <= {"", *names}:
@@ -104,13 +107,13 @@ def hold_others(spec: Any, names: set[str]) -> None:
             spec.delete(joint)
 
 
-def add_floor(spec: Any) -> None:
+def add_floor(spec: MjSpec) -> None:
     """A plane at height 0, on a body of its own: what touches the robot's base does not speak for the floor."""
     ground = spec.worldbody.add_body(name=FLOOR)
     ground.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3.0, 3.0, 0.1], rgba=[0.87, 0.89, 0.91, 1.0])
 
 
-def add_sky(spec: Any) -> None:
+def add_sky(spec: MjSpec) -> None:
     """A sky, light from the viewer, and room for pictures of 1280 x 960."""
     spec.add_texture(
         name="robot_rl_sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
@@ -204,7 +207,7 @@ def _mjcf(path: Path) -> RobotModel:
     return made
 
 
-def _fit_capsules(spec: Any) -> None:
+def _fit_capsules(spec: MjSpec) -> None:
     """Give every mesh that touches a capsule of its size to touch in its place."""
     for geom in list(spec.geoms):
         if geom.type != mujoco.mjtGeom.mjGEOM_MESH or not (geom.contype or geom.conaffinity):
@@ -243,7 +246,7 @@ def _say_absent(made: RobotModel, absent: list[str]) -> None:
         made.notes.append(f"{len(absent)} meshes are absent or of a form that is not read, and left out: {few}")
 
 
-def _proxies(body: Any) -> int:
+def _proxies(body: MjsElement) -> int:
     """Capsules from a body's origin to its children's; how many."""
     count = 0
     for child in body.bodies:

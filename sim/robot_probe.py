@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robot_rl.sim.robot_model import mujoco
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 _TURN = math.pi
 """Joints that turn further are searched in this range either way: the rest is the same place again [rad]."""
@@ -27,7 +30,7 @@ class RobotProbe:
         high: (J,) upper limits.
     """
 
-    def __init__(self, model: Any, chain: list[int], tool: str, ignore: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, model: MjModel, chain: list[int], tool: str, ignore: tuple[tuple[str, str], ...] = ()) -> None:
         self.model, self.chain, self.data = model, chain, mujoco.MjData(model)
         self.qpos = np.array([int(model.jnt_qposadr[j]) for j in chain])
         self.dof = np.array([int(model.jnt_dofadr[j]) for j in chain])
@@ -87,7 +90,7 @@ class RobotProbe:
         return np.array(poses), np.array(tips)
 
 
-def limits_of(model: Any, joint: int) -> tuple[float, float]:
+def limits_of(model: MjModel, joint: int) -> tuple[float, float]:
     """Range of a joint; half a turn either way where it has none."""
     if not model.jnt_limited[joint]:
         return (-_TURN, _TURN)

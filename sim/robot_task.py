@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from robot_rl.sim.port import WorldPort
 from robot_rl.sim.world import World
+
+if TYPE_CHECKING:
+    from robot_rl.types import Array
 
 
 class WorldTask(WorldPort):
@@ -21,7 +24,7 @@ class WorldTask(WorldPort):
         reward, terminated, success = (np.asarray(part)[0] for part in parts)
         return float(reward), bool(terminated), bool(success)
 
-    def expert(self, obs: Mapping[str, Any]) -> np.ndarray:
+    def expert(self, obs: Mapping[str, Array]) -> np.ndarray:
         """(1, A) action of the world's scripted controller for an observation with "state" (1, S)."""
         return np.clip(np.asarray(self.world.expert(obs["state"]), np.float32), -1.0, 1.0)
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 from robot_rl.sim.mujoco_physics import mujoco
-from robot_rl.sim.world import parts_of
+from robot_rl.sim.world import World, parts_of
+from robot_rl.types import Array
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 
-def check_scene(world: Any, model: Any) -> None:
+def check_scene(world: World, model: MjModel) -> None:
     """Compare what the world names with its compiled model.
 
     Raises:
@@ -23,7 +27,7 @@ def check_scene(world: Any, model: Any) -> None:
         mocap(model, body)
 
 
-def check_markers(world: Any, variables: Iterable[str]) -> None:
+def check_markers(world: World, variables: Iterable[str]) -> None:
     """Compare the variables at which markers are drawn with those that `reset` returned.
 
     Raises:
@@ -38,7 +42,7 @@ def check_markers(world: Any, variables: Iterable[str]) -> None:
             )
 
 
-def mocap(model: Any, body: str) -> int:
+def mocap(model: MjModel, body: str) -> int:
     """Index of a mocap body.
 
     Raises:
@@ -51,11 +55,11 @@ def mocap(model: Any, body: str) -> int:
     return found
 
 
-class Sensors(dict[str, Any]):
+class Sensors(dict[str, Array]):
     """Sensor values by name; a name that the model has not is answered with those that it has."""
 
-    def __init__(self, values: Mapping[str, object]) -> None:
+    def __init__(self, values: Mapping[str, Array]) -> None:
         super().__init__(values)
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> NoReturn:
         raise ValueError(f"the model has no sensor '{key}'; it has {sorted(self)}")

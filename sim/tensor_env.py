@@ -21,7 +21,7 @@ from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.world import World
-from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
+from robot_rl.types import Array, EnvParts, IOSpec, Obs, StateDict
 
 DEFAULTS = TensorOptions()
 
@@ -84,7 +84,7 @@ class TensorVectorEnv(VectorEnv):
         self._started, self._unchecked = False, 0
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, object] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Start new episodes.
 
@@ -149,7 +149,7 @@ class TensorVectorEnv(VectorEnv):
             raise RuntimeError("observe() before the first reset(); call reset() once")
         return {"state": self.episodes.state.clone()}
 
-    def expert(self, obs: Obs | None = None) -> Any:
+    def expert(self, obs: Obs | None = None) -> Array:
         """The world's scripted controller: (N, A) actions in [-1, 1], of the kind of the observation.
 
         Args:
@@ -197,7 +197,7 @@ class TensorVectorEnv(VectorEnv):
     def state_dict(self) -> StateDict:
         """All that the next steps depend on, as NumPy arrays; `load_state_dict` continues from there."""
         episodes = self.episodes
-        out: dict[str, Any] = {key: _numpy(value).copy() for key, value in self._kept().items()}
+        out: dict[str, object] = {key: _numpy(value).copy() for key, value in self._kept().items()}
         out["started"] = self._started
         out |= {f"task.{key}": _numpy(value).copy() for key, value in episodes.task.items()}
         out |= {f"stream.{key}": value for key, value in episodes.streams.state_dict().items()}
@@ -220,7 +220,7 @@ class TensorVectorEnv(VectorEnv):
                     f"{self.num_envs} copies)"
                 )
 
-        def part(prefix: str) -> dict[str, Any]:
+        def part(prefix: str) -> dict[str, object]:
             return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
         for key, target in kept.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -89,7 +89,7 @@ class TextVectorEnv:
         ValueError: num_envs below 1.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+    metadata: ClassVar[dict[str, object]] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
 
     def __init__(self, world: TextWorld, num_envs: int, seed: int) -> None:
         if num_envs < 1:
@@ -122,7 +122,7 @@ class TextVectorEnv:
         """Turns after which a dialogue is cut."""
         return self.world.max_turns
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[dict, dict]:
         """Start a new dialogue in every row.
 
         Args:
@@ -190,7 +190,7 @@ class TextVectorEnv:
         """(N, 1) utterances of the scripted expert in the present state of every row."""
         return _texts([world.expert() for world in self._rows])[:, None]
 
-    def render(self) -> Any:
+    def render(self) -> NoReturn:
         """Refused.
 
         Raises:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 
 class Tool:
@@ -81,7 +85,7 @@ def tool_jacobian(model: str, site: str, joints: Sequence[str]) -> Callable[[np.
     return Tool(model, site, joints).jacobian
 
 
-def load(model: str) -> tuple[Any, Any]:
+def load(model: str) -> tuple[ModuleType, MjModel]:
     """The module mujoco and a compiled model from a path (MJCF, URDF) or MJCF text.
 
     Raises:
@@ -102,7 +106,7 @@ def load(model: str) -> tuple[Any, Any]:
         raise ValueError(f"MuJoCo cannot read the model: {error}") from error
 
 
-def addresses(mujoco: Any, model: Any, joints: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def addresses(mujoco: ModuleType, model: MjModel, joints: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """(J,) indices into qpos and into qvel of named hinge and slide joints.
 
     Raises:

@@ -112,7 +112,7 @@ class WarpPhysics:
         self._nominal = {name: value.clone() for name, value in self._scaled.items()}
         self._controls = torch.zeros((self.substeps if latency else 0, num_envs, model.nu), device=device)
         self._controls_warp = warp.from_torch(self._controls) if latency else None
-        self._graphs: dict[str, Any] = {}
+        self._graphs: dict[str, object] = {}
         self._full = sum(int(mujoco_warp.OverflowType[name]) for name in _FULL_BITS)
 
     def advance(self) -> None:

@@ -100,7 +100,7 @@ class Reset:
     qpos: Array
     qvel: Array
     ctrl: Array
-    task: dict[str, Array] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
 
 
 class World(Protocol):

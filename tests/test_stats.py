@@ -14,7 +14,6 @@ from robot_rl.stats import (
     probability_of_improvement,
     rank_correlation,
     stratified,
-    trials_for_width,
     upper_bound,
     wilson,
 )
@@ -70,17 +69,6 @@ def test_evidence_looked_at_after_every_pair_errs_in_five_percent_at_most():
         wrong_p += any(look.p <= 0.05 for look in looks)
     assert wrong_evidence <= 15
     assert wrong_p > 30
-
-
-def test_trials_for_width_are_the_fewest():
-    for rate, half in ((0.5, 0.1), (0.9, 0.05)):
-        n = trials_for_width(rate, half)
-        widths = []
-        for count in (n - 1, n):
-            z = 1.959964
-            root = math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
-            widths.append(z * root / (1 + z * z / count))
-        assert widths[1] <= half < widths[0]
 
 
 def test_pairs_to_tell_against_the_published_example():

@@ -85,10 +85,10 @@ class ReturnOptions(RowOptions):
     """Standardise states by the data's moments."""
 
 
-R_co = TypeVar("R_co", bound=ReturnOptions, covariant=True)
+R = TypeVar("R", bound=ReturnOptions)
 
 
-class ReturnConditioned(RowLearner[R_co]):
+class ReturnConditioned(RowLearner[R]):
     """Base of sequence models of (return to go, state, action) from a log.
 
     Attributes:
@@ -98,7 +98,7 @@ class ReturnConditioned(RowLearner[R_co]):
 
     net: Any
 
-    def __init__(self, options: R_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: R, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the network for `io`.
 
         Args:
@@ -125,7 +125,7 @@ class ReturnConditioned(RowLearner[R_co]):
         self.state.include({"net": self.net_step, "policy": self.policy})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: R, io: IOSpec) -> Needs:
         """Windows of a log with undiscounted returns to go and times."""
         return Needs(
             rows=options.batch_size,
@@ -312,12 +312,12 @@ class ReturnPolicy:
         goal, state, action, time, _ = self.memory.columns(length)
         return self.net(goal, state, action, time)[torch.arange(len(place), device=self._device), place]
 
-    def executed(self, action: Any) -> None:
+    def executed(self, action: Array) -> None:
         """(N, A) what was executed in the last tick, where it is not what `act` answered."""
         if len(action) == len(self.memory.count):
             self.memory.note(self.memory.action, torch.as_tensor(action).to(self._device, torch.float32))
 
-    def earned(self, reward: Any) -> None:
+    def earned(self, reward: Array) -> None:
         """(N,) rewards of the last tick: they are owed no more."""
         if len(reward) == len(self._owed):
             own = torch.as_tensor(reward).to(self._device, torch.float32)

@@ -188,7 +188,7 @@ class Expert(SoftActorCritic[ExpertOptions]):
         self.radius = validity_radius(self.residual(*test[:3]), how.quantile)
         return self.radius
 
-    def kept(self) -> dict[str, Any]:
+    def kept(self) -> dict[str, object]:
         """What acting needs: actor, plain values, model, radius; about a third of `state_dict`."""
         return {
             "policy": self.policy.state_dict(),
@@ -197,7 +197,7 @@ class Expert(SoftActorCritic[ExpertOptions]):
             "radius": self.radius,
         }
 
-    def take(self, state: dict[str, Any]) -> None:
+    def take(self, state: StateDict) -> None:
         """Copy in place what `kept` gave.
 
         Raises:
@@ -344,9 +344,7 @@ class IwocsPolicy:
         self.reset()
 
 
-def restore(
-    io: IOSpec, state: dict[str, Any], options: ExpertOptions | None = None, *, retest: str = "step"
-) -> IwocsPolicy:
+def restore(io: IOSpec, state: StateDict, options: ExpertOptions | None = None, *, retest: str = "step") -> IwocsPolicy:
     """The policy that a saved state came from, ready to act.
 
     Args:

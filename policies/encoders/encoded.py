@@ -11,6 +11,7 @@ import torch
 
 from robot_rl.types import (
     Action,
+    AnyLearner,
     Array,
     IOSpec,
     Metrics,
@@ -30,7 +31,7 @@ from robot_rl.types.io import PRIVILEGED
 class EncodedOptions(Options):
     """Of a method behind an encoder."""
 
-    method: Callable[..., Any]
+    method: Callable[..., AnyLearner]
     """(io, seed=, device=, gamma=) -> learner."""
     encoder: Callable[..., Any]
     """(io=, seed=, device=) -> encoder; chosen with encoder=<name>."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class Frozen:
 
     # ------------------------------------------------------------ seeing
 
-    def look(self, obs: Mapping[str, Any], trail: None) -> tuple[Tensor, None]:
+    def look(self, obs: Mapping[str, object], trail: None) -> tuple[Tensor, None]:
         """(B, W) features of pictures, camera key -> (B, H, W, 3) uint8; it has no trail."""
         rows = [self._directions(i, self._flat(obs[key])) for i, key in enumerate(self._pictures)]
         return torch.cat(rows, 1), None

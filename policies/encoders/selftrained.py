@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -146,7 +145,7 @@ class SelfTrained:
         total = kept + weight
         return (kept[..., None] * trail[0] + weight[..., None] * now) / total[..., None], total
 
-    def look(self, obs: Mapping[str, Any], trail: Trail | None) -> tuple[Tensor, Trail]:
+    def look(self, obs: Mapping[str, object], trail: Trail | None) -> tuple[Tensor, Trail]:
         """(B, W) rows of what is seen now, and the running estimate after it; one of another batch is begun anew."""
         tool = torch.as_tensor(obs["tool"]).float()
         places, sure = self.see(obs, tool)

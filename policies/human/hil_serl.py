@@ -91,7 +91,7 @@ class HilSerl(SoftActorCritic[HilSerlOptions]):
         self.grasp = self.net("grasp", self.features, len(CHOICES), layer_norm=True)
         self.grasp_target = self.target_copy("grasp_target", self.grasp)
         self._grasp_metrics: Metrics = {}
-        self.policy: Any = HilSerlPolicy(self._whole.acting, self.policy, self._grasp_of, self.grasp.params)
+        self.policy = HilSerlPolicy(self._whole.acting, self.policy, self._grasp_of, self.grasp.params)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As SAC's; adds train/grasp_loss and train/grasp_q."""

@@ -78,10 +78,10 @@ class ImitationSacOptions(SoftOptions):
         return weight
 
 
-I_co = TypeVar("I_co", bound=ImitationSacOptions, covariant=True)
+OptionsT = TypeVar("OptionsT", bound=ImitationSacOptions)
 
 
-class ImitatingActorCritic(SoftActorCritic[I_co]):
+class ImitatingActorCritic(SoftActorCritic[OptionsT]):
     """What `ImitationSac` shares with RLIF, which makes its rewards from the same record."""
 
     def build(self) -> None:

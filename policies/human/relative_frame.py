@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from robot_rl.policies.human.relative_frame_start import StartFrame
 from robot_rl.types import (
     Action,
+    AnyLearner,
     Array,
     IOSpec,
     Metrics,
@@ -27,7 +27,7 @@ from robot_rl.types import (
 class RelativeFrameOptions(Options):
     """Of a method in the frame of the start."""
 
-    method: Callable[..., Any]
+    method: Callable[..., AnyLearner]
     """(io, seed=, device=, gamma=) -> learner."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions, mlp
 from robot_rl.policies.nets.imitation import human_rows
 from robot_rl.types import (
     Action,
+    AnyLearner,
     Array,
     IOSpec,
     Metrics,
@@ -32,7 +33,7 @@ from robot_rl.types.options import Count, Whole
 class SafeExplorationOptions(SafeSetOptions):
     """Of exploration inside a safe set."""
 
-    method: Callable[..., Any]
+    method: Callable[..., AnyLearner]
     """Whose actions are kept there, with `values`: (io, seed=, device=, gamma=) -> learner."""
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Least P(safe); 0 switches the filter off."""

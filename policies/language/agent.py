@@ -81,7 +81,7 @@ class LanguageAgentOptions(TalkOptions, ImitationOptions):
     advantage: str | Pipeline = "gigpo"
     """Name of a preset ("gigpo", "grpo", "trloo", ...) or of a registered estimator ("turn_gae", "rloo", "gae", ...),
     or a pipeline. Estimators that need values train the value head."""
-    advantage_options: Mapping[str, Any] = {}
+    advantage_options: Mapping[str, object] = {}
     """Options of the estimator or preset."""
     groups: Count = 8
     """Tasks per round."""
@@ -114,7 +114,7 @@ class LanguageAgentOptions(TalkOptions, ImitationOptions):
     """Gradient clip of the policy updates; typical norms are 0.1 to 0.3, those of rare failures 5."""
 
 
-class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
+class LanguageAgent(OwnLoop[LanguageAgentOptions, None]):
     """Learner of dialogues; it brings its own loop.
 
     `attach` a text environment, then `run`: first the imitation of the scripted expert, then rounds of dialogues and
@@ -144,7 +144,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, Any]):
         self._device, self._seed, self._updates, self._progress = device, seed, 0, 0.0
         self._draw = np.random.default_rng([seed, 1])
         self._samples = torch.Generator().manual_seed(seed)
-        self._saved: dict[str, Any] | None = None
+        self._saved: dict[str, object] | None = None
         self._env: Any = None
         self._optimiser: torch.optim.Optimizer
         self.model: LanguageModel

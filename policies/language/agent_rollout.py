@@ -203,7 +203,7 @@ def flat(columns: Sequence[ArrayLike]) -> np.ndarray:
     return column.astype(np.float32) if column.dtype == np.float64 else column
 
 
-def padded_tokens(dialogues: Sequence[Dialogue], device: Any) -> tuple[Tensor, Tensor]:
+def padded_tokens(dialogues: Sequence[Dialogue], device: torch.device | str) -> tuple[Tensor, Tensor]:
     """(B, T) ids and (B, T) mask of real tokens, padded on the right."""
     length = torch.tensor([len(one.tokens) for one in dialogues])
     width = int(length.max())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from robot_rl.advantage.backends import backend
 from robot_rl.state import Saved
+from robot_rl.types.io import ArrayT
 
 ACTIVATIONS = ("tanh", "relu", "elu")
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -63,7 +64,7 @@ class ActorCriticLayout:
             self.shapes["log_std"] = (action_dim,)
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
 
-    def views(self, flat: Any) -> dict[str, Any]:
+    def views(self, flat: ArrayT) -> dict[str, ArrayT]:
         """Named views into a flat array or tensor of `size` elements."""
         views, start = {}, 0
         for name, shape in self.shapes.items():
@@ -100,6 +101,18 @@ class ActorCriticLayout:
             views["log_std"][:] = log_std
 
 
+class _Buffers(NamedTuple):
+    """What passes over one number of rows write into; layers, deltas and slopes are (2, B, H): actor, critic."""
+
+    layers: list[np.ndarray]
+    deltas: list[np.ndarray]
+    slopes: list[np.ndarray]
+    head: np.ndarray
+    value: np.ndarray
+    ones: np.ndarray
+    row: np.ndarray
+
+
 class ExplicitActorCritic:
     """Forward and backward in NumPy, on the CPU.
 
@@ -120,16 +133,16 @@ class ExplicitActorCritic:
         self._biases = [self._p[f"bias{i}"] for i in range(layout.depth)]
         self._weight_grads = [tuple(self._g[f"weight{i}"]) for i in range(layout.depth)]
         self._bias_grads = [self._g[f"bias{i}"] for i in range(layout.depth)]
-        self._buffers: dict[int, dict[str, Any]] = {}
-        self._last: tuple[np.ndarray, dict[str, Any]] | None = None
+        self._buffers: dict[int, _Buffers] = {}
+        self._last: tuple[np.ndarray, _Buffers] | None = None
 
     def __call__(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """Outputs of (B, S + P) inputs."""
         p, dims = self._p, self._layout.action_dim
         b = self._buffers.get(len(x)) or self._allocate(len(x))
         self._last = x, b
-        actor, critic = self._forward(x, b["layers"])
-        head, value = b["head"], b["value"]
+        actor, critic = self._forward(x, b.layers)
+        head, value = b.head, b.value
         np.dot(actor, p["actor_weight"], out=head)
         head += p["actor_bias"]
         np.dot(critic, p["critic_weight"], out=value)
@@ -148,7 +161,7 @@ class ExplicitActorCritic:
         Raises:
             RuntimeError: other outputs than those of the last call, whose buffers have been written over.
         """
-        if self._last is None or outputs["value"] is not self._last[1]["value"]:
+        if self._last is None or outputs["value"] is not self._last[1].value:
             raise RuntimeError("these outputs are not those of the network's last call; call it again on their input")
         (x, b), p, g = self._last, self._p, self._g
         d_head, d_value = gradients["mean"], gradients["value"]
@@ -156,14 +169,14 @@ class ExplicitActorCritic:
             d_head = np.concatenate([d_head, gradients["log_std"]], axis=1)
         else:
             g["log_std"][:] = gradients["log_std"]
-        layers = b["layers"]
+        layers = b.layers
         actor, critic = (layers[-1][0], layers[-1][1]) if layers else (x, x)
         np.dot(actor.T, d_head, out=g["actor_weight"])
-        np.dot(b["ones"], d_head, out=g["actor_bias"])
+        np.dot(b.ones, d_head, out=g["actor_bias"])
         np.dot(d_value, critic, out=g["critic_weight"])
         g["critic_bias"][0] = d_value.sum()
         if layers:
-            top = b["deltas"][-1]
+            top = b.deltas[-1]
             np.dot(d_head, p["actor_weight"].T, out=top[0])
             np.multiply(d_value[:, None], p["critic_weight"], out=top[1])
             self._backward(x, b)
@@ -184,10 +197,10 @@ class ExplicitActorCritic:
             below = (h[0], h[1])
         return below
 
-    def _backward(self, x: np.ndarray, b: dict[str, Any]) -> None:
-        layers, seen = b["layers"], x[:, : self._layout.obs_dim]
+    def _backward(self, x: np.ndarray, b: _Buffers) -> None:
+        layers, seen = b.layers, x[:, : self._layout.obs_dim]
         for i in range(len(layers) - 1, -1, -1):
-            h, delta, slope = layers[i], b["deltas"][i], b["slopes"][i]
+            h, delta, slope = layers[i], b.deltas[i], b.slopes[i]
             if self._activation == "tanh":
                 np.multiply(h, h, out=slope)
                 np.subtract(1.0, slope, out=slope)
@@ -200,23 +213,21 @@ class ExplicitActorCritic:
             below, grad = (layers[i - 1] if i else (seen, seen)), self._weight_grads[i]
             np.dot(below[0].T, delta[0], out=grad[0])
             np.dot(below[1].T, delta[1], out=grad[1])
-            np.matmul(b["row"], delta, out=self._bias_grads[i])
+            np.matmul(b.row, delta, out=self._bias_grads[i])
             if i == 0 and self._layout.more:
                 np.dot(x[:, self._layout.obs_dim :].T, delta[1], out=self._g["critic_more"])
             if i:
-                (actor, critic), lower = self._weights[i], b["deltas"][i - 1]
+                (actor, critic), lower = self._weights[i], b.deltas[i - 1]
                 np.dot(delta[0], actor.T, out=lower[0])
                 np.dot(delta[1], critic.T, out=lower[1])
 
-    def _allocate(self, count: int) -> dict[str, Any]:
+    def _allocate(self, count: int) -> _Buffers:
         shapes = self._layout.shapes
         stacks = [(2, count, shapes[f"weight{i}"][2]) for i in range(self._layout.depth)]
-        b: dict[str, object] = {
-            name: [np.empty(s, np.float32) for s in stacks] for name in ("layers", "deltas", "slopes")
-        }
-        b["head"] = np.empty((count, shapes["actor_weight"][1]), np.float32)
-        b["value"], b["ones"] = np.empty(count, np.float32), np.ones(count, np.float32)
-        b["row"] = b["ones"][None]
+        layers, deltas, slopes = ([np.empty(s, np.float32) for s in stacks] for _ in range(3))
+        head, value = np.empty((count, shapes["actor_weight"][1]), np.float32), np.empty(count, np.float32)
+        ones = np.ones(count, np.float32)
+        b = _Buffers(layers, deltas, slopes, head, value, ones, ones[None])
         return self._buffers.setdefault(count, b)
 
 

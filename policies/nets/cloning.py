@@ -36,10 +36,10 @@ class CloningOptions(NetOptions):
     """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
-C_co = TypeVar("C_co", bound=CloningOptions, covariant=True)
+C = TypeVar("C", bound=CloningOptions)
 
 
-class CloningLearner(NetLearner[C_co]):
+class CloningLearner(NetLearner[C]):
     """Base of learners that imitate a person.
 
     Attributes:
@@ -47,7 +47,7 @@ class CloningLearner(NetLearner[C_co]):
         actor: (B, S) -> (B, 2A) of the policy.
     """
 
-    def __init__(self, options: C_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: C, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build for `io`.
 
         Args:

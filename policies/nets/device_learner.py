@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,10 +65,10 @@ class DeviceOptions(DeviceCriticOptions):
     """Compiled and captured steps; auto: compile_graph on CUDA, eager on the CPU."""
 
 
-D_co = TypeVar("D_co", bound=DeviceOptions, covariant=True)
+D = TypeVar("D", bound=DeviceOptions)
 
 
-class DeviceLearner(Saved, OffPolicyDeviceLearner[D_co, Transitions], ABC):
+class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
     """The frame of a method.
 
     Attributes:
@@ -84,7 +84,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D_co, Transitions], ABC):
     source_rows: ClassVar[int]
     """Rows per critic step in the source's code, which is for a GPU."""
 
-    def __init__(self, options: D_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: D, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build what methods share.
 
         Args:
@@ -116,7 +116,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D_co, Transitions], ABC):
         self._compile, self._graph = resolve_accelerate(o.accelerate, self.device)
         self.metrics = DeviceMetrics(_METRICS, self.device)
         self.updates = 0
-        self._parts: dict[str, Any] = {
+        self._parts: dict[str, object] = {
             "norm": self.norm,
             "reward_scale": self.reward_scale,
             "critic": self.critic,
@@ -126,7 +126,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D_co, Transitions], ABC):
         self._explorer: Repeated | None = None
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: D, io: IOSpec) -> Needs:
         """Replayed rows on the device, of all processes together."""
         return replace(super().needs(options, io), rows=options.batch_size or cls.source_rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ class EstimatorOptions(NetOptions):
     """Estimates side by side, each from rows of its own: their spread tells how sure the value is."""
 
 
-E_co = TypeVar("E_co", bound=EstimatorOptions, covariant=True)
+E = TypeVar("E", bound=EstimatorOptions)
 
 
-class Estimator(NetLearner[E_co]):
+class Estimator(NetLearner[E]):
     """Base of learners that value a given policy from logs of others.
 
     Every member learns from rows of its own (the caller gives each its own half of the episodes).
@@ -36,7 +36,7 @@ class Estimator(NetLearner[E_co]):
 
     def __init__(
         self,
-        options: E_co,
+        options: E,
         io: IOSpec,
         policy: Policy,
         *,
@@ -60,7 +60,7 @@ class Estimator(NetLearner[E_co]):
         self.build()
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: E, io: IOSpec) -> Needs:
         """Transitions of a log, the rows of all members at once."""
         return Needs(rows=options.batch_size * options.members, seeds=options.members)
 

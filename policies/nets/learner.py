@@ -84,15 +84,15 @@ class TdOptions(NetOptions):
     """Random-shift augmentation of images in pixels; 0 for none."""
 
 
-P_co = TypeVar("P_co", bound=StateOptions, covariant=True)
-R_co = TypeVar("R_co", bound=RowOptions, covariant=True)
+P = TypeVar("P", bound=StateOptions)
+R = TypeVar("R", bound=RowOptions)
 Data_contra = TypeVar("Data_contra", contravariant=True)
-O_co = TypeVar("O_co", bound=NetOptions, covariant=True)
-L_co = TypeVar("L_co", bound=LogOptions, covariant=True)
-T_co = TypeVar("T_co", bound=TdOptions, covariant=True)
+OptionsT = TypeVar("OptionsT", bound=NetOptions)
+L = TypeVar("L", bound=LogOptions)
+T = TypeVar("T", bound=TdOptions)
 
 
-class StateLearner(Learner[P_co, Data_contra]):
+class StateLearner(Learner[P, Data_contra]):
     """Base of learners with one generator, one saved state of named parts, metrics when they are due.
 
     Attributes:
@@ -103,7 +103,7 @@ class StateLearner(Learner[P_co, Data_contra]):
 
     method = "this method"
 
-    def __init__(self, options: P_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: P, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(options, io, seed=seed, device=device)
         self.seed, self.actions = seed, io.action_dim
         self.generator = torch.Generator(device=device).manual_seed(seed)
@@ -148,22 +148,22 @@ class StateLearner(Learner[P_co, Data_contra]):
         self.state.load_state_dict(state)
 
 
-class RowLearner(StateLearner[R_co, Transitions]):
+class RowLearner(StateLearner[R, Transitions]):
     """Base of learners of rows."""
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: R, io: IOSpec) -> Needs:
         """Rows, as many as a batch has."""
         return Needs(rows=options.batch_size)
 
 
-class NetLearner(RowLearner[O_co]):
+class NetLearner(RowLearner[OptionsT]):
     """Base of learners whose networks are `Net`s.
 
     A method says in `build` which networks it has and what acts (`self.policy`), and writes `update`.
     """
 
-    def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: OptionsT, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         super().__init__(options, io, seed=seed, device=device)
         self.seeds, self._leaves, self._rates = self.need.seeds, list[Leaves](), list[StepSize]()
 
@@ -249,7 +249,7 @@ class NetLearner(RowLearner[O_co]):
 LeavesT = TypeVar("LeavesT", bound=Leaves)
 
 
-class LogLearner(NetLearner[L_co]):
+class LogLearner(NetLearner[L]):
     """Base of learners from logs of one vector observation "state".
 
     Attributes:
@@ -257,7 +257,7 @@ class LogLearner(NetLearner[L_co]):
         norm: of states, or None.
     """
 
-    def __init__(self, options: L_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: L, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the networks for `io`.
 
         Args:
@@ -276,7 +276,7 @@ class LogLearner(NetLearner[L_co]):
         self.state.include({"policy": self.policy})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: L, io: IOSpec) -> Needs:
         """Transitions of a log, the rows of all seeds at once."""
         return Needs(rows=options.batch_size * options.seeds, seeds=options.seeds)
 
@@ -320,7 +320,7 @@ class TdRows:
     batch: Transitions
 
 
-class TdLearner(NetLearner[T_co]):
+class TdLearner(NetLearner[T]):
     """Base of learners of replayed rows of "state", of images, or of both.
 
     Attributes:
@@ -330,7 +330,7 @@ class TdLearner(NetLearner[T_co]):
         encoders: the image encoder, which learns by the critics' loss; empty without cameras.
     """
 
-    def __init__(self, options: T_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: T, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the networks for `io`.
 
         Args:

@@ -24,7 +24,9 @@ class LearnerState:
         bound: largest possible |return| of the data, or inf while unknown.
     """
 
-    def __init__(self, method: str, *, metrics_every: int, parts: dict[str, Any], networks: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, method: str, *, metrics_every: int, parts: dict[str, object], networks: Iterable[Any] = ()
+    ) -> None:
         """Join the parts.
 
         Args:
@@ -37,7 +39,7 @@ class LearnerState:
         self._every, self._parts, self._networks = metrics_every, parts, list(networks)
         self._metrics: Metrics = {}
 
-    def include(self, parts: dict[str, Any], networks: Iterable[object] = ()) -> None:
+    def include(self, parts: dict[str, object], networks: Iterable[Any] = ()) -> None:
         """Add parts and networks of a method that extends another."""
         self._parts = {**self._parts, **parts}
         self._networks += list(networks)

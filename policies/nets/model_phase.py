@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -161,9 +161,9 @@ class ModelPhase:
         self._since += 1
         return self.branches.mixed(batches, o.batch_size, o.real_ratio)
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, object]:
         """What a learner saves of it."""
-        own: dict[str, Any] = {"phase": self, "branches": self.branches}
+        own: dict[str, object] = {"phase": self, "branches": self.branches}
         return own if self.dynamics is None else {**own, "model": self.dynamics}
 
     def state_dict(self) -> StateDict:
@@ -184,10 +184,10 @@ class ModelPhase:
         self.latest = dict(state["latest"])
 
 
-M_co = TypeVar("M_co", bound=ModelOptions, covariant=True)
+M = TypeVar("M", bound=ModelOptions)
 
 
-class ModelBased(LogLearner[M_co]):
+class ModelBased(LogLearner[M]):
     """What turns a learner from logs into one that also learns from branches of a learnt model.
 
     The first updates fit the models; every later one is an update of the learner behind it in the order of bases, on
@@ -202,7 +202,7 @@ class ModelBased(LogLearner[M_co]):
 
     def __init__(
         self,
-        options: M_co,
+        options: M,
         io: IOSpec,
         *,
         seed: int = 0,

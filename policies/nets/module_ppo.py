@@ -55,10 +55,10 @@ class ModulePpoOptions(StateOptions, SurrogateOptions):
     """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
-M_co = TypeVar("M_co", bound=ModulePpoOptions, covariant=True)
+M = TypeVar("M", bound=ModulePpoOptions)
 
 
-class ModulePpo(StateLearner[M_co, Rollout], OnPolicyLearner[M_co, Rollout]):
+class ModulePpo(StateLearner[M, Rollout], OnPolicyLearner[M, Rollout]):
     """The learner; a method names its network, its policy and how a row is cut.
 
     A method states its network and what acts with it in `build`. The value is learnt in units of the returns' running
@@ -67,7 +67,7 @@ class ModulePpo(StateLearner[M_co, Rollout], OnPolicyLearner[M_co, Rollout]):
 
     method = "PPO"
 
-    def __init__(self, options: M_co, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99) -> None:
+    def __init__(self, options: M, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99) -> None:
         """Build for `io`.
 
         Args:
@@ -88,7 +88,7 @@ class ModulePpo(StateLearner[M_co, Rollout], OnPolicyLearner[M_co, Rollout]):
         self.state.include({"net": self.net_step, "policy": self.policy, "moments": self.moments})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: M, io: IOSpec) -> Needs:
         """Rollouts."""
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 

@@ -24,10 +24,10 @@ class SoftLogOptions(LogOptions):
     """Polyak rate of the target critics."""
 
 
-S_co = TypeVar("S_co", bound=SoftLogOptions, covariant=True)
+S = TypeVar("S", bound=SoftLogOptions)
 
 
-class SoftLogLearner(LogLearner[S_co]):
+class SoftLogLearner(LogLearner[S]):
     """Base of soft actor-critics from logs.
 
     Attributes:

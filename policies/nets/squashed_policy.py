@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.state import Saved
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 
 class SquashedGaussianPolicy(Saved):
@@ -172,5 +170,5 @@ class SquashedGaussianPolicy(Saved):
         return {**parts, "encoder": encoder, "normalizer": self._normalizer}
 
 
-def _summary(state: dict[str, Any]) -> str:
+def _summary(state: StateDict) -> str:
     return f"parts {sorted(state)} with {state['actor'].numel() if 'actor' in state else 0} actor parameters"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +86,7 @@ class TinyBackbone(nn.Module):
         x = torch.cat(found, dim=1).reshape(count, -1)
         return F.relu(self.join(torch.cat([x, sentence], dim=1)))
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Of the tokenizer."""
         return self.tokens.fingerprint()
 

@@ -361,7 +361,7 @@ def decode_tokens(ids: Tensor, vocabulary: int, bins: int = 256) -> Tensor:
     return decode_class(vocabulary - 1 - ids, bins)
 
 
-def make_head(kind: str, width: int, horizon: int, actions: int, options: dict[str, Any] | None = None) -> Any:
+def make_head(kind: str, width: int, horizon: int, actions: int, options: dict[str, object] | None = None) -> Any:
     """A head by name.
 
     Raises:

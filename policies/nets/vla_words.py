@@ -6,7 +6,6 @@ import hashlib
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -45,7 +44,7 @@ class HashedWords:
         """Numbers of one sentence."""
         return [1 + zlib.crc32(word.encode()) % (self.size - 1) for word in _WORD.findall(text.lower())]
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Name, size and a digest of what a fixed sentence becomes."""
         probe = "Put the RED block, then ünïcode 7, on plate_2!"
         digest = hashlib.sha256(str(self.words(probe)).encode()).hexdigest()[:16]

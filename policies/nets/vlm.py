@@ -41,7 +41,7 @@ class ByteTokens:
         """Numbers before and after what a user says."""
         return [self.start], []
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Name, size and a digest of what a fixed sentence becomes."""
         digest = hashlib.sha256(str(self("Put the RED block, ünïcode 7")).encode()).hexdigest()[:16]
         return {"name": "bytes", "size": self.size, "digest": digest}
@@ -82,7 +82,7 @@ class FolderTokens:
             before, _, after = whole.partition(mark)
         return self(before), self(after)
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Name, size and a digest of what a fixed sentence becomes."""
         digest = hashlib.sha256(str(self("Put the RED block, ünïcode 7")).encode()).hexdigest()[:16]
         return {"name": type(self._own).__name__, "size": self.size, "digest": digest}
@@ -129,14 +129,14 @@ class TransformersBackbone(nn.Module):
         device = next(self.model.parameters()).device
         dtype = next(self.model.parameters()).dtype
         pixels = (images.to(device).to(torch.float32) / 127.5 - 1.0).permute(0, 1, 4, 2, 3).to(dtype)
-        inputs: dict[str, Any] = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        inputs: dict[str, Tensor] = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
         inputs["pixel_values"] = pixels if self.family == "smolvlm" else pixels.flatten(0, 1)
         if self.family == "paligemma":
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
         out = self.model(**inputs, use_cache=False)
         return out.last_hidden_state[torch.arange(count, device=device), last.to(device)].to(torch.float32)
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Of the tokenizer."""
         return self.tokens.fingerprint()
 
@@ -164,44 +164,6 @@ class TransformersBackbone(nn.Module):
             ids[i, : len(row)] = torch.tensor(row)
             mask[i, : len(row)] = 1
         return ids, mask, torch.tensor([len(row) - 1 for row in rows])
-
-
-def tiny_config(family: str) -> dict[str, Any]:
-    """A configuration of about a third of a million weights, for tests: the family's real classes, small sizes.
-
-    Raises:
-        ValueError: unknown family.
-    """
-    if family not in FAMILIES:
-        raise ValueError(f"family is '{family}', expected one of {', '.join(FAMILIES)}")
-    vocabulary = ByteTokens.size
-    text = {
-        "vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1,
-        "eos_token_id": 3, "max_position_embeddings": 1024,
-    }  # fmt: skip
-    vision = {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "image_size": 64, "patch_size": 16,
-    }  # fmt: skip
-    if family == "smolvlm":
-        return {
-            "model_type": "smolvlm", "text_config": {"model_type": "llama", **text}, "vision_config": vision,
-            "scale_factor": 2, "image_token_id": ByteTokens.picture, "pad_token_id": 0,
-        }  # fmt: skip
-    if family == "paligemma":
-        return {
-            "model_type": "paligemma", "text_config": {"model_type": "gemma", **text},
-            "vision_config": {
-                "model_type": "siglip_vision_model", "projection_dim": 64, "vision_use_head": False, **vision,
-            },
-            "image_token_id": ByteTokens.picture, "projection_dim": 64, "hidden_size": 64,
-        }  # fmt: skip
-    pixels = {**vision, "image_size": [64, 64], "patch_size": [16, 16]}
-    return {
-        "model_type": "internvl", "text_config": {"model_type": "qwen2", **text}, "vision_config": pixels,
-        "image_token_id": ByteTokens.picture, "downsample_ratio": 0.5,
-    }  # fmt: skip
 
 
 def from_config(config: Mapping[str, object], *, seed: int = 0) -> TransformersBackbone:

@@ -53,10 +53,10 @@ class CqlOptions(SoftLogOptions):
     """Step size of actor and temperature; 1e-4 AntMaze and Adroit."""
 
 
-C_co = TypeVar("C_co", bound=CqlOptions, covariant=True)
+C = TypeVar("C", bound=CqlOptions)
 
 
-class Conservative(SoftLogLearner[C_co]):
+class Conservative(SoftLogLearner[C]):
     """What CQL shares with Cal-QL.
 
     Metrics: train/q, train/target, train/critic_loss, train/conservative (difference that is pushed down), train/alpha,

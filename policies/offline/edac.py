@@ -47,10 +47,10 @@ class EdacOptions(SacNOptions):
         return eta
 
 
-D_co = TypeVar("D_co", bound=EdacOptions, covariant=True)
+D = TypeVar("D", bound=EdacOptions)
 
 
-class DiverseCritics(EnsembleActorCritic[D_co]):
+class DiverseCritics(EnsembleActorCritic[D]):
     """SAC-N plus eta times the cosine between the critics' action gradients.
 
     Metrics: those of SAC-N, train/diversity.

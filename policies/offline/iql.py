@@ -52,10 +52,10 @@ class ImplicitOptions(LogOptions):
     """Threshold of a Huber loss for the critics; null for squared error."""
 
 
-O_co = TypeVar("O_co", bound=ImplicitOptions, covariant=True)
+OptionsT = TypeVar("OptionsT", bound=ImplicitOptions)
 
 
-class ImplicitQ(LogLearner[O_co]):
+class ImplicitQ(LogLearner[OptionsT]):
     """What IQL shares with the methods that change a loss of it: networks, order of steps, the policy's weights.
 
     V(s) regresses on the target critics' minimum with a loss that leans to the maximum, Q(s, a) on r + discount V(s'),

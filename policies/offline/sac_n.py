@@ -32,10 +32,10 @@ class SacNOptions(SoftLogOptions):
     """Standardise states by the data's moments."""
 
 
-N_co = TypeVar("N_co", bound=SacNOptions, covariant=True)
+N = TypeVar("N", bound=SacNOptions)
 
 
-class EnsembleActorCritic(SoftLogLearner[N_co]):
+class EnsembleActorCritic(SoftLogLearner[N]):
     """What SAC-N shares with the methods that add a loss to it.
 
     Metrics: train/q, train/q_std (between critics), train/target, train/critic_loss, train/alpha, train/entropy,

@@ -35,10 +35,10 @@ class Td3BcOptions(LogOptions):
     """Noise of the policy when it acts stochastically (online fine-tuning)."""
 
 
-T_co = TypeVar("T_co", bound=Td3BcOptions, covariant=True)
+T = TypeVar("T", bound=Td3BcOptions)
 
 
-class NearLog(LogLearner[T_co]):
+class NearLog(LogLearner[T]):
     """TD3 with a behaviour-cloning term: what TD3+BC shares with the method that teaches by it.
 
     Target y = r + discount min_i Q'_i(s', clip(pi'(s') + noise)); the actor, every second update, minimises

@@ -84,13 +84,13 @@ class PpoOptions(SurrogateOptions):
     """Gradients written out (CPU; compiled parts where numba is installed), or by torch; auto: the faster one."""
 
 
-O_co = TypeVar("O_co", bound=PpoOptions, covariant=True)
+OptionsT = TypeVar("OptionsT", bound=PpoOptions)
 Rows = dict[str, Any]
 """Columns of decisions by the names of `fused_policy_loss`, and "obs" (M, S), normalised: arrays where gradients are
 written out, else tensors."""
 
 
-class PpoLearner(OnPolicyLearner[O_co, Rollout]):
+class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
     """What PPO shares with the methods that change its rows: networks, the passes over a rollout, saved state.
 
     The critic reads what is for critics alone ("privileged") beside what the policy sees, where there is any.
@@ -108,7 +108,9 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
 
     privileged = True
 
-    def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99) -> None:
+    def __init__(
+        self, options: OptionsT, io: IOSpec, *, seed: int = 0, device: str = "cpu", gamma: float = 0.99
+    ) -> None:
         super().__init__(options, io, seed=seed, device=device)
         o, self.gamma, self.updates, self.rollout_steps = options, gamma, 0, options.rollout_steps
         on_cpu = torch.device(device).type == "cpu"
@@ -140,7 +142,7 @@ class PpoLearner(OnPolicyLearner[O_co, Rollout]):
         self.policy = self._actor
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
         """Fresh rollouts."""
         return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 

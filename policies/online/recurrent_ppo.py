@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,19 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo import ReturnScale, obs_dim
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Recurrence, Rollout
+from robot_rl.types import (
+    Action,
+    Array,
+    IOSpec,
+    Metrics,
+    Needs,
+    Obs,
+    OnPolicyLearner,
+    PolicyParts,
+    Recurrence,
+    Rollout,
+    StateDict,
+)
 from robot_rl.types.io import PRIVILEGED
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
@@ -392,9 +403,9 @@ class MemoryPolicy(ModulePolicy):
             return Action(arrays["raw"].clip(-1.0, 1.0), None if logp is None else logp.cpu().numpy(), arrays)
         return Action(raw.clamp(-1.0, 1.0), logp, {**given})
 
-    def _save(self) -> dict[str, Any]:
+    def _save(self) -> dict[str, object]:
         return {"memory": self._memory.clone(), "noise": self._noise.get_state()}
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: StateDict) -> None:
         self._memory = state["memory"].to(self._memory.device)
         self._noise.set_state(state["noise"].cpu())

@@ -73,10 +73,10 @@ class SacOptions(SoftOptions):
     """How all step sizes change: kept, or falling to 0 at the end of the run along a line or half a cosine."""
 
 
-S_co = TypeVar("S_co", bound=SoftOptions, covariant=True)
+S = TypeVar("S", bound=SoftOptions)
 
 
-class SoftActorCritic(TdLearner[S_co]):
+class SoftActorCritic(TdLearner[S]):
     """What SAC shares with the methods that add a loss to it.
 
     Metrics: train/critic_loss, train/q, train/target, train/alpha, train/entropy, train/actor_loss and, for categorical

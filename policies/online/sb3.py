@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from robot_rl.data.seen import StepSample
 from robot_rl.extras import require
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts, StateDict
+from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts, StateDict, StepEnv
 from robot_rl.types.option_words import near
 
 Tick = Callable[[int, Metrics], bool]
 Due = Callable[[int, int], bool]
 
-sb3: Any = require("stable_baselines3")
-_callbacks: Any = require("stable_baselines3.common.callbacks")
-_vec_env: Any = require("stable_baselines3.common.vec_env")
+sb3 = require("stable_baselines3")
+_callbacks = require("stable_baselines3.common.callbacks")
+_vec_env = require("stable_baselines3.common.vec_env")
 
 
 CONTRIB = ("ARS", "CrossQ", "MaskablePPO", "QRDQN", "RecurrentPPO", "TQC", "TRPO")
@@ -41,7 +41,7 @@ class Sb3Options(Options):
     """A class of stable_baselines3 such as SAC or PPO, or of sb3_contrib such as TQC."""
 
 
-class Sb3(OwnLoop[Sb3Options, Any]):
+class Sb3(OwnLoop[Sb3Options, None]):
     """A Stable-Baselines3 algorithm behind our learner's verbs; it brings its own loop.
 
     `attach` an environment, then `run`. Saving keeps networks, optimisers and the step count; SB3's replay buffer and
@@ -78,7 +78,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
         self.policy = self._actor
         self._env: VectorEnvForSb3 | None = None
 
-    def attach(self, env: Any) -> None:
+    def attach(self, env: StepEnv) -> None:
         """Set the vector environment that `run` trains on.
 
         Raises:
@@ -134,7 +134,7 @@ class Sb3(OwnLoop[Sb3Options, Any]):
         self._restore(state, int(state["env_steps"]))
         self.seen_rows.load_state_dict(state["rows"])
 
-    def _restore(self, state: dict[str, Any], steps: int) -> None:
+    def _restore(self, state: StateDict, steps: int) -> None:
         for name, saved in state["parts"].items():
             part = attrgetter(name)(self._model)
             if isinstance(part, Tensor):
@@ -208,7 +208,7 @@ class VectorEnvForSb3(_vec_env.VecEnv):
                     f"the environment's autoreset is {mode}, expected same-step, which is what SB3 assumes"
                 )
         self._inner: Any = env
-        self._rows, self._obs = rows, dict[str, Any]()
+        self._rows, self._obs = rows, dict[str, object]()
         boxes = {key: _box(shape, dtype) for key, (shape, dtype) in io.obs.items()}
         space = boxes["state"] if list(boxes) == ["state"] else gymnasium.spaces.Dict(_for_sb3(boxes))
         count = 1 if env is None else env.num_envs
@@ -229,7 +229,7 @@ class VectorEnvForSb3(_vec_env.VecEnv):
         """Keep the action for `step_wait`."""
         self._action = actions
 
-    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+    def step_wait(self) -> tuple[Obs | np.ndarray, np.ndarray, np.ndarray, list[dict[str, object]]]:
         """One step; ended rows carry SB3's `terminal_observation`, `TimeLimit.truncated`, `episode`, `is_success`."""
         if self._rows is not None:
             self._rows.step(self._obs, self._action)
@@ -256,21 +256,21 @@ class VectorEnvForSb3(_vec_env.VecEnv):
     def close(self) -> None:
         """Leave the inner environment to its owner."""
 
-    def get_attr(self, attr_name: str, indices: object = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: object = None) -> list[object]:
         """`render_mode` only."""
         if attr_name != "render_mode":
             raise AttributeError(attr_name)
         return [None] * (1 if self._inner is None else self._inner.num_envs)
 
-    def set_attr(self, attr_name: str, value: Any, indices: object = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: object = None) -> None:
         """Refused."""
         raise AttributeError(f"{attr_name} cannot be set through the adapter")
 
-    def env_method(self, method_name: str, *args: object, indices: object = None, **kwargs: object) -> list[Any]:
+    def env_method(self, method_name: str, *args: object, indices: object = None, **kwargs: object) -> list[object]:
         """Refused."""
         raise AttributeError(f"{method_name} cannot be called through the adapter")
 
-    def env_is_wrapped(self, wrapper_class: Any, indices: object = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: type, indices: object = None) -> list[bool]:
         """Episode statistics are already in `info`, as with a Monitor."""
         return [wrapper_class.__name__ == "Monitor"] * self.num_envs
 
@@ -329,14 +329,14 @@ def _box(shape: tuple[int, ...], dtype: str) -> gymnasium.spaces.Box:
     return gymnasium.spaces.Box(low, high, shape, np.dtype(dtype).type)
 
 
-def _for_sb3(obs: Mapping[str, object]) -> Any:
+def _for_sb3(obs: Obs) -> Any:
     """SB3's form: the bare array of a lone "state", else a dictionary whose keys may name torch modules."""
     if list(obs) == ["state"]:
         return obs["state"]
     return {key.replace(".", "_"): value for key, value in obs.items()}
 
 
-def _numpy(value: Any) -> Any:
+def _numpy(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _numpy(item) for key, item in value.items()}
     return value.cpu().numpy() if isinstance(value, Tensor) else value

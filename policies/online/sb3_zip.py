@@ -182,7 +182,7 @@ class Sb3Policy:
         return self._rng.standard_normal(shape).astype(np.float32), np.asarray(log_std, np.float32)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Tensors of policy.pth and the JSON of `data`, whose pickled members stay text."""
     try:
         with zipfile.ZipFile(path) as archive:

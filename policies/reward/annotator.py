@@ -378,7 +378,7 @@ class AnnotatorOptions(LabelOptions):
 
     model: str | None = None
     """Who labels: "program:<expression>" (`ProgramAnnotator`), or whatever `open_model` opens; null with `replay`."""
-    model_options: Mapping[str, Any] = Field(default_factory=dict)
+    model_options: Mapping[str, object] = Field(default_factory=dict)
     """Of the model."""
     names: tuple[str, ...] = ()
     """Observables that a message is made of; see `ObservableCells`."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
-class LabelWorker:
+class LabelWorker(Generic[Q, A]):
     """A bounded queue of questions in front of one thread.
 
     Where the queue is full the oldest question is dropped: what the policy does now matters more. Five errors on end
@@ -23,12 +26,12 @@ class LabelWorker:
         ValueError: most below 1.
     """
 
-    def __init__(self, answer: Callable[[Any], Any], *, most: int = 256, inline: bool = False) -> None:
+    def __init__(self, answer: Callable[[Q], A], *, most: int = 256, inline: bool = False) -> None:
         if most < 1:
             raise ValueError(f"most is {most}, expected 1 or more")
         self._answer, self._most, self._inline = answer, most, inline
-        self._waiting: deque[Any] = deque()
-        self._done: list[tuple[Any, Any]] = []
+        self._waiting: deque[Q] = deque()
+        self._done: list[tuple[Q, A | None]] = []
         self._change = threading.Condition()
         self._busy, self._stop, self._failed = False, False, 0
         self._error: Exception | None = None
@@ -36,7 +39,7 @@ class LabelWorker:
         self.dropped = 0
         """Questions that were dropped."""
 
-    def ask(self, question: object) -> Any:
+    def ask(self, question: Q) -> Q | None:
         """Queue a question; returns the one that was dropped for it, or None."""
         lost = None
         if self._inline:
@@ -53,7 +56,7 @@ class LabelWorker:
             self._change.notify_all()
         return lost
 
-    def fetch(self) -> list[tuple[Any, Any]]:
+    def fetch(self) -> list[tuple[Q, A | None]]:
         """(question, answer) of all that was answered since the last call.
 
         Raises:
@@ -70,7 +73,7 @@ class LabelWorker:
         with self._change:
             return self._change.wait_for(lambda: not self._waiting and not self._busy, timeout)
 
-    def waiting(self) -> list[Any]:
+    def waiting(self) -> list[Q]:
         """Questions without an answer, the one in work left out."""
         with self._change:
             return list(self._waiting)
@@ -94,7 +97,7 @@ class LabelWorker:
                 self._busy = False
                 self._change.notify_all()
 
-    def _work(self, question: object) -> None:
+    def _work(self, question: Q) -> None:
         try:
             answer = self._answer(question)
         except Exception as error:  # whatever a model of the user raises is told where it can be read

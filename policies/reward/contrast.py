@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -128,7 +127,7 @@ class ContrastReward(Saved):
         if len(which):
             self._held[which] = self._look(seen, which)
 
-    def step(self, seen: Mapping[str, Any], ended: np.ndarray) -> np.ndarray:
+    def step(self, seen: Mapping[str, object], ended: np.ndarray) -> np.ndarray:
         """(N,) reward after a control step."""
         self._age += 1
         due = np.flatnonzero((self._age % self._every == 0) | ended)

@@ -93,10 +93,10 @@ class DiffusionOptions(ChunkDiffusionOptions):
         return value
 
 
-D_co = TypeVar("D_co", bound=ChunkDiffusionOptions, covariant=True)
+D = TypeVar("D", bound=ChunkDiffusionOptions)
 
 
-class ChunkDiffusion(NetLearner[D_co]):
+class ChunkDiffusion(NetLearner[D]):
     """A teacher that denoises chunks, the average of its weights, and a student that answers in one pass.
 
     Attributes:
@@ -105,7 +105,7 @@ class ChunkDiffusion(NetLearner[D_co]):
         student_net: (state, noise) -> chunk, and `student_acting` its average.
     """
 
-    def __init__(self, options: D_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: D, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build networks for `io`.
 
         Args:
@@ -139,7 +139,7 @@ class ChunkDiffusion(NetLearner[D_co]):
         self.state.include({"policy": self.policy, **({} if self.norm is None else {"norm": self.norm})})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: D, io: IOSpec) -> Needs:
         """Windows as long as a prediction, without rewards."""
         return Needs(rows=options.batch_size, window=options.horizon_pred, rewardless=True)
 

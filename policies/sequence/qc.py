@@ -55,13 +55,13 @@ class QcOptions(NetOptions):
     """How chunks are played, see `robot_rl.chunks.Execution`; values are exact for open."""
 
 
-Q_co = TypeVar("Q_co", bound=QcOptions, covariant=True)
+Q = TypeVar("Q", bound=QcOptions)
 
 
-class ChunkValues(NetLearner[Q_co]):
+class ChunkValues(NetLearner[Q]):
     """Base of Q-chunking: a cloned flow, critics of chunks, and what acts."""
 
-    def __init__(self, options: Q_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: Q, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build networks for `io`.
 
         Args:
@@ -90,7 +90,7 @@ class ChunkValues(NetLearner[Q_co]):
         self.state.include({"policy": self.policy, **({} if self.norm is None else {"norm": self.norm})})
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: Q, io: IOSpec) -> Needs:
         """Windows of one decision."""
         return Needs(rows=options.batch_size, window=options.horizon)
 

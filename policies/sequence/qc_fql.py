@@ -24,10 +24,10 @@ class QcFqlOptions(QcOptions):
     """The actor answers in one step."""
 
 
-F_co = TypeVar("F_co", bound=QcFqlOptions, covariant=True)
+F = TypeVar("F", bound=QcFqlOptions)
 
 
-class OneStepActor(ChunkValues[F_co]):
+class OneStepActor(ChunkValues[F]):
     """A one-step actor mu(s, z), z ~ N(0, I), on chunks.
 
     Its loss is alpha mean |mu(s, z) - flow(s, z)|^2 - mean Q(s, clip mu(s, z)): the flow clones the data, the actor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ class ChunkJudge:
             lr=o.judge_lr,
         )
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, object]:
         """What the learner saves of it."""
         return {"q": self.q_net, "q_target": self.q_target, "v": self.v_net, "model": self.model, "range": self.range}
 

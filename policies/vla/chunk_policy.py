@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +50,7 @@ class ChunkPolicy(nn.Module):
         limits: tuple[Sequence[float], Sequence[float]],
         *,
         head: str = "gaussian",
-        head_options: dict[str, Any] | None = None,
+        head_options: dict[str, object] | None = None,
         trunk: Sequence[int] = (128,),
     ) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class References:
                 "clips (robot-rl critic clips count=240 seed=2)"
             )
         self._random = np.random.default_rng([seed, 3])
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, object] = {}
 
     def draw(self, goal: int, clip: int) -> Any:
         """The critic, shown a random reference of `goal` that is not `clip`."""

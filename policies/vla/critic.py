@@ -404,7 +404,7 @@ class CriticLearner(CriticTrainer[TinyCriticOptions, CriticNet, FrameBatch]):
         self.platt = fit_platt(scores, met)
         return self.platt
 
-    def evaluate(self, clips: Clips, **options: Any) -> dict[str, Any]:
+    def evaluate(self, clips: Clips, **options: Any) -> dict[str, object]:
         """The report of `critic_report.evaluate` on the present weights."""
         return evaluate(self.critic(), clips, **options)
 

@@ -50,7 +50,7 @@ def best_candidate(
 class DigiQOptions(NetOptions):
     """Of Digi-Q."""
 
-    reader: Mapping[str, Any] | None = None
+    reader: Mapping[str, object] | None = None
     """What the features come from, see `FrozenReader`; null: the small backbone with random weights."""
     cameras: tuple[str, ...] | None = None
     """Names of the pictures; null = all."""

@@ -67,11 +67,11 @@ class VlaGrpoOptions(Options):
     """Smallest deviation of a gaussian head at the start; imitation leaves too little to try."""
     grad_norm: Positive = 1.0
     """Gradients are cut at this norm."""
-    scratch: dict[str, Any] | None = None
+    scratch: dict[str, object] | None = None
     """Recipe of a fresh policy (see `Recipe`), to begin without init=."""
 
 
-class VlaGrpo(OwnLoop[VlaGrpoOptions, Any]):
+class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
     """Learner of whole episodes; it brings its own loop. One decision (chunk) is one turn.
 
     Each round plays waves of episodes, `group_size` from each start (the same state and sentence), until `groups`

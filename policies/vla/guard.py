@@ -157,7 +157,7 @@ def save(
 
 def load(
     folder: Path,
-    build: Callable[[dict[str, Any], PolicyMeta, ActionStats], Any],
+    build: Callable[[dict[str, object], PolicyMeta, ActionStats], Any],
     robot: RobotFacts,
     *,
     probe: Probe,

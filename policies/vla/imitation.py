@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class VlaImitationOptions(Options):
     """Windows per update."""
     head: Literal["gaussian", "token", "flow"] = "gaussian"
     """What puts out a chunk."""
-    head_options: dict[str, Any] | None = None
+    head_options: dict[str, object] | None = None
     """Of the head, see `policies.nets.vla_heads`."""
     horizon_pred: Count = 10
     """H actions in a chunk."""
@@ -43,7 +43,7 @@ class VlaImitationOptions(Options):
     """Names; null = all that there are, [] = none."""
     proprio: tuple[str, ...] = PROPRIO
     """Components of "state" that the policy sees; "lag_*" means all that begin so."""
-    backbone: dict[str, Any] | None = None
+    backbone: dict[str, object] | None = None
     """See `Recipe`; null is the small one of this repository, which knows the places of features."""
     trunk: tuple[Count, ...] = (256, 256)
     """Widths of the layers behind it."""
@@ -73,13 +73,13 @@ class VlaImitationOptions(Options):
     """Metrics are computed in every n-th update."""
 
 
-V_co = TypeVar("V_co", bound=VlaImitationOptions, covariant=True)
+V = TypeVar("V", bound=VlaImitationOptions)
 
 
-class ChunkCloning(Learner[V_co, Transitions]):
+class ChunkCloning(Learner[V, Transitions]):
     """What `VlaImitation` shares with the method whose goals are pictures."""
 
-    def __init__(self, options: V_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: V, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the policy for `io`.
 
         Args:

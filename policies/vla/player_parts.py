@@ -183,7 +183,7 @@ class Sight:
         self.proprio = tuple(names[i] for i in columns)
         self._texts: dict[bytes, str] = {}
 
-    def __call__(self, obs: Obs, device: Any = "cpu") -> tuple[VLAObs, list[str]]:
+    def __call__(self, obs: Obs, device: torch.device | str = "cpu") -> tuple[VLAObs, list[str]]:
         """Observations (B, ...) of a loop -> what the policy reads, and B sentences."""
         images = {name: torch.as_tensor(obs[f"image.{name}"], device=device) for name in self.cameras}
         state = None

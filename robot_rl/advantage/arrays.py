@@ -88,17 +88,17 @@ def _is_foreign(value: object) -> bool:
     return isinstance(value, (np.ndarray, list)) or (isinstance(value, tuple) and any(map(_is_foreign, value)))
 
 
-def to_tensors(value: Any) -> Any:
+def to_tensors(value: object) -> Any:
     """Every array, and every list of numbers, in a record, tuple, list or dictionary as a tensor over its memory."""
     return _each(value, np.ndarray, _to_tensor)
 
 
-def to_arrays(value: Any) -> Any:
+def to_arrays(value: object) -> Any:
     """Every tensor in a record, tuple, list or dictionary as an array over its memory."""
     return _each(value, torch.Tensor, torch.Tensor.numpy)
 
 
-def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def _each(value: object, kind: type, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` applied to every array of a kind in it: records, tuples, lists and dictionaries in turn."""
     if isinstance(value, kind):
         return change(value)

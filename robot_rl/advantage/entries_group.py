@@ -39,7 +39,7 @@ EDGE_NAMES = tuple(field.name for field in fields(EdgeRules))
 """Options of a group estimator that a configuration writes beside the others."""
 
 
-def episode_estimator(name: str, function: Callable[..., Any], paper: str, modes: tuple[str, ...] = ()) -> None:
+def episode_estimator(name: str, function: Callable[..., object], paper: str, modes: tuple[str, ...] = ()) -> None:
     """Register a function of (score, group) that gives one advantage per episode."""
 
     @register("group", name, needs=("group",), paper=paper, modes=("default", *modes))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robot_rl.advantage.batch import TurnBatch
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 KINDS = ("redistribute", "temporal", "group")
 MODES = ("default", "paper", "release")
 

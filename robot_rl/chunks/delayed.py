@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -133,7 +133,7 @@ class DelayedPolicy:
             return Action(torch.as_tensor(value, device=first.device))
         return Action(value)
 
-    def _request(self, obs: Obs, first: Any, deterministic: bool) -> None:
+    def _request(self, obs: Obs, first: Array, deterministic: bool) -> None:
         everyone = np.ones(len(first), bool)
         previous, running = self.execution.remaining(everyone)
         left, free = running.sum(1), self._asked < 0
@@ -145,8 +145,8 @@ class DelayedPolicy:
             wanted = free & (self.execution.due() | (left <= ahead))
         if not wanted.any():
             return
-        mask: Any = torch.as_tensor(wanted, device=first.device) if isinstance(first, Tensor) else wanted
-        context: dict[str, Any] = {
+        mask = torch.as_tensor(wanted, device=first.device) if isinstance(first, Tensor) else wanted
+        context: dict[str, np.ndarray] = {
             "last": self.execution.last[wanted], "previous": previous[wanted], "running": running[wanted],
         }  # fmt: skip
         if self.compensation == "rtc":

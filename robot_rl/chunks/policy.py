@@ -224,7 +224,7 @@ class ChunkedPolicy:
         ask[:, -1] = True
         return ask.argmax(1) + 1
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> dict[str, object]:
         """Chunks under way, for an exact continuation of a run; not part of the weights."""
         return {"execution": self.execution.state_dict(), "kept": dict(self._kept)}
 

@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robot_rl.extras import require
+
+if TYPE_CHECKING:
+    from rosbags.highlevel import AnyReader
+    from rosbags.interfaces import Connection
 
 STORAGES = ("mcap", "sqlite3")
 _MAGIC = b"\x89MCAP0\r\n"
@@ -67,7 +71,7 @@ class BagWriter:
         self._max_bytes, self._max_ns = max_bytes, int(max_seconds * 1e9)
         self._types = typestore()
         self._writer = None
-        self._connections: dict[str, Any] = {}
+        self._connections: dict[str, Connection] = {}
         self._bytes, self._begun = 0, 0
         self._open()
 
@@ -235,7 +239,7 @@ def _whole(data: bytes) -> int:
     return offset
 
 
-def _reader(path: str | Path) -> Any:
+def _reader(path: str | Path) -> AnyReader:
     require("rosbags")
     from rosbags.highlevel import AnyReader
     from rosbags.rosbag2.errors import ReaderError

@@ -142,7 +142,7 @@ def read_declared(
     return ActionBounds(tuple(ends[0].tolist()), tuple(ends[1].tolist()), named, normalised)
 
 
-def attributes(size: int, *places: Mapping[str, Any]) -> ActionBounds | None:
+def attributes(size: int, *places: Mapping[str, object]) -> ActionBounds | None:
     """Bounds that the attributes of a file state: `action_low`, `action_high`, `action_units`, `action_normalised`.
 
     Args:
@@ -160,7 +160,7 @@ def attributes(size: int, *places: Mapping[str, Any]) -> ActionBounds | None:
     return ActionBounds(None, None, None, True) if found is None and normalised else found
 
 
-def facts(io: IOSpec | None, said: str | None = None) -> dict[str, Any]:
+def facts(io: IOSpec | None, said: str | None = None) -> dict[str, object]:
     """Attributes that `attributes` reads, of actions that are in [-1, 1]; empty where nothing is known."""
     if io is not None and io.knows_bounds:
         low, high = (list(ends) for ends in io.bounds)

@@ -22,7 +22,7 @@ from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.segments import Segments
-from robot_rl.types import Batches, Episode, IOSpec, StateDict, Step, Transitions
+from robot_rl.types import Batches, Episode, IOSpec, Obs, StateDict, Step, Transitions
 
 
 class Replay:
@@ -64,7 +64,7 @@ class Replay:
         """What the buffer holds, see `TransitionRing.episodes`."""
         return self._ring.episodes(rows)
 
-    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+    def look(self, most: int) -> tuple[Obs, Any, int]:
         """Observations and actions of evenly spaced rows, and how many steps came in; see `data.seen.Looked`."""
         ring, layout = self._ring, self._layout
         slots = (ring.oldest + space_rows(len(ring), most)) % ring.capacity
@@ -129,7 +129,7 @@ class Replay:
         """
         self._restore(self._segments.load(self._ring, Path(path), self._check))
 
-    def _check(self, saved: dict[str, Any]) -> None:
+    def _check(self, saved: StateDict) -> None:
         """Refuse the state of another buffer, by its `_meta` and its counts of rows and frames."""
         differing = [
             f"{key}: {saved.get(key)!r} saved, {value!r} here"
@@ -143,11 +143,11 @@ class Replay:
                 + "\nuse the environments and settings that it was saved with"
             )
 
-    def _may_move(self, saved: dict[str, Any]) -> bool:
+    def _may_move(self, saved: StateDict) -> bool:
         """Whether rows of a buffer of another capacity are taken over."""
         return self._ring.extends(saved["capacity"], saved["count"], saved["frames"])
 
-    def _meta(self) -> dict[str, Any]:
+    def _meta(self) -> dict[str, object]:
         sizes = {"capacity": self.capacity, "num_envs": self.num_envs, "gamma": self.gamma}
         return {**sizes, **self._layout.facts()}
 

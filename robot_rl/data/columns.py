@@ -38,7 +38,7 @@ class ColumnRing:
         }
         self._kind = np.ndarray if isinstance(arrays, HostArrays) else None  # needs no conversion
 
-    def append(self, values: Mapping[str, Any], size: int) -> int:
+    def append(self, values: Mapping[str, object], size: int) -> int:
         """Store `size` rows, at most the capacity, of every column and return the number of the first."""
         first, where = self.count, self.next_slots(size)
         for name, (_, dtype) in self.kinds.items():

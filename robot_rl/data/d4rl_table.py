@@ -40,7 +40,7 @@ class D4rlTable:
     lost: np.ndarray | None = None
     final: np.ndarray | None = None
     rate: float = 20.0
-    told: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, object] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> np.ndarray:
         return self.column[key]

@@ -6,7 +6,7 @@ captured CUDA graph. `ReplayBuffer` is the one for images, windows, demonstratio
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ class DeviceReplay(Replay):
     def _mask(self, first: Store) -> Tensor:
         return ~self._layout.read_flags(self._arrays, first)[:, 2]
 
-    def _may_move(self, saved: dict[str, Any]) -> bool:
+    def _may_move(self, saved: dict[str, object]) -> bool:
         return True
 
     def _restore(self, small: dict[str, np.ndarray]) -> None:

@@ -69,7 +69,7 @@ def unpack(data: bytes | memoryview) -> Any:
 
 
 @cache
-def _reader(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
+def _reader(kind: type) -> Callable[[Any], tuple[object, ...]] | None:
     """Fields of a dataclass or named tuple, or None of another class."""
     if issubclass(kind, tuple):
         return tuple
@@ -119,13 +119,13 @@ def _pack_array(value: np.ndarray | np.generic, add: Callable[[bytes], None], de
     add(value.tobytes())
 
 
-def _pack_items(value: tuple[Any, ...] | list[Any], add: Callable[[bytes], None], depth: int) -> None:
+def _pack_items(value: tuple[object, ...] | list[object], add: Callable[[bytes], None], depth: int) -> None:
     add(b"t" + _LENGTH.pack(len(value)))
     for item in value:
         _pack(item, add, depth + 1)
 
 
-def _pack_table(value: dict[Any, Any], add: Callable[[bytes], None], depth: int) -> None:
+def _pack_table(value: dict[object, object], add: Callable[[bytes], None], depth: int) -> None:
     add(b"d" + _LENGTH.pack(len(value)))
     for key, item in value.items():
         _pack_text(str(key), add, depth)

@@ -17,8 +17,10 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import IO, Any
 
 import h5py
 import numpy as np
@@ -317,7 +319,7 @@ def npz(path: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _npy(path: Path, key: str, file: Any, size: int) -> np.ndarray:
+def _npy(path: Path, key: str, file: IO[bytes], size: int) -> np.ndarray:
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -394,7 +396,7 @@ def csv(path: Path) -> tuple[list[str], np.ndarray]:
         return names, np.loadtxt(file, delimiter=",", ndmin=2)
 
 
-def _binary(path: Path) -> Any:
+def _binary(path: Path) -> gzip.GzipFile | BufferedReader:
     return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
 
 
@@ -438,7 +440,7 @@ def parquet(path: Path, what: str, *, numeric: bool = False) -> Any:
         raise refusal("bad_parquet", f"{path} ({what}) cannot be read: {why}", sources.AGAIN) from problem
 
 
-def _is_numeric(pa: Any, kind: Any) -> bool:
+def _is_numeric(pa: ModuleType, kind: Any) -> bool:
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)

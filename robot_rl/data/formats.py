@@ -131,7 +131,7 @@ def _stated(read: Callable[..., Logs]) -> type[Options] | None:
     return found if isinstance(found, type) and issubclass(found, Options) else None
 
 
-def _fitting(kind: str, read: Callable[..., Logs] | None, options: Mapping[str, object]) -> dict[str, Any]:
+def _fitting(kind: str, read: Callable[..., Logs] | None, options: Mapping[str, object]) -> dict[str, object]:
     """The options, or an error about one that this format does not have; what is off everywhere is passed over."""
     parameters = inspect.signature(read).parameters if read is not None else {}
     stated = None if read is None else _stated(read)

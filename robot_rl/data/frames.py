@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -64,7 +63,7 @@ class FrameRing(ColumnRing):
             equal &= self.arrays.host((mine == theirs).all(1))
         return equal
 
-    def fingerprint(self, frames: dict[str, Any]) -> bytes:
+    def fingerprint(self, frames: dict[str, np.ndarray]) -> bytes:
         """The probed values of NumPy frames as bytes."""
         parts = [frames[key].reshape(-1)[probe].tobytes() for key, probe in self._probe.items()]
         return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -145,7 +143,7 @@ class HindsightReplay(ReplayBuffer):
         self._found = self._longest = 0
 
 
-def _rows_of(value: Any, rows: int, what: str) -> np.ndarray:
+def _rows_of(value: object, rows: int, what: str) -> np.ndarray:
     """(B,) of an environment's answer.
 
     Raises:

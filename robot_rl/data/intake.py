@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
 from robot_rl.data.arrays import Arrays, HostArrays, Store
 from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
-from robot_rl.types import Episode, Step
+from robot_rl.types import Array, Episode, Step
 
 
 class RingWriter:
@@ -251,14 +249,14 @@ class RingWriter:
                 raise ValueError(_no_extra(name, shape, "Step.info", sorted(step.info)))
             rows[:, where] = self._flat(source, self._num_envs)[pick]
 
-    def _flat(self, value: Any, rows: int) -> Store:
+    def _flat(self, value: Array, rows: int) -> Store:
         return self._arrays.put(value, "float32").reshape(rows, -1)
 
 
 _FLOAT32 = np.dtype(np.float32)
 
 
-def _host(value: object) -> Any:
+def _host(value: Array) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 

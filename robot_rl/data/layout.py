@@ -72,7 +72,7 @@ class RecordLayout:
             end += math.prod(shape)
         self.width = end
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What has to be the same where records of another store are taken over; plain values."""
         return {
             "obs": {key: [list(shape), dtype] for key, (shape, dtype) in self.io.obs.items()},

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from robot_rl.data.bounds import ActionBounds, attributes, read_declared
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
 from robot_rl.types import Episode, IOSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 INFO = "meta/info.json"
 _INDEX = ("timestamp", "frame_index", "episode_index", "index", "task_index")
@@ -160,7 +163,7 @@ def _meta(root: Path) -> _Set:
     return data
 
 
-def _parquet(root: Path, file: Path, what: str, *, numeric: bool = False) -> Any:
+def _parquet(root: Path, file: Path, what: str, *, numeric: bool = False) -> pa.Table:
     return foreign.parquet(foreign.inside(root, file.relative_to(root)), what, numeric=numeric)
 
 
@@ -246,7 +249,7 @@ def _spans(numbers: Sequence[int]) -> str:
     return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in parts[:20]) + (" ..." if len(parts) > 20 else "")
 
 
-def _columns(table: Any) -> dict[str, np.ndarray]:
+def _columns(table: pa.Table) -> dict[str, np.ndarray]:
     """Numeric columns as (T,) or (T, width) arrays."""
     pa = extras.require("pyarrow")
     found = {}

@@ -14,7 +14,7 @@ from robot_rl.data.arrays import HostArrays, arrays_for
 from robot_rl.data.chains import all_true, check_sizes, sum_ahead
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.store import Store
-from robot_rl.types import Batches, StateDict, Transitions
+from robot_rl.types import Array, Batches, Obs, StateDict, Transitions
 
 _BLOCK = 1 << 15
 """Indices drawn at once."""
@@ -130,7 +130,7 @@ class LogDataset:
         self.reward_scale = self._scale(view.reward_scale)
         self.reward_bias, self._clip = float(view.reward_bias), view.action_clip
         self._arrays = arrays_for(device)
-        self._held: dict[str, Any] = {}
+        self._held: dict[str, object] = {}
         self.derived = dict(derived or {})
         self._add_derived()
         self._next_action, self._extras = view.next_action, tuple(view.extras)
@@ -224,7 +224,7 @@ class LogDataset:
         rows = self._arrays.put(self.store.start_obs[self.episodes], "int64")
         return {key: self._read(f"obs/{key}", rows) for key in self.keys}
 
-    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+    def look(self, most: int) -> tuple[Obs, Any, int]:
         """Observations and actions of evenly spaced steps of those in use, and how many; see `data.seen.Looked`."""
         index = space_rows(self._length, most)
         run = np.searchsorted(self._before, index, "right") - 1
@@ -364,7 +364,7 @@ class LogDataset:
             return reward
         return reward * np.float32(self.reward_scale) + np.float32(self.reward_bias)
 
-    def _more(self, row: np.ndarray, here: Any, final: np.ndarray, episode: np.ndarray) -> dict[str, Tensor]:
+    def _more(self, row: np.ndarray, here: Array, final: np.ndarray, episode: np.ndarray) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         if self._next_action:
             last = self._last.take(episode)
@@ -385,7 +385,7 @@ class LogDataset:
                 found[name] = self._read(name if name == "proposed" else f"info/{name}", here).float()
         return found
 
-    def _read(self, name: str, index: Any) -> Tensor:
+    def _read(self, name: str, index: Array) -> Tensor:
         """Rows of a column, copied."""
         if name not in self._held:
             column = self.store.column(name)

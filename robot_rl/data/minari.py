@@ -229,7 +229,7 @@ def _episode(
     if ended and stopped:
         message = f"{name} is terminated and truncated at once: terminated wins"
         findings.append(warning("both_ends", message, where=name))
-    meta: dict[str, Any] = {"id": int(group.attrs.get("id", name[8:]))}
+    meta: dict[str, object] = {"id": int(group.attrs.get("id", name[8:]))}
     if "seed" in group.attrs:
         meta["seed"] = int(group.attrs["seed"])
     if "rewards_sum" in group.attrs and not np.isclose(float(group.attrs["rewards_sum"]), reward.sum(), atol=1e-3):
@@ -290,7 +290,7 @@ def _columns(value: np.ndarray) -> np.ndarray:
     return value.reshape(len(value), -1).astype(np.float32)
 
 
-def _box(value: np.ndarray, key: str) -> dict[str, Any]:
+def _box(value: np.ndarray, key: str) -> dict[str, object]:
     shape = list(value.shape[1:])
     if value.dtype == np.uint8:
         low, high = np.zeros(shape, int), np.full(shape, 255)

@@ -19,7 +19,7 @@ from robot_rl.data.findings import BadData, refusal
 from robot_rl.extras import require
 
 
-class Group(dict[str, Any]):
+class Group(dict[str, object]):
     """Named arrays and groups with `attrs`, in the place of an HDF5 group."""
 
     def __init__(self, items: Mapping[str, object], attrs: Mapping[str, object] | None = None) -> None:
@@ -32,7 +32,7 @@ def folders(data: Path) -> list[Path]:
     return sorted((p for p in data.iterdir() if p.is_dir() and p.name.isdigit()), key=lambda p: int(p.name))
 
 
-def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Group]]:
+def episodes(data: Path, metadata: Mapping[str, object]) -> Iterator[tuple[str, Group]]:
     """Names ("episode_<id>") and groups of a data folder.
 
     Args:
@@ -62,7 +62,7 @@ def episodes(data: Path, metadata: Mapping[str, Any]) -> Iterator[tuple[str, Gro
                 "truncated", f"{folder} cannot be read ({problem})", "copy or download the episode again"
             ) from problem
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-        items: dict[str, Any] = {}
+        items: dict[str, object] = {}
         if "observations" in columns:
             items["observations"] = _decode(columns["observations"], spaces["observation"])
         if "actions" in columns:

@@ -68,7 +68,7 @@ def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: f
     return Logs(episodes, findings, io, facts, attributes(io.action_dim, told))
 
 
-def _groups(path: Path, content: object) -> list[tuple[str, Mapping[str, Any]]] | None:
+def _groups(path: Path, content: object) -> list[tuple[str, Mapping[str, object]]] | None:
     """One mapping per episode, or None for arrays over all rows."""
     if isinstance(content, (list, tuple)):
         if not content or not all(isinstance(item, Mapping) for item in content):

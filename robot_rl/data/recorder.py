@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from io import BufferedReader, BytesIO, FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -235,7 +234,7 @@ def _segments(path: Path) -> list[Path]:
     return sorted(path.glob("segment-*.episodes"))
 
 
-def _write(file: FileIO, data: Any) -> None:
+def _write(file: FileIO, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while len(view):
         view = view[file.write(view) :]
@@ -273,7 +272,7 @@ def _encode(episode: Episode) -> tuple[bytes, bytes, list[np.ndarray]]:
     return _HEAD.pack(START, VERSION, len(header), body).ljust(_BLOCK, b"\0"), header, arrays
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is neither JSON nor an IOSpec")

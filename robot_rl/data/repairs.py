@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -142,7 +142,7 @@ def _images(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
         elif value.dtype == np.uint8 and not turn:
             continue
 
-        def mend(frames: Any, turn: bool = turn, scale: float = scale) -> Any:
+        def mend(frames: np.ndarray, turn: bool = turn, scale: float = scale) -> np.ndarray:
             frames = frames.transpose(0, 2, 3, 1) if turn else frames
             return frames if frames.dtype == np.uint8 else np.rint(frames * scale).clip(0, 255).astype(np.uint8)
 

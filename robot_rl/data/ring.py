@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from robot_rl.data.arrays import Arrays, Store
 from robot_rl.data.chains import all_true
@@ -125,7 +125,7 @@ class TransitionRing(ColumnRing):
             alive &= self.arrays.host((rows[:, state.here] == before[:, state.successor]).all(1))
         return alive
 
-    def draw(self, size: int, generator: Any) -> Store:
+    def draw(self, size: int, generator: Generator) -> Store:
         """(size,) slots, uniform over the living rows, with replacement."""
         length = len(self)
         index = self.arrays.draw(size, length, generator)

@@ -71,7 +71,7 @@ def read(
             findings.append(note("states", "no 'obs': the simulator's states are taken as observations"))
         episodes = [_episode(path, name, group[name], order, success_reward, infos, findings) for name in names]
         stop_on_errors(findings)
-        facts: dict[str, Any] = {"path": str(path), "format": "robomimic", "filter": filter, "order": order}
+        facts: dict[str, object] = {"path": str(path), "format": "robomimic", "filter": filter, "order": order}
         if "env_args" in group.attrs:
             facts["env_args"] = foreign.parse(path, group.attrs["env_args"])
             facts["name"] = str(facts["env_args"].get("env_name", path.stem))

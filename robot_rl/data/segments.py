@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -89,7 +88,9 @@ class Segments:
             write_json(folder / "meta.json", {"format": FORMAT, **counts, "segments": listed, **meta})
         self._known = kept
 
-    def load(self, ring: TransitionRing, path: Path, check: Callable[[dict[str, Any]], None]) -> dict[str, np.ndarray]:
+    def load(
+        self, ring: TransitionRing, path: Path, check: Callable[[dict[str, object]], None]
+    ) -> dict[str, np.ndarray]:
         """Fill `ring` from a folder and return the small arrays; of more rows than there is room for, the newest.
 
         Args:

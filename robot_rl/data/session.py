@@ -106,7 +106,7 @@ def _describe(file: h5py.File, attributes: Mapping[str, object]) -> None:
         file.attrs[key] = value if plain else json.dumps(value, default=_as_list)
 
 
-def _as_list(value: object) -> Any:
+def _as_list(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be stored as an attribute")
@@ -129,7 +129,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ValueError: not an HDF5 file, or one that claims more than it holds.
     """
-    columns: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     with foreign.hdf5(Path(path)) as file:
 
         def visit(key: str, item: object) -> None:

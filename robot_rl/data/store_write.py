@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -46,7 +47,7 @@ class StoreWriter:
         io: IOSpec | None = None,
         report: Sequence[str] = (),
         sources: Sequence[str | os.PathLike[str]] = (),
-        facts: dict[str, Any] | None = None,
+        facts: dict[str, object] | None = None,
     ) -> None:
         self.path, self.io = Path(path), io
         self.report = list(report)
@@ -64,7 +65,9 @@ class StoreWriter:
         self._folder = self._stack.enter_context(new_folder(self.path))
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             try:
                 self._finish()
@@ -225,7 +228,7 @@ def write_store(
     io: IOSpec | None = None,
     report: Sequence[str] = (),
     sources: Sequence[str | os.PathLike[str]] = (),
-    facts: dict[str, Any] | None = None,
+    facts: dict[str, object] | None = None,
 ) -> Store:
     """Write episodes, one after another, and open the result; see `StoreWriter` for the arguments.
 
@@ -238,7 +241,7 @@ def write_store(
     return open_store(path)
 
 
-def source_facts(path: Path) -> dict[str, Any]:
+def source_facts(path: Path) -> dict[str, object]:
     """Name, size, time of change and SHA-256 of a source file; of a folder, of its name only.
 
     Of a file above 16 MB only 64 blocks of 64 KB are hashed, evenly spaced, the first and the last among them
@@ -328,7 +331,7 @@ class _Column:
     def close(self) -> None:
         self._file.close()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         self._file.flush()
         os.fsync(self._file.fileno())
         return {
@@ -347,15 +350,15 @@ def _stored_dtype(dtype: np.dtype) -> np.dtype:
     return dtype.newbyteorder("<") if dtype.itemsize > 1 else dtype
 
 
-def _success(meta: dict[str, Any], columns: dict[str, Any]) -> int:
+def _success(meta: dict[str, object], columns: dict[str, np.ndarray]) -> int:
     if "success" in meta:
         return int(bool(meta["success"]))
     column = columns.get("success", columns.get("infos/success"))
     return -1 if column is None or not len(column) else int(bool(np.asarray(column)[-1]))
 
 
-def _json_ready(meta: dict[str, Any]) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
+def _json_ready(meta: dict[str, object]) -> dict[str, object]:
+    def plain(value: object) -> Any:
         if isinstance(value, (np.generic, np.ndarray)):
             return value.tolist()
         if isinstance(value, IOSpec):
@@ -365,7 +368,7 @@ def _json_ready(meta: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(meta, default=plain))
 
 
-def _common(metas: list[dict[str, Any]]) -> dict[str, Any]:
+def _common(metas: list[dict[str, object]]) -> dict[str, object]:
     """Entries that are the same in every episode."""
     first = metas[0]
     return {key: value for key, value in first.items() if all(m.get(key, _common) == value for m in metas)}

@@ -128,7 +128,7 @@ class InUnits:
         say: told once, in words, that an action was clipped.
     """
 
-    def __init__(self, policy: Any, scale: Scale, io: IOSpec, say: Callable[[str], object]) -> None:
+    def __init__(self, policy: Policy, scale: Scale, io: IOSpec, say: Callable[[str], object]) -> None:
         self.policy, self.io = policy, io
         self._scale, self._back, self._say = scale, scale.inverse, say
         self._told = False
@@ -174,7 +174,7 @@ class InUnits:
         assert density is not None
         return density(self._read(obs), self._scaled(action, self._back)) - self._scale.log_volume
 
-    def around(self, policy: Any) -> InUnits:
+    def around(self, policy: Policy) -> InUnits:
         """Another policy that answers on the same scale as the inner one."""
         return InUnits(policy, self._scale, self.io, self._say)
 

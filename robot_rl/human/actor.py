@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -89,7 +89,7 @@ class OutboxMemory:
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
         self.count = 0
-        self.views: dict[str, Any] = {}
+        self.views: dict[str, Sized] = {}
 
     def extend(self, steps: Sequence[ControlStep], *, demo: bool = False) -> int:
         """Hand settled steps on; a demonstration goes out as a whole, once the log has it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from robot_rl.data.hil_record import ControlStep
@@ -74,7 +72,7 @@ class Grippers:
                 step.grip_penalty -= self._cost
                 self._held[i] = told
 
-    def look(self, index: int, executed: np.ndarray, measured: Any) -> int | None:
+    def look(self, index: int, executed: np.ndarray, measured: np.ndarray | None) -> int | None:
         """After a step.
 
         Args:

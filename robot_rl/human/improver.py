@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.loops.contract import update_learner
-from robot_rl.types import Learner, Metrics, Transitions
+from robot_rl.types import Learner, Metrics, StateDict, Transitions
 
 
 class Improver:
@@ -45,7 +45,7 @@ class Improver:
         self.poisoned = False
         """The policy proposed an action that is not finite since the last mark."""
         self.problem = ""
-        self._good: list[Any] = []  # the learner at the last two marks at which all was finite
+        self._good: list[StateDict] = []  # the learner at the last two marks at which all was finite
 
     @property
     def took(self) -> float:

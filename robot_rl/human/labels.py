@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from robot_rl.data.hil_episode import EpisodeRules, relabel, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, RewardSource
@@ -89,7 +88,7 @@ class Labels:
             return 0
         return self._amend(self._memory, told, episode, success)
 
-    def list(self, most: int = 12) -> list[dict[str, Any]]:
+    def list(self, most: int = 12) -> list[dict[str, object]]:
         """The newest episodes, newest first, in plain values."""
         return [
             {

@@ -30,7 +30,7 @@ class Actors(Protocol):
     nonsense: int
     finished: bool
 
-    def drain(self, timeout: float) -> list[tuple[dict[str, Any], bytes]]:
+    def drain(self, timeout: float) -> list[tuple[dict[str, object], bytes]]:
         """Heads and bodies that came."""
         ...
 

@@ -191,7 +191,7 @@ class HilLog:
         self._journal = self._open = None
         shutil.rmtree(self.path / "open", ignore_errors=True)
 
-    def _reconcile(self) -> list[dict[str, Any]]:
+    def _reconcile(self) -> list[dict[str, object]]:
         """The manifest, with lines for episodes that were stored just before a kill; the segments are the truth."""
         listed = read_manifest(self.path)
         known = {episode_key(line): line for line in listed}
@@ -253,7 +253,7 @@ def episode_key(facts: dict[str, Any]) -> Key:
     return Key(int(facts["run_id"]), int(facts["actor_id"]), int(facts["episode_id"]))
 
 
-def read_corrections(path: Path) -> list[dict[str, Any]]:
+def read_corrections(path: Path) -> list[dict[str, object]]:
     """What a person said about episodes after their end, in order; the last word counts."""
     return read_lines(path / CORRECTIONS)
 
@@ -263,7 +263,7 @@ def read_manifest(path: Path) -> list[dict[str, Any]]:
     return read_lines(path / MANIFEST)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, object]]:
     """Objects of a file with one in every line; what a kill has cut off is left out, and there may be no file."""
     try:
         text = path.read_text()
@@ -278,7 +278,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _line(episode: Episode, segment: str) -> dict[str, Any]:
+def _line(episode: Episode, segment: str) -> dict[str, object]:
     columns = episode.meta["columns"]
     key = episode_key(episode.meta)
     digest = hashlib.sha256()

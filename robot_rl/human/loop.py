@@ -6,7 +6,6 @@ import errno
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -440,7 +439,7 @@ class HumanInTheLoop(Session):
 
     # ------------------------------------------------------------ screen
 
-    def _telemetry(self, demo: bool, driven: Driven | None, problem: str = "") -> dict[str, Any]:
+    def _telemetry(self, demo: bool, driven: Driven | None, problem: str = "") -> dict[str, object]:
         return telemetry(self, demo, driven, problem)
 
     def _show(self, demo: bool, driven: Driven, episode: int) -> None:

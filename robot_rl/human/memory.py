@@ -153,7 +153,7 @@ class HilMemory:
             raise ValueError(f"rows {rows.min()} to {rows.max()} wanted, {self.oldest} to {self.count - 1} are kept")
         return self._ring.gather(rows % self.capacity, self._keys)
 
-    def look(self, most: int) -> tuple[dict[str, Any], Any, int]:
+    def look(self, most: int) -> tuple[Obs, Any, int]:
         """Observations and actions of evenly spaced rows, and how many came in; see `data.seen.Looked`."""
         slot = (self.oldest + space_rows(len(self), most)) % self.capacity
         vectors = [key for key, (shape, _) in self.io.obs.items() if len(shape) == 1]
@@ -167,7 +167,7 @@ class HilMemory:
         views = {name: view.state_dict() for name, view in self.views.items()}
         return {"count": self.count, "views": views, **({"frames": self._seen()} if self._sight else {})}
 
-    def _seen(self) -> dict[str, Any]:
+    def _seen(self) -> dict[str, object]:
         numbers = np.arange(self._frames.oldest, self._frames.count)
         return {"count": self._frames.count, "encoded": self.encoded, "sight": self.read("sight", numbers)}
 

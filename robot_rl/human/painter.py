@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from robot_rl.extras import require
@@ -35,7 +36,7 @@ class Painter:
         self.dead = False
         """There will be no more pictures from here; somebody else has to draw."""
 
-    def turn(self, state: Callable[[], dict[str, Any]], quality: int = 75) -> Frame | None:
+    def turn(self, state: Callable[[], dict[str, object]], quality: int = 75) -> Frame | None:
         """Ask for a picture of the present state when the child is free.
 
         Args:
@@ -66,7 +67,7 @@ class Painter:
             self._child.join(2.0)
 
 
-def _paint(make_env: Callable[[], Any], pipe: Any, theirs: Any) -> None:
+def _paint(make_env: Callable[[], Any], pipe: Connection, theirs: Connection) -> None:
     theirs.close()  # else the pipe would never end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the session, which ends us
     os.nice(5)  # control and learning come first

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class PieceHead:
         return (self.episode + 1, 0) if self.final else (self.episode, self.first + self.count)
 
     @staticmethod
-    def parse(values: Any) -> PieceHead:
+    def parse(values: Mapping[str, Any]) -> PieceHead:
         """From JSON values of anybody.
 
         Raises:

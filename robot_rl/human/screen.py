@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+
+import numpy as np
 
 from robot_rl.human.pilot import Driven
 from robot_rl.human.session import Session
 from robot_rl.types import Obs
 
 
-def telemetry(session: Session, demo: bool, driven: Driven | None, problem: str = "") -> dict[str, Any]:
+def telemetry(session: Session, demo: bool, driven: Driven | None, problem: str = "") -> dict[str, object]:
     """Plain values for the console.
 
     Args:
@@ -52,7 +53,7 @@ def telemetry(session: Session, demo: bool, driven: Driven | None, problem: str 
     }
 
 
-def views(obs: Obs) -> dict[str, Any]:
+def views(obs: Obs) -> dict[str, np.ndarray]:
     """Name -> (H, W, 3), the pictures among the observations (1, ...) of a policy."""
     start = "image."
     return {name.removeprefix(start): value[0] for name, value in obs.items() if name.startswith(start)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,7 +41,7 @@ class StepMemory(Protocol):
         ...
 
     @property
-    def views(self) -> Mapping[str, Any]:
+    def views(self) -> Mapping[str, Sized]:
         """Name -> what batches are drawn from."""
         ...
 
@@ -161,7 +161,7 @@ class Session:
         self.updated_ns = pilot.now_ns()
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
-        self._seen: dict[str, Any] = {}
+        self._seen: dict[str, object] = {}
         self._sight: np.ndarray | None = None  # what the policy's encoder saw in the observation that it acted on
         self.grippers = Grippers(env.io, options.grip_penalty)
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robot_rl.data.hil_record import ControlStep
 from robot_rl.stats import wilson
 from robot_rl.types import Metrics, StateDict
+
+if TYPE_CHECKING:
+    from robot_rl.human.pilot import Driven
 
 LATE_MS = 5.0
 """How late a tick may be for unattended operation: a real robot's ticks last a period, not less."""
@@ -59,7 +62,7 @@ class EpisodeFacts:
     gaps: list[float] = field(default_factory=list)
     link: Metrics = field(default_factory=dict)
 
-    def count(self, step: ControlStep, driven: Any) -> None:
+    def count(self, step: ControlStep, driven: Driven) -> None:
         """Add a step, and what the pilot said about it."""
         self.steps += 1
         self.human_steps += step.human

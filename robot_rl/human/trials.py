@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Policy, VecEnv
 
 
-def tell(policy: Any, executed: np.ndarray) -> None:
+def tell(policy: Policy, executed: np.ndarray) -> None:
     """Policies that remember their last command hear what was really done."""
     call = policy.parts.executed
     if call is not None:

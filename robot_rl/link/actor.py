@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from robot_rl.extras import require
 from robot_rl.link.session import LinkSettings, Place, load_weights, open_session, token_path
+
+if TYPE_CHECKING:
+    import zenoh
 
 Rows = Callable[[Place], "tuple[dict[str, Any], bytes, Place] | None"]
 """Place -> head, body and the place behind it of the rows that begin there, or None."""
@@ -134,7 +137,7 @@ class ActorLink:
 
     # ------------------------------------------------------------ in the link's threads
 
-    def _on_beat(self, sample: Any) -> None:
+    def _on_beat(self, sample: zenoh.Sample) -> None:
         with suppress(ValueError, TypeError, AttributeError):
             beat = json.loads(bytes(sample.payload))
             place = beat.get("places", {}).get(str(self.settings.actor_id), (0, 0))

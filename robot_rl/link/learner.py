@@ -10,12 +10,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from robot_rl.extras import require
 from robot_rl.link.session import LinkSettings, Place, dump_weights, open_session
+
+if TYPE_CHECKING:
+    import zenoh
 
 
 class LearnerLink:
@@ -41,7 +44,7 @@ class LearnerLink:
         self.settings, self._facts = settings, dict(facts)
         self._greeted = threading.Event()
         self._places = dict(places)
-        self._queue: queue.Queue[tuple[dict[str, Any], bytes]] = queue.Queue(most)
+        self._queue: queue.Queue[tuple[dict[str, object], bytes]] = queue.Queue(most)
         self.dropped = self.nonsense = 0
         """Messages that found no room; messages that were none of ours."""
         self._actors: dict[int, tuple[float, dict[str, Any]]] = {}
@@ -74,7 +77,7 @@ class LearnerLink:
         """Whether an actor that fits has greeted."""
         return self._greeted.wait(timeout)
 
-    def drain(self, timeout: float) -> list[tuple[dict[str, Any], bytes]]:
+    def drain(self, timeout: float) -> list[tuple[dict[str, object], bytes]]:
         """Heads and bodies that came; waits for the first up to `timeout` seconds."""
         found = []
         with suppress(queue.Empty):
@@ -141,9 +144,9 @@ class LearnerLink:
             self._news.wait(self.settings.heartbeat_s)
             self._news.clear()
 
-    def _on_rows(self, sample: Any) -> None:
+    def _on_rows(self, sample: zenoh.Sample) -> None:
         try:
-            head = json.loads(bytes(sample.attachment))
+            head = json.loads(bytes(sample.attachment or b""))
             if not isinstance(head, dict):
                 raise ValueError("no object")
         except (ValueError, TypeError):
@@ -154,7 +157,7 @@ class LearnerLink:
         except queue.Full:
             self.dropped += 1
 
-    def _on_actor(self, sample: Any) -> None:
+    def _on_actor(self, sample: zenoh.Sample) -> None:
         try:
             life = json.loads(bytes(sample.payload))
             life["end"] = (int(life["end"][0]), int(life["end"][1]))
@@ -165,9 +168,9 @@ class LearnerLink:
             return
         self._actors[actor] = time.monotonic(), life
 
-    def _on_hello(self, query: Any) -> None:
+    def _on_hello(self, query: zenoh.Query) -> None:
         try:
-            greeting = json.loads(bytes(query.payload))
+            greeting = json.loads(bytes(query.payload or b""))
             theirs, actor, log = dict(greeting["facts"]), int(greeting["actor"]), str(greeting["log"])
         except (ValueError, TypeError, KeyError):
             query.reply(f"{self._prefix}/hello", json.dumps({"refused": "the greeting is none"}).encode())
@@ -186,7 +189,7 @@ class LearnerLink:
         answer = {"refused": "; ".join(wrong)}
         query.reply(f"{self._prefix}/hello", json.dumps(answer).encode())
 
-    def _on_weights(self, query: Any) -> None:
+    def _on_weights(self, query: zenoh.Query) -> None:
         if self._hash is not None:
             blob, head = self._weights
             query.reply(f"{self._prefix}/weights", blob, attachment=head)

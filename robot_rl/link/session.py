@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import torch
@@ -20,6 +20,9 @@ from typing_extensions import Self
 from robot_rl.extras import require
 from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Positive, Whole
+
+if TYPE_CHECKING:
+    import zenoh
 
 Place = tuple[int, int]
 """(episode, step) of the next row that is wanted."""
@@ -109,7 +112,7 @@ class LinkSettings(Options):
         return None
 
 
-def open_session(settings: LinkSettings, *, listen: bool) -> Any:
+def open_session(settings: LinkSettings, *, listen: bool) -> zenoh.Session:
     """A Zenoh session: one peer that listens, or one that connects and keeps trying.
 
     Raises:

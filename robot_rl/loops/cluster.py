@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -182,8 +183,8 @@ class Cluster:
         self._recipe = (self._ray.put(make_env), self._ray.put(make_learner))
         self._num_envs, self._fragment, self._seed, self._depth = num_envs, fragment, seed, depth
         self._actors: dict[int, Any] = {}
-        self._starting: dict[Any, int] = {}  # reference -> worker; on a full cluster it waits until there is room
-        self._asked: dict[Any, tuple[int, int]] = {}  # reference -> (worker, transitions)
+        self._starting: dict[object, int] = {}  # reference -> worker; on a full cluster it waits until there is room
+        self._asked: dict[object, tuple[int, int]] = {}  # reference -> (worker, transitions)
         self._born, self._barren = 0, 0
         self._wanted = workers
         self.lost = 0
@@ -199,7 +200,7 @@ class Cluster:
         """Transitions on their way."""
         return sum(steps for _, steps in self._asked.values())
 
-    def actors(self) -> list[Any]:
+    def actors(self) -> list[object]:
         """Handles of the actors, for `ray.kill` in tests and by schedulers."""
         return list(self._actors.values())
 
@@ -430,7 +431,7 @@ class ClusterOffPolicy:
             self._window[name].extend(values)
 
 
-def start(ray: Any, processes: int) -> bool:
+def start(ray: ModuleType, processes: int) -> bool:
     """Join the cluster that RAY_ADDRESS names, or start Ray here; whether it was started by this call.
 
     Args:
@@ -439,7 +440,7 @@ def start(ray: Any, processes: int) -> bool:
     """
     if ray.is_initialized():
         return False
-    room: dict[str, Any] = {}
+    room: dict[str, object] = {}
     if "RAY_ADDRESS" not in os.environ:
         room = {"num_cpus": max(processes, os.cpu_count() or 1), "include_dashboard": False}
         os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # a busy machine takes more than the 30 s

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robot_rl.loops.stepping import NonFiniteError, Stepper, as_obs, autoreset_mode
 from robot_rl.state import Saved
-from robot_rl.types import Metrics, Obs, StateDict, Step
+from robot_rl.types import Array, Metrics, Obs, StateDict, Step, StepEnv
 
 
 class DeviceWorld(Protocol):
@@ -45,7 +45,7 @@ class DeviceWorld(Protocol):
         ...
 
 
-def open_world(env: Any, device: torch.device, save_to: str | Path | None = None) -> DeviceWorld:
+def open_world(env: StepEnv, device: torch.device, save_to: str | Path | None = None) -> DeviceWorld:
     """The environment as tensors on `device`.
 
     An environment with a device among its parts hands over tensors and is stepped without a wait; any other is bridged
@@ -214,7 +214,7 @@ class HostWorld:
     def _up(self, obs: Obs) -> Obs:
         return {key: self._array(value) for key, value in obs.items()}
 
-    def _array(self, value: Any) -> Tensor:
+    def _array(self, value: Array) -> Tensor:
         return torch.as_tensor(np.asarray(value)).to(self.device, copy=True)  # environments reuse their arrays
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Policy, Step
+from robot_rl.types import Array, Policy, Step, StepEnv
 
 LONGEST = 20_000
 """Steps of an episode after which an evaluation waits no longer for its end: far beyond the limits of our worlds."""
@@ -52,7 +52,7 @@ class Evaluation:
             out["eval/cut"] = float(self.cut)
         return {**out, **{f"eval/{name}": value for name, value in self.chunks.items()}}
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, object]:
         """Of every episode."""
         return {"returns": self.returns, "successes": self.successes}
 
@@ -152,7 +152,7 @@ def evaluate(
     return result
 
 
-def evaluate_midway(env: Any, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
+def evaluate_midway(env: StepEnv, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
     """`evaluate` a policy that is in the midst of something else, such as its training, and goes on with that.
 
     What acting depends on beside the weights (a memory of the episodes under way, a chunk, noise) is put back.
@@ -165,5 +165,5 @@ def evaluate_midway(env: Any, policy: Policy, *, episodes: int, seed: int = 10_0
     return found
 
 
-def _numpy(x: Any) -> np.ndarray:
+def _numpy(x: Array) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()

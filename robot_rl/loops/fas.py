@@ -11,7 +11,7 @@ import numpy as np
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons
 from robot_rl.data.units import InUnits
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Policy, StateDict, StepEnv
+from robot_rl.types import Obs, Policy, StateDict, StepEnv
 
 INTERVALS = (1, *range(2, 31, 2))
 """1, 2, 4, ..., 30 control steps per decision: 16 lengths."""
@@ -76,7 +76,7 @@ def score(returns: Sequence[float], largest: float, offset: float = 0.0) -> tupl
     return area / (largest * 30.0), area / (largest * (x[-1] - x[0]))
 
 
-def at_interval(policy: Any, steps: int) -> tuple[Policy, bool]:
+def at_interval(policy: Policy, steps: int) -> tuple[Policy, bool]:
     """The policy asked every `steps` ticks, and whether it holds its action in between.
 
     A policy that can plan any number of steps does; a chunk policy plays its chunk and holds the last action behind
@@ -103,7 +103,7 @@ class _Stretched:
     def __init__(self, planner: Any, steps: int) -> None:
         self._planner, self._steps = planner, steps
 
-    def plan(self, obs: Any, *, deterministic: bool, context: dict[str, np.ndarray]) -> Any:
+    def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Any:
         """The planner's chunk, `steps` long."""
         plan = self._planner.plan(obs, deterministic=deterministic, context=context)
         chunk = np.asarray(plan.chunk)[:, : self._steps]

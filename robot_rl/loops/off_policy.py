@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.state import Saved
-from robot_rl.types import AnyLearner, Metrics, Sampler, StateDict, StepEnv
+from robot_rl.types import AnyLearner, Array, Metrics, Sampler, StateDict, StepEnv
 
 
 class OffPolicy:
@@ -204,12 +203,12 @@ class _Hold(Saved):
         self._age = np.where(over, 0, np.where(self.start, 1, self._age + 1))
 
 
-def host(x: Any) -> np.ndarray:
+def host(x: Array) -> np.ndarray:
     """An array or tensor in main memory."""
     return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
 
 
-def _generator_state(rng: np.random.Generator) -> dict[str, Any]:
+def _generator_state(rng: np.random.Generator) -> dict[str, object]:
     """State of a NumPy generator in plain Python numbers."""
     state = rng.bit_generator.state
     return {**state, "state": {key: int(value) for key, value in state["state"].items()}}

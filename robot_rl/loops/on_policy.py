@@ -232,7 +232,7 @@ def train_on_policy(
     total_steps: int,
     seed: int = 0,
     tick: Tick | None = None,
-    start_state: dict[str, Any] | None = None,
+    start_state: StateDict | None = None,
     save_to: str | Path | None = None,
 ) -> OnPolicy:
     """Train with an `OnPolicy` loop and return it; see there.
@@ -261,5 +261,5 @@ def _index(rows: Array, like: Array) -> Array:
     return torch.as_tensor(rows, device=like.device) if isinstance(like, Tensor) else np.asarray(rows)
 
 
-def _cat(parts: list[Any]) -> Array:
+def _cat(parts: list) -> Array:
     return torch.cat(parts) if isinstance(parts[0], Tensor) else np.concatenate(parts)

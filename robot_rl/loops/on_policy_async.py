@@ -23,7 +23,7 @@ WAIT = 0.2
 
 class _Weights(NamedTuple):
     version: int
-    state: dict[str, Any]
+    state: StateDict
 
 
 class _Finished(NamedTuple):

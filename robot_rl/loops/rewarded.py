@@ -69,7 +69,7 @@ class Rewarded(Hiding):
         if instruction is None and self.parts.instructions is None:
             raise ValueError("the environment asks nothing in words; add rewarder.instruction='<sentence>'")
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
         obs, info = self.env.reset(seed=seed, options=options)
         mask = (options or {}).get("reset_mask")
@@ -111,7 +111,7 @@ class Rewarded(Hiding):
         assert asked is not None  # checked at the beginning
         return asked
 
-    def _look_after(self, ended: np.ndarray, met: np.ndarray, info: dict[str, Any]) -> None:
+    def _look_after(self, ended: np.ndarray, met: np.ndarray, info: dict[str, object]) -> None:
         if self._audit is None or "success" not in info:
             return
         for row in np.flatnonzero(ended):

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data.goal_pictures import unsaid
 from robot_rl.data.store import Store
 from robot_rl.loops.hiding import Hiding
-from robot_rl.types import Obs, VecEnv
+from robot_rl.types import Obs, StateDict, VecEnv
 
 _WORDS = "instruction"
 
@@ -87,7 +87,7 @@ class ShownGoal(Hiding):
         self._rng = np.random.default_rng(seed)
         self._shows = np.zeros((env.num_envs, *shape), np.uint8)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
         obs, info = self.env.reset(seed=seed, options=options)
         if seed is not None:
@@ -106,10 +106,10 @@ class ShownGoal(Hiding):
             self._draw(obs, ended)
         return self._with_goal(obs), reward, terminated, truncated, info
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> dict[str, object]:
         return {"rng": self._rng.bit_generator.state, "shows": self._shows.copy()}
 
-    def _load_own_state(self, state: dict[str, Any]) -> None:
+    def _load_own_state(self, state: StateDict) -> None:
         self._rng.bit_generator.state = state["rng"]
         self._shows = np.array(state["shows"], np.uint8)
 
@@ -126,5 +126,5 @@ class ShownGoal(Hiding):
             choice = self._pictures[asked]
             self._shows[row] = choice[int(self._rng.integers(len(choice)))]
 
-    def _with_goal(self, obs: Obs) -> dict[str, Any]:
+    def _with_goal(self, obs: Obs) -> dict[str, object]:
         return {**obs, self._key: self._shows.copy(), _WORDS: unsaid(np.asarray(obs[_WORDS]))}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from robot_rl.types import Metrics, Step
+from robot_rl.types import Metrics, StateDict, Step
 
 ROWS = 4
 """Environments that are traced, the first ones."""
@@ -93,12 +93,12 @@ class StepSigns:
         won = [none if x is None else x for x in success]
         return _Traced(*(np.stack(column).astype(np.float64) for column in (*columns, won)))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The trace, as tensors."""
         trace = self._stacked()
         return {} if trace is None else {name: torch.from_numpy(x) for name, x in trace._asdict().items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict`."""
         self._trace.clear()
         for row in zip(*(np.asarray(state[name]) for name in _Traced._fields)) if state else ():

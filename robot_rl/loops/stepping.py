@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.types import Array, Obs, StateDict, Step
+from robot_rl.types import Array, Obs, StateDict, Step, StepEnv
 from robot_rl.types.data import all_finite
 
 _DOUBLE = (np.dtype(np.float64), torch.float64)
@@ -94,7 +94,7 @@ class Stepper:
         self._ended = None if state["ended"] is None else _like_env(state["ended"], self.env)
 
 
-def begins_anew(env: Any, loop: dict[str, Any] | None) -> str:
+def begins_anew(env: StepEnv, loop: StateDict | None) -> str:
     """Why a run that was restored does not go on where its environments stood, or "".
 
     Args:
@@ -112,7 +112,7 @@ def begins_anew(env: Any, loop: dict[str, Any] | None) -> str:
 
 
 def step(
-    env: Any,
+    env: StepEnv,
     obs: Obs,
     action: Array,
     *,
@@ -233,7 +233,7 @@ def clip_action(action: Array, num_envs: int, dim: int | None = None) -> Array:
     return np.minimum(np.maximum(action, -1.0), 1.0)
 
 
-def _reset_rows(env: Any, obs: Obs, rows: Array) -> Obs:
+def _reset_rows(env: StepEnv, obs: Obs, rows: Array) -> Obs:
     mask = rows.cpu().numpy() if isinstance(rows, torch.Tensor) else np.asarray(rows)
     raw, _ = env.reset(options={"reset_mask": mask})
     return _where(rows, as_obs(raw), obs)
@@ -288,13 +288,13 @@ def _where(rows: Array, chosen: Obs, otherwise: Obs) -> Obs:
     return merged
 
 
-def _float32(value: Any) -> Any:
-    if value.dtype == np.float64:
-        return value.astype(np.float32)
+def _float32(value: Array) -> Array:
+    if isinstance(value, np.ndarray):
+        return value.astype(np.float32) if value.dtype == np.float64 else value
     return value.float() if value.dtype == torch.float64 else value
 
 
-def _like_env(value: Array, env: Any) -> Array:
+def _like_env(value: Array, env: StepEnv) -> Array:
     """A saved array in the kind that the environment hands over: tensors where it names a device, also on the CPU."""
     device = env.parts.device
     if device is not None:
@@ -324,13 +324,13 @@ def _finite(obs: Obs) -> bool:
     return all(_finite_array(value) for value in obs.values())
 
 
-def _first_bad(value: Array) -> Any:
+def _first_bad(value: Array) -> np.ndarray:
     array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
     return np.argwhere(~np.isfinite(array))[0]
 
 
 def _report(
-    env: Any, call: str, obs: Obs, action: object, result: Obs, reward: object, folder: str | Path | None
+    env: StepEnv, call: str, obs: Obs, action: object, result: Obs, reward: object, folder: str | Path | None
 ) -> None:
     bad = {**{f"observation '{key}'": value for key, value in result.items()}, "the reward": reward}
     name, value = next((name, value) for name, value in bad.items() if value is not None and not _finite_array(value))
@@ -358,7 +358,7 @@ def _save_state(env: Any, around: Mapping[str, object], folder: str | Path | Non
     return f"{kind} are in {path} (torch.load with weights_only=True)"
 
 
-def _tensors(value: object) -> Any:
+def _tensors(value: object) -> object:
     if isinstance(value, dict):
         return {key: _tensors(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

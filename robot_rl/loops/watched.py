@@ -30,7 +30,7 @@ class Watcher(Protocol):
         """Episodes of `rows` (N,) bool begin with these observations."""
         ...
 
-    def step(self, seen: Mapping[str, Any], ended: np.ndarray) -> np.ndarray:
+    def step(self, seen: Mapping[str, object], ended: np.ndarray) -> np.ndarray:
         """(N,) reward of a control step; `seen` holds the true successors."""
         ...
 
@@ -82,7 +82,7 @@ class Watched(Hiding):
         self._reward = reward
         reward.bind(env.io)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
         obs, info = self.env.reset(seed=seed, options=options)
         if not all(isinstance(value, np.ndarray) for value in obs.values()):

@@ -52,7 +52,7 @@ class Calibration:
         if not np.allclose(square @ square.T, np.eye(3), atol=1e-4) or np.linalg.det(square) < 0.0:
             raise ValueError(f"a camera's rotation {self.rotation} is no rotation; its rows must be orthonormal")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain JSON-ready form."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 

@@ -33,9 +33,9 @@ class Goals:
 
     width: int
     reached: int
-    show: Callable[[Any, Any, Any], Any]
-    reward: Callable[[Any, Any], Any]
-    ends: Callable[[Any, Any], Any] | None = None
+    show: Callable[[np.ndarray, np.ndarray, np.ndarray], Array]
+    reward: Callable[[np.ndarray, np.ndarray], Array]
+    ends: Callable[[np.ndarray, np.ndarray], Array] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.width <= self.reached:
@@ -99,7 +99,7 @@ class StepEnv(Protocol):
         """What it offers beyond stepping."""
         ...
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """First observation of (N, ...) arrays, and info."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,7 +89,7 @@ class Seen:
                     lines.append(f"{name} is {column[far][0]:.4g}, training saw {low:.4g} to {high:.4g}")
         return lines
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain JSON-ready form."""
         return {
             "quantiles": list(QUANTILES),
@@ -104,7 +104,7 @@ class Seen:
     def from_dict(cls, raw: Mapping[str, Any]) -> Seen:
         """Inverse of `to_dict`."""
 
-        def rows(value: Any) -> tuple[tuple[float, ...], ...]:
+        def rows(value: Iterable[Iterable[float]]) -> tuple[tuple[float, ...], ...]:
             return tuple(tuple(float(x) for x in row) for row in value)
 
         obs = {str(key): rows(value) for key, value in raw["obs"].items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ FEEDS = ("transitions", "rollout", "stale_rollout", "episodes", "device_transiti
 """Ways of feeding, one loop each: replayed rows, fresh rollouts, rollouts of somewhat older weights, whole episodes
 with a person in the loop, the first two on a device, and a learner's own loop (`OwnLoop`)."""
 
-O_co = TypeVar("O_co", bound=Options, covariant=True)
+OptionsT = TypeVar("OptionsT", bound=Options)
 Data_contra = TypeVar("Data_contra", contravariant=True)
 
 
@@ -97,7 +97,7 @@ class Needs:
 _DESCRIPTORS = (property, cached_property, classmethod, staticmethod)
 
 
-class Learner(Generic[O_co, Data_contra]):
+class Learner(Generic[OptionsT, Data_contra]):
     """Turns data into a better policy; one class per file in policies/.
 
     A method states its options (`Options`), what it needs (`needs`) and its loss (`update`). Hooks have bodies that do
@@ -129,7 +129,7 @@ class Learner(Generic[O_co, Data_contra]):
     notes: tuple[str, ...] = ()
     """Lines that a run says at its start: what settings that say `auto` have chosen."""
 
-    def __init__(self, options: O_co, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, options: OptionsT, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         if io.action_choices and not self.chooses:
             raise ValueError(
                 f"{self.method or type(self).__name__} acts with continuous numbers, and here an action is one of "
@@ -166,7 +166,7 @@ class Learner(Generic[O_co, Data_contra]):
                 raise TypeError(f"{cls.__name__}.{name} is no part of the contract of a learner{hint}")
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
         """What a learner with these options asks of what feeds it, before anything is built."""
         return Needs()
 
@@ -230,7 +230,7 @@ AnyLearner: TypeAlias = Learner[Any, Any]
 """A learner of whatever options and data."""
 
 
-class OuterLearner(Learner[O_co, Data_contra]):
+class OuterLearner(Learner[OptionsT, Data_contra]):
     """A learner around another: what a loop asks is answered by the inner one.
 
     Attributes:
@@ -258,11 +258,11 @@ class OuterLearner(Learner[O_co, Data_contra]):
         self.learner.set_progress(share)
 
 
-class OnPolicyLearner(Learner[O_co, Data_contra]):
+class OnPolicyLearner(Learner[OptionsT, Data_contra]):
     """A learner of fresh rollouts: the loop asks it for values to bootstrap with."""
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
         """Fresh rollouts."""
         return Needs(feeds="rollout")
 
@@ -271,7 +271,7 @@ class OnPolicyLearner(Learner[O_co, Data_contra]):
         raise NotImplementedError(f"{type(self).__name__}.value is missing")
 
 
-class StaleLearner(OnPolicyLearner[O_co, Data_contra]):
+class StaleLearner(OnPolicyLearner[OptionsT, Data_contra]):
     """A learner that corrects for rollouts of older policies.
 
     Attributes:
@@ -285,7 +285,7 @@ class StaleLearner(OnPolicyLearner[O_co, Data_contra]):
     updates: int
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
         """Rollouts of somewhat older weights."""
         return Needs(feeds="stale_rollout")
 
@@ -294,7 +294,7 @@ class StaleLearner(OnPolicyLearner[O_co, Data_contra]):
         raise NotImplementedError(f"{type(self).__name__}.actor is missing")
 
 
-class OffPolicyDeviceLearner(Learner[O_co, Data_contra]):
+class OffPolicyDeviceLearner(Learner[OptionsT, Data_contra]):
     """A learner of replayed rows that never leaves its device.
 
     Attributes:
@@ -304,7 +304,7 @@ class OffPolicyDeviceLearner(Learner[O_co, Data_contra]):
     device: torch.device
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
         """Replayed rows on its device."""
         return Needs(feeds="device_transitions")
 
@@ -317,7 +317,7 @@ class OffPolicyDeviceLearner(Learner[O_co, Data_contra]):
         raise NotImplementedError(f"{type(self).__name__}.read_metrics is missing")
 
 
-class OnPolicyDeviceLearner(Learner[O_co, Data_contra]):
+class OnPolicyDeviceLearner(Learner[OptionsT, Data_contra]):
     """A learner of rollouts that never leaves its device.
 
     Attributes:
@@ -327,7 +327,7 @@ class OnPolicyDeviceLearner(Learner[O_co, Data_contra]):
     device: torch.device
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
         """Rollouts on its device."""
         return Needs(feeds="device_rollout")
 
@@ -344,7 +344,7 @@ class OnPolicyDeviceLearner(Learner[O_co, Data_contra]):
         raise NotImplementedError(f"{type(self).__name__}.read_metrics is missing")
 
 
-class OwnLoop(Learner[O_co, Data_contra]):
+class OwnLoop(Learner[OptionsT, Data_contra]):
     """A learner that brings its own loop: stable-baselines3, language agents, policies improved by trying.
 
     Attributes:
@@ -356,7 +356,7 @@ class OwnLoop(Learner[O_co, Data_contra]):
     seen_rows: Any = None
 
     @classmethod
-    def needs(cls, options: Any, io: IOSpec) -> Needs:
+    def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
         """An environment."""
         return Needs(feeds="environment")
 
@@ -364,7 +364,13 @@ class OwnLoop(Learner[O_co, Data_contra]):
         """Take the environment."""
         raise NotImplementedError(f"{type(self).__name__}.attach is missing")
 
-    def run(self, total_steps: int, tick: Any = None, *, due: Any = None) -> None:
+    def run(
+        self,
+        total_steps: int,
+        tick: Callable[[int, Metrics], bool] | None = None,
+        *,
+        due: Callable[[int, int], bool] | None = None,
+    ) -> None:
         """Learn until `env_steps` reaches `total_steps`.
 
         `tick(env_steps, metrics)` is called where `due(steps before, steps after)` says so; its True ends the run.

@@ -6,7 +6,7 @@ import difflib
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
@@ -119,7 +119,7 @@ def _number(word: str, facts: Sequence[object]) -> str:
     return word if high is None else f"{word} {'below' if open_ else 'of at most'} {most:g}"
 
 
-def _flat(facts: Iterable[object]) -> list[Any]:
+def _flat(facts: Iterable[object]) -> list[object]:
     """The facts of `Field(ge=0)` among others."""
     return [part for fact in facts for part in (fact.metadata if isinstance(fact, FieldInfo) else [fact])]
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from robot_rl.types.data import Array, Obs
 from robot_rl.types.io import IOSpec
 from robot_rl.types.state import StateDict
@@ -66,12 +68,12 @@ class PolicyParts:
         recurrence: of a policy that remembers, its step with the memory in the open, where torch alone can compute it.
     """
 
-    executed: Callable[[Any], None] | None = None
-    earned: Callable[[Any], None] | None = None
+    executed: Callable[[np.ndarray], None] | None = None
+    earned: Callable[[Array], None] | None = None
     log_prob: Callable[[Obs, Tensor], Tensor] | None = None
     reseed: Callable[[int], None] | None = None
-    save: Callable[[], dict[str, Any]] | None = None
-    restore: Callable[[dict[str, Any]], None] | None = None
+    save: Callable[[], dict[str, object]] | None = None
+    restore: Callable[[dict[str, object]], None] | None = None
     meter: Any = None
     seeds: int = 1
     activate: Callable[[int], None] | None = None

@@ -51,7 +51,7 @@ def bench(cfg: DictConfig) -> None:
     known = {"suite", "quick", "debug", "trust", "name", "output"}
     plain: Any = OmegaConf.to_object(cfg)
     given = {key: value for key, value in plain.items() if key not in known}
-    extra: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    extra: dict[str, object] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     folder = run_folder(cfg, "bench", str(cfg.suite))
     if cfg.suite in RESUMABLE:
         extra.setdefault("out", str(folder / "runs"))

@@ -109,12 +109,12 @@ def log_folder(path: str | Path) -> Path:
     raise ValueError(f"{path} holds no recording; expected a run folder of robot-rl hil")
 
 
-def read(paths: Sequence[str | Path]) -> tuple[list[Episode], list[dict[str, Any]]]:
+def read(paths: Sequence[str | Path]) -> tuple[list[Episode], list[dict[str, object]]]:
     """Episodes and a person's corrections of several runs."""
     if not paths:
         raise ValueError("logs is empty; give run folders of robot-rl hil, e.g. logs=[runs/hil/<run>]")
     episodes: list[Episode] = []
-    corrections: list[dict[str, Any]] = []
+    corrections: list[dict[str, object]] = []
     for path in paths:
         folder = log_folder(path)
         episodes += list(Recording(folder))
@@ -219,7 +219,7 @@ class ClassifyJob:
         """Steps of the longest episode."""
         return int(max(self._data.step) + 1)
 
-    def _measure(self) -> dict[str, Any]:
+    def _measure(self) -> dict[str, object]:
         """On the episodes that nothing was fitted on."""
         s, data, tested, threshold = self._settings, self._data, self._test, float(self._facts["threshold"])
         p = self.model.probability(tested.obs)
@@ -302,7 +302,7 @@ def rescore(model: Classifier, facts: dict[str, Any], logs: Sequence[str], out: 
     return {"episodes": len(lines), "agree": agree, "scores": str(out)}
 
 
-def examples(probability: np.ndarray, data: LabelledFrames, positive: bool, count: int) -> list[dict[str, Any]]:
+def examples(probability: np.ndarray, data: LabelledFrames, positive: bool, count: int) -> list[dict[str, object]]:
     """The observations of one kind that the classifier is least sure of, at most one per episode."""
     rows = np.flatnonzero(data.label == positive)
     order = rows[np.argsort(probability[rows] * (1 if positive else -1))]
@@ -356,16 +356,16 @@ class ClassifyOptions(Machine, Resume, ClassifySettings):
     """A run of this verb: judge the logs with it instead of training."""
 
 
-def load_classifier(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
+def load_classifier(folder: Path, device: str) -> tuple[Classifier, dict[str, Any]]:
     """A success classifier of robot-rl classify, and the facts of `load`."""
     made = stored_config(checkpoint.find(folder))
     return load(folder, lambda io: build.make("classifier", plain(made.classifier), io, seed=made.seed, device=device))
 
 
-def judge_factory(cfg: DictConfig) -> Callable[[Any], Any]:
+def judge_factory(cfg: DictConfig) -> Callable[[IOSpec], Judge]:
     """(io) -> the classifier named in the configuration, on duty."""
 
-    def make(io: Any) -> Any:
+    def make(io: IOSpec) -> Judge:
         model, facts = load_classifier(Path(cfg.judge), str(cfg.device))
         differences = [f"'{key}'" for key in model.keys if model.io.obs[key] != io.obs.get(key)]
         if differences:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from robot_rl import checkpoint
 from robot_rl.data import d4rl
-from robot_rl.types import VecEnv
+from robot_rl.types import Policy, VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, threads
@@ -125,7 +125,7 @@ def collect(cfg: DictConfig) -> None:
     )
 
 
-def _collect_level(cfg: DictConfig, env: VecEnv, policy: Any, out: Path) -> None:
+def _collect_level(cfg: DictConfig, env: VecEnv, policy: Policy, out: Path) -> None:
 
     if out.suffix not in (".hdf5", ".h5"):
         raise Refused(f"level={cfg.level} writes a D4RL file; name it out=<file>.hdf5, not {out}")

@@ -25,7 +25,7 @@ FACTS = "facts.json"
 class Generator(Protocol):
     """What makes clips, such as `TabletopClips`."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What the arrays mean; plain values."""
         ...
 

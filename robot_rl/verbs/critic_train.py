@@ -149,7 +149,7 @@ class CriticJob:
                 self._run.restore()
             self._run.begin(make_tracker, sources={"clips": facts}, checks={"report": report.missing})
 
-    def run(self) -> dict[str, Any] | None:
+    def run(self) -> dict[str, object] | None:
         """Train, calibrate, write what a run leaves; the summary, or None where the time was up before.
 
         Raises:

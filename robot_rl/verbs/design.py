@@ -199,7 +199,7 @@ class TrainRun:
         return score, curves, str(run)
 
 
-def table_of(attempts: Sequence[Attempt]) -> dict[str, Any]:
+def table_of(attempts: Sequence[Attempt]) -> dict[str, object]:
     """Rows to print: place -> score and program."""
     rows = {}
     for i, item in enumerate(attempts):
@@ -217,7 +217,7 @@ class DesignOptions(VerbOptions):
     """The task in words, for a model."""
     model: str | None = None
     """Who proposes: http://127.0.0.1:<port>/v1/chat/completions, a folder, or python:<module>:<object>."""
-    model_options: dict[str, Any] = Field(default_factory=dict)
+    model_options: dict[str, object] = Field(default_factory=dict)
     """Of the model, such as {timeout: 30}."""
     codes: tuple[str, ...] | None = None
     """Programs to try in place of a model's."""

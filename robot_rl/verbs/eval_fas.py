@@ -79,7 +79,7 @@ def evaluate_intervals(cfg: DictConfig) -> None:
     )
 
 
-def _scale_of(cfg: Any) -> tuple[float, float]:
+def _scale_of(cfg: DictConfig) -> tuple[float, float]:
     """Largest return and offset of the task: as given, or by the name of the Gymnasium task."""
 
     if cfg.largest is not None:

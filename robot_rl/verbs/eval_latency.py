@@ -94,7 +94,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
             raise Refused("this environment does not say whether an episode was a success")
         won = sum(result.successes)
         low, high = wilson(won, len(result.successes))
-        row: dict[str, Any] = {"successes": result.successes, "low": low, "high": high, **acting.facts()}
+        row: dict[str, object] = {"successes": result.successes, "low": low, "high": high, **acting.facts()}
         line = f"{won}/{len(result.successes)} = {won / len(result.successes):.3f} (95 %: {low:.3f} to {high:.3f})"
         if not first:
             first = result.successes

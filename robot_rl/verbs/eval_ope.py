@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint
 from robot_rl.checkpoint import write_json
 from robot_rl.data.bounds import NORMALISED
+from robot_rl.data.store import Store
 from robot_rl.data.units import meaning_of
 from robot_rl.verbs import answer, ope
 from robot_rl.verbs.build import load_policy, read_action_meaning, run_folder, settings_of, threads
@@ -36,7 +36,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
     meta = checkpoint.read_meta(path)
     io, known = meaning_of(checkpoint.read_io(path), meta.get("action"), read_action_meaning(cfg))
 
-    def alike(store: Any) -> bool:
+    def alike(store: Store) -> bool:
         both = known == store.meta.get("action") == NORMALISED
         return both or store.fingerprint == meta.get("data_fingerprint")
 

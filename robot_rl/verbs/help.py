@@ -60,7 +60,7 @@ def doctor_page(what: str) -> str:
     return "robot-rl doctor    versions, devices, what is missing; robot-rl doctor ros, run and isaac have own pages"
 
 
-def rows(model: type[BaseModel], where: str, values: Mapping[str, Any] | None = None) -> Iterator[str]:
+def rows(model: type[BaseModel], where: str, values: Mapping[str, object] | None = None) -> Iterator[str]:
     """Lines of a class: `name=default  type and range: what it means`.
 
     Args:

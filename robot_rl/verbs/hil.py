@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
@@ -33,6 +33,9 @@ from robot_rl.verbs.reading import plain
 from robot_rl.verbs.rewarders import rewarded_factory
 from robot_rl.words import Refused
 
+if TYPE_CHECKING:
+    from robot_rl.human.pilot import Pilot
+
 
 class HilVerbOptions(Machine, Env, Pictures, Resume, HilSettings):
     """robot-rl hil."""
@@ -43,9 +46,9 @@ class HilVerbOptions(Machine, Env, Pictures, Resume, HilSettings):
     """One process, or the one that drives and records, or the one that learns; see docs/hil_link.md."""
     link: LinkSettings = LinkSettings()
     """Between actor and learner; see docs/hil_link.md."""
-    takeover: dict[str, Any] = Field(default_factory=lambda: {"mode": "deadman"})
+    takeover: dict[str, object] = Field(default_factory=lambda: {"mode": "deadman"})
     """How the person takes over: mode=deadman, toggle or implicit; further +takeover.hold_ms=200 ... (docs/hil.md)."""
-    safety: dict[str, Any] = Field(default_factory=dict)
+    safety: dict[str, object] = Field(default_factory=dict)
     """Limits of what is executed: +safety.acceleration=1.0 ... (docs/hil.md)."""
 
 
@@ -71,7 +74,7 @@ def hil(cfg: DictConfig) -> None:
         given = {**everything["link"], "password": everything["link"]["password"] or secret}
         link = build.check(LinkSettings, given, "link", "the link")
 
-    def make_pilot(env: VecEnv, with_person: bool) -> Any:
+    def make_pilot(env: VecEnv, with_person: bool) -> Pilot:
         human = None
         if with_person:
             given = {"io": env.io, "expert": env.parts.expert, "seed": cfg.seed, "listen": _listen}

@@ -40,7 +40,7 @@ from robot_rl.parts import BEST, Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs
+from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs, Stateful
 from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
 from robot_rl.verbs.build import EnvMaker, MakeEnv
 
@@ -262,7 +262,7 @@ class HilJob:
 
     def _parts(self) -> Parts:
         """What a checkpoint holds; the memory is filled from the log, which holds every step."""
-        states: dict[str, Any] = {"learner": self.learner, "loop": self.loop}
+        states: dict[str, Stateful] = {"learner": self.learner, "loop": self.loop}
         if self.sampler is not None:
             states["sampler"] = Shares(self.sampler)
         return Parts(
@@ -402,7 +402,7 @@ class HilJob:
     def _settle(self) -> None:
         """Before the last block: nothing to wait for, where driving and learning take turns."""
 
-    def _further(self) -> dict[str, Any]:
+    def _further(self) -> dict[str, object]:
         """More lines of the summary."""
         return {}
 

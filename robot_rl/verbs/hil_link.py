@@ -31,7 +31,7 @@ from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, make_memory
 _AGREED = {"seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end"}
 
 
-def agreement(settings: HilSettings, policy: Mapping[str, Any]) -> dict[str, Any]:
+def agreement(settings: HilSettings, policy: Mapping[str, object]) -> dict[str, object]:
     """What actor and learner must have in common, as plain values.
 
     Args:
@@ -59,7 +59,7 @@ class HilActorJob(HilJob):
         makers: HilMakers,
         *,
         link: LinkSettings,
-        policy: Mapping[str, Any],
+        policy: Mapping[str, object],
         config: str,
         resume: bool = False,
     ) -> None:
@@ -73,7 +73,7 @@ class HilActorJob(HilJob):
         self.learner = Follower(self.learner.policy)
         outbox = Outbox(self.log)
 
-        def rows(place: Place) -> tuple[dict[str, Any], bytes, Place] | None:
+        def rows(place: Place) -> tuple[dict[str, object], bytes, Place] | None:
             found = outbox.piece(place)
             return None if found is None else (asdict(found[0]), found[1], found[0].after)
 
@@ -99,7 +99,7 @@ class HilActorJob(HilJob):
             helpers=self._helpers(picture),
         )
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """As `HilJob.run`; the learner is asked for its last weights before the last block."""
         try:
             return super().run()
@@ -121,7 +121,7 @@ class HilActorJob(HilJob):
         if not self.loop.finish():
             sys.stderr.write("the learner is gone; the last block runs with the weights that arrived\n")
 
-    def _further(self) -> dict[str, Any]:
+    def _further(self) -> dict[str, object]:
         loop = self.loop
         assert isinstance(loop, HilActor)
         return {
@@ -154,7 +154,7 @@ class HilLearnerJob:
         folder: Path,
         *,
         link: LinkSettings,
-        policy: Mapping[str, Any],
+        policy: Mapping[str, object],
         make_learner: Callable[[IOSpec], AnyLearner],
         make_tracker: Callable[[str, int | None], Many],
         config: str,
@@ -171,7 +171,7 @@ class HilLearnerJob:
         write_bytes(self.folder / "config.yaml", config.encode())
         self.loop: HilLearner | None = None
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Wait for an actor, learn until it is done; returns the summary.
 
         Raises:
@@ -203,7 +203,7 @@ class HilLearnerJob:
                 link.close()
             self._claim.release()
 
-    def _learn(self, io: IOSpec, inbox: Inbox, link: LearnerLink) -> dict[str, Any]:
+    def _learn(self, io: IOSpec, inbox: Inbox, link: LearnerLink) -> dict[str, object]:
         s = self.settings
         learner = self._make_learner(io)
         if learner.need.feeds == "episodes":
@@ -256,7 +256,7 @@ class HilLearnerJob:
             nonlocal complete
             complete = loop.run(tick)
 
-        def summary() -> dict[str, Any]:
+        def summary() -> dict[str, object]:
             return {
                 "demonstrations": loop.demos,
                 "updates": loop.improver.updates,

@@ -127,7 +127,7 @@ class SeedEvaluations:
             out["eval/seeds_low"], out["eval/seeds_high"] = interval.low, interval.high
         return out
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, object]:
         """Of every episode of every seed."""
         return {"returns": [result.returns for result in self.results]}
 
@@ -277,7 +277,7 @@ class OfflineJob:
             return name
         return None
 
-    def run(self, callback: Callback | None = None) -> dict[str, Any]:
+    def run(self, callback: Callback | None = None) -> dict[str, object]:
         """Train, evaluate, write curve, video and report; returns the summary.
 
         Args:
@@ -328,7 +328,7 @@ class OfflineJob:
             f"({self._estimate_updates} updates, after cloning its behaviour); estimate=0 leaves that out"
         )
 
-    def _estimate(self) -> dict[str, Any] | str:
+    def _estimate(self) -> dict[str, object] | str:
         """The policy's value from the log alone, and where it leaves the data."""
         assert self._judges is not None
         self._activate(0)

@@ -22,7 +22,7 @@ class Judges:
         make_behaviour: (io) -> Gaussian cloning learner.
     """
 
-    make_fqe: Callable[..., Any]
+    make_fqe: Callable[..., object]
     make_behaviour: Callable[[IOSpec], Any]
 
 

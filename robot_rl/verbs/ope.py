@@ -18,7 +18,7 @@ from robot_rl.data.store import Store
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
 from robot_rl.stats import Interval, bootstrap, half_samples
-from robot_rl.types import AnyLearner, Episode, IOSpec, Transitions
+from robot_rl.types import AnyLearner, Episode, IOSpec, Obs, Policy, Transitions
 from robot_rl.types.options import Count, Part, Positive, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.logs import LogSettings
@@ -140,7 +140,7 @@ def read(
 
 def run(
     settings: OpeSettings,
-    policy: Any,
+    policy: Policy,
     io: IOSpec,
     *,
     make_fqe: Callable[..., Any],
@@ -324,7 +324,7 @@ class _Behaviour:
         column: of the log, with the true log-densities of the logged actions; "" where it has none.
     """
 
-    log_prob: Callable[[Any, Tensor], Tensor]
+    log_prob: Callable[[Obs, Tensor], Tensor]
     column: str
 
 
@@ -345,7 +345,7 @@ def _behaviour(
     return _Behaviour(density, column)
 
 
-def _support(mu: _Behaviour, policy: Any, data: LogDataset, s: OpeSettings) -> Support:
+def _support(mu: _Behaviour, policy: Policy, data: LogDataset, s: OpeSettings) -> Support:
     """Which of the policy's actions the behaviour would hardly have taken."""
     batch = next(iter(data.ordered(4096)))
     state = batch.obs["state"]
@@ -451,7 +451,7 @@ def line(estimate: OpeEstimate) -> str:
     return f"{i.value:.4g}  [{i.low:.4g}, {i.high:.4g}]{note}"
 
 
-def table(report: OpeReport) -> dict[str, Any]:
+def table(report: OpeReport) -> dict[str, object]:
     """Name -> what the screen shows."""
     return {
         "judged": f"the policy, {report.judged}",
@@ -462,7 +462,7 @@ def table(report: OpeReport) -> dict[str, Any]:
     }
 
 
-def plain_numbers(report: OpeReport) -> dict[str, Any]:
+def plain_numbers(report: OpeReport) -> dict[str, object]:
     """For JSON."""
 
     def bounds(interval: Interval | None) -> dict[str, float] | None:

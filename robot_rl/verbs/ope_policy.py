@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from robot_rl.types import Action, Array, Obs, PolicyParts
+from robot_rl.types import Action, Array, Obs, Policy, PolicyParts
 
 _NO_DENSITY = "this policy has no density; use FQE, or smooth=0.1 for a Gaussian around its action"
 
@@ -23,7 +22,7 @@ class Smoothed:
         seed: of its samples.
     """
 
-    def __init__(self, policy: Any, std: float, seed: int) -> None:
+    def __init__(self, policy: Policy, std: float, seed: int) -> None:
         if not std > 0.0:
             raise ValueError(f"smooth is {std}, expected a standard deviation above 0, such as 0.1")
         self._policy, self._std, self.io = policy, std, policy.io
@@ -63,13 +62,13 @@ class Judged:
         reason: why there are no importance weights, or "".
     """
 
-    policy: Any
+    policy: Policy
     deterministic: bool
     name: str
     reason: str = ""
 
 
-def judge_policy(policy: Any, *, ratios: bool, smooth: float | None, seed: int = 0) -> Judged:
+def judge_policy(policy: Policy, *, ratios: bool, smooth: float | None, seed: int = 0) -> Judged:
     """The policy as it samples where importance weights are wanted and it has densities, else its mode.
 
     Weights compare densities, so they speak of the policy that samples; a value of its mode beside them, or inside a

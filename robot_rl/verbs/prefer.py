@@ -24,7 +24,7 @@ class PreferOptions(Machine, Resume, PreferSettings, PictureSettings):
 
     model: str | None = None
     """labels=vlm: http://127.0.0.1:<port>/v1/chat/completions, a folder, python:<module>:<object>, or scripted."""
-    model_options: dict[str, Any] = Field(default_factory=dict)
+    model_options: dict[str, object] = Field(default_factory=dict)
     """labels=vlm: options of the model, such as {timeout: 30}."""
 
 

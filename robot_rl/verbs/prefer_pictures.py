@@ -149,7 +149,7 @@ class PictureJob(PreferenceJob):
 
         return label
 
-    def _row(self, pair: LabelledPair) -> dict[str, Any]:
+    def _row(self, pair: LabelledPair) -> dict[str, object]:
         row = {"first": pair.first, "second": pair.second, "goal": self.goals[pair.goal], "answer": pair.said}
         return {**row, "truth": [self._true(pair.first), self._true(pair.second)]}
 
@@ -167,7 +167,7 @@ class PictureJob(PreferenceJob):
             chance_of(pairs),
         )
 
-    def _measure(self, test: list[LabelledPair]) -> dict[str, Any]:
+    def _measure(self, test: list[LabelledPair]) -> dict[str, object]:
         """Answers against the truth, where it differs."""
 
         def better(pair: LabelledPair) -> bool:
@@ -195,7 +195,7 @@ class PictureJob(PreferenceJob):
         for name, value in state["counts"].items():
             setattr(self._model.counts, name, value)
 
-    def _relabel(self) -> dict[str, Any]:
+    def _relabel(self) -> dict[str, object]:
         """The log with learnt rewards, without pictures unless they are kept, and how they rank with the truth."""
         store, s, model = self.store, self._look, self.model
         # a generator of its own: labels that are asked for and labels that are read again are calibrated alike

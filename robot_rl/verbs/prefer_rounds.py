@@ -25,7 +25,7 @@ from robot_rl.parts import Parts
 from robot_rl.run import Run
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import Metrics, Options, StateDict
+from robot_rl.types import Metrics, Options, StateDict, Stateful
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
 Place = tuple[int, int]
@@ -158,7 +158,7 @@ class PreferenceJob(ABC):
         self._rng = np.random.default_rng(settings.seed)
         self._before = self._rng.bit_generator.state  # of the round: its pairs can be drawn again
         self._progress, self._fit, self.model = Progress(), Fit(), make()
-        self._facts: dict[str, Any] = {"data": settings.data, "fingerprint": store.fingerprint}
+        self._facts: dict[str, object] = {"data": settings.data, "fingerprint": store.fingerprint}
 
     def _open(
         self, folder: Path, *, make_tracker: Callable[[str, int | None], Many], config: str, resume: bool
@@ -176,7 +176,7 @@ class PreferenceJob(ABC):
         claim = claim_folder(folder, resume=resume)
         self.folder = claim.folder
         with claim.building():
-            self._states: dict[str, Any] = {"learner": self.model, "loop": self}
+            self._states: dict[str, Stateful] = {"learner": self.model, "loop": self}
             self._run = Run(
                 claim,
                 Schedule(total=self._rounds * s.updates, log_every=50, keep_checkpoints=1, unit="update"),
@@ -304,7 +304,7 @@ class PreferenceJob(ABC):
         """(pair, whether it was answered before) -> the answer, or None for enough."""
 
     @abstractmethod
-    def _row(self, pair: LabelledPair) -> dict[str, Any]:
+    def _row(self, pair: LabelledPair) -> dict[str, object]:
         """A line of the file of answers."""
 
     @abstractmethod
@@ -324,10 +324,10 @@ class PreferenceJob(ABC):
         """What the reward is updated with."""
 
     @abstractmethod
-    def _relabel(self) -> dict[str, Any]:
+    def _relabel(self) -> dict[str, object]:
         """Write the log with learnt rewards, and how they rank."""
 
-    def _measure(self, test: list[LabelledPair]) -> dict[str, Any]:
+    def _measure(self, test: list[LabelledPair]) -> dict[str, object]:
         """Further lines of the report."""
         return {}
 

@@ -100,7 +100,7 @@ class SegmentJob(PreferenceJob):
             return lambda pair, there: script.label(pair.first, pair.second, "")  # also again: its errors are drawn
         return lambda pair, there: None if there else self._person(pair.first, pair.second)
 
-    def _row(self, pair: LabelledPair) -> dict[str, Any]:
+    def _row(self, pair: LabelledPair) -> dict[str, object]:
         return {"first": pair.first, "second": pair.second, "answer": pair.said, "by": self._s.labels}
 
     def _read(self, path: Path) -> list[LabelledPair]:
@@ -165,7 +165,7 @@ class SegmentJob(PreferenceJob):
         )
         return self._tools["Pairs"](state, action, chance_of(pairs))
 
-    def _relabel(self) -> dict[str, Any]:
+    def _relabel(self) -> dict[str, object]:
         """The log with learnt rewards, and how its episodes rank by them."""
         store, model = self.store, self.model
         some = np.random.default_rng([self._s.seed, 1]).permutation(len(store))[:200]  # whether asked or read again

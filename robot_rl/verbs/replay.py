@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import DictConfig
 from pydantic import Field
@@ -19,6 +19,9 @@ from robot_rl.verbs.options import Folders, VerbOptions
 from robot_rl.verbs.reading import plain
 from robot_rl.verbs.robot_policy import load_robot_policy
 from robot_rl.words import Refused
+
+if TYPE_CHECKING:
+    from robot_rl.data.flight_read import Flight
 
 Limits = Annotated[dict[str, Number | dict[str, Number]], Meaning("names with numbers, limits.velocity=0.5")]
 
@@ -108,7 +111,7 @@ def flat(limits: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def tell_flight(flight: Any) -> None:
+def tell_flight(flight: Flight) -> None:
     """What was read."""
     end = "" if flight.closed else "; its process was killed, all but the last tenths of a second is here"
     print(f"{flight.path}: {flight.records} records, {flight.seconds:.1f} s, unaltered{end}")

@@ -36,7 +36,7 @@ def rewarded_factory(cfg: DictConfig) -> EnvMaker:
         options["instruction"] = options["instruction"] or ""  # the reference alone, not what the world asks
     audit = build.tool("audit")
 
-    def make(num_envs: int, seed: int, render: bool) -> Any:
+    def make(num_envs: int, seed: int, render: bool) -> VecEnv:
         from robot_rl.loops.rewarded import Rewarded
 
         node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
@@ -58,7 +58,7 @@ def watched_factory(cfg: DictConfig, options: Mapping[str, object], without: Env
     found: list[float] = []
     build.make("rewarder", options, seed=cfg.seed)  # what is wrong with the options is said before anything is built
 
-    def make(num_envs: int, seed: int, render: bool) -> Any:
+    def make(num_envs: int, seed: int, render: bool) -> VecEnv:
         from robot_rl.loops.watched import PictureWatcher, Watched
 
         reward = build.make("rewarder", options, seed=cfg.seed)

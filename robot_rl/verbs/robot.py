@@ -193,7 +193,7 @@ def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
     return found, build.tool("fit_card")(found)
 
 
-def _ask(made: Card, given: Mapping[str, object]) -> dict[str, Any]:
+def _ask(made: Card, given: Mapping[str, object]) -> dict[str, object]:
     """Answers of whoever sits at the terminal; nothing = `?`."""
     answers: dict[str, object] = {}
     for key, question in QUESTIONS.items():
@@ -272,7 +272,7 @@ def _show(arguments: list[str]) -> None:
     body = f"<h1>{html.escape(found.name)}</h1>"
     for text, data in pictures:
         body += f'<figure><img src="data:image/png;base64,{data}"><figcaption>{html.escape(text)}</figcaption></figure>'
-    rows: list[tuple[Any, ...]] = [("joint", "lower", "home", "upper", "velocity", "acceleration", "effort")]
+    rows: list[tuple[object, ...]] = [("joint", "lower", "home", "upper", "velocity", "acceleration", "effort")]
     for joint, home in zip(found.joints, found.home):
         limits = (joint.velocity, joint.acceleration, joint.effort)
         rows.append((joint.name, joint.lower, home, joint.upper, *limits))

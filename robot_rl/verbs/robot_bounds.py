@@ -50,7 +50,7 @@ class Range:
         return np.round(self.low - margin, 4).tolist(), np.round(self.high + margin, 4).tolist()
 
 
-def bounds(name: str, options: BoundsOptions) -> dict[str, Any]:
+def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     """What was driven to, as it stands in a robot's file: `workspace` and the `lower` and `upper` of joints.
 
     Args:
@@ -77,7 +77,7 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, Any]:
             f"nothing was heard of the joints of {robot.name} within {options.seconds:g} s; is its driver up, and in "
             f"this ROS_DOMAIN_ID? robot-rl doctor ros {name} says more"
         )
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     if places.low is not None:
         box = dict(zip(("lower", "upper"), places.ends(options.margin)))
         found["workspace"] = box if card.is_card(path) else {**box, "ee_site": site}
@@ -86,7 +86,7 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, Any]:
     return found
 
 
-def as_yaml(found: dict[str, Any]) -> str:
+def as_yaml(found: dict[str, object]) -> str:
     """As YAML, to be pasted into a robot's file."""
     return yaml.safe_dump(found, sort_keys=False, default_flow_style=None).rstrip()
 

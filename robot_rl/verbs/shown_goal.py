@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from robot_rl.loops.shown_goal import ShownGoal, gallery
+from robot_rl.types import VecEnv
 from robot_rl.verbs.logs import open_log
 
 
@@ -14,7 +14,7 @@ def make(
     seed: int = 0,
     device: str = "cpu",
     *,
-    inner: Callable[..., Any],
+    inner: Callable[..., VecEnv],
     goals: str,
     goal_camera: str = "front",
     mismatched: bool = False,

@@ -69,7 +69,7 @@ def trials(arguments: list[str]) -> list[SweepTrial]:
     return found
 
 
-def run_trial(verb: str, trial: SweepTrial, folder: str, variables: dict[str, str]) -> dict[str, Any]:
+def run_trial(verb: str, trial: SweepTrial, folder: str, variables: dict[str, str]) -> dict[str, object]:
     """Run one trial in a process of its own, or what is left of it; returns its summary.
 
     A trial that has finished is not run again, one that was interrupted is resumed from its newest checkpoint.
@@ -129,7 +129,7 @@ def run(
     if verb not in VERBS:
         raise Refused(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
     wanted = trials(arguments)
-    ray: Any = require("ray")
+    ray = require("ray")
     own = start(ray, 1)
     folder.mkdir(parents=True, exist_ok=True)
     variables = {"OMP_NUM_THREADS": str(max(int(cpus), 1))}

@@ -53,7 +53,7 @@ class TorchScriptPolicy:
         device: where it computes.
     """
 
-    def __init__(self, module: Any, io: IOSpec, clip: float, device: str) -> None:
+    def __init__(self, module: torch.jit.ScriptModule, io: IOSpec, clip: float, device: str) -> None:
         self.io, self._module, self._clip, self._device = io, module.eval(), clip, device
         self._begin = [(buffer, buffer.detach().clone()) for _, buffer in module.named_buffers()]
         self.parts = PolicyParts(remembers=bool(self._begin))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from robot_rl.recorded import Cause
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Sampler, Seen, TrainedPolicy, VecEnv
+from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Sampler, Seen, Stateful, TrainedPolicy, VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.build import EnvMaker
@@ -216,7 +216,7 @@ class TrainJob:
 
     def _parts(self) -> Parts:
         """What a checkpoint holds."""
-        states: dict[str, Any] = {"learner": self.learner}
+        states: dict[str, Stateful] = {"learner": self.learner}
         if self.loop is not self.learner:
             states["loop"] = self.loop
         stores = {} if self.buffer is None else {"buffer": self.buffer}
@@ -241,10 +241,10 @@ class TrainJob:
         source = self.buffer if self.buffer is not None else self.loop.rows if on_policy else None
         return measure_seen(source, self.env.io, count=int(self.loop.env_steps))
 
-    def _sources(self) -> dict[str, Any]:
+    def _sources(self) -> dict[str, Mapping[str, object]]:
         """What a new run comes from."""
         s = self.settings
-        out: dict[str, object] = {}
+        out: dict[str, Mapping[str, object]] = {}
         if s.init is not None:
             found = checkpoint.find(Path(s.init))
             out["parent"] = {"run": str(found), **lineage.digest(found / "learner.pt")}
@@ -414,7 +414,7 @@ class TrainJob:
         env.close()
         return buffer
 
-    def run(self, callback: Callback | None = None) -> dict[str, Any]:
+    def run(self, callback: Callback | None = None) -> dict[str, object]:
         """Train, evaluate, write curve, video and report; returns the summary.
 
         Args:
@@ -482,6 +482,6 @@ def film(
         env.close()
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, object]:
     """The numbers of a finished run."""
     return json.loads((folder / "evaluation.json").read_text())

@@ -242,10 +242,10 @@ class OptionSearch:
     """
 
     def __init__(
-        self, space: Space, options: TuneOptions, folder: Path, on_done: Callable[[dict[str, Any]], object]
+        self, space: Space, options: TuneOptions, folder: Path, on_done: Callable[[dict[str, object]], object]
     ) -> None:
         self.space, self.options, self.folder, self.on_done = space, options, folder, on_done
-        optuna: Any = require("optuna")
+        optuna = require("optuna")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.states: type[TrialState] = optuna.trial.TrialState
         folder.mkdir(parents=True, exist_ok=True)
@@ -388,7 +388,7 @@ class OptionSearch:
         self.on_done(rows[candidate.trial.user_attrs["number"]])
         return True
 
-    def _row(self, trial: FrozenTrial) -> dict[str, Any]:
+    def _row(self, trial: FrozenTrial) -> dict[str, object]:
         curve = sorted(trial.intermediate_values.items())
         return {
             "trial": trial.user_attrs.get("number", trial.number),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 from xml.etree import ElementTree
 
 import numpy as np
@@ -317,7 +318,7 @@ class Imitate:
         found["place"] = self._moved(found["place"], cycles, view)
         return self._motion(view.xp, view.qpos, view.qvel, view.sensors), Motion(**found)
 
-    def _motion(self, xp: ModuleType, qpos: Array, qvel: Array, sensors: Any) -> Motion:
+    def _motion(self, xp: ModuleType, qpos: Array, qvel: Array, sensors: Mapping[str, Array]) -> Motion:
         place, turn = sensors["framepos"], sensors["framequat"]
         w, x, y, z = (turn[:, i] for i in range(4))
         heading = xp.atan2(2.0 * (x * y + w * z), 1.0 - 2.0 * (y * y + z * z))

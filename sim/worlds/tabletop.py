@@ -248,7 +248,7 @@ class Tabletop:
         """N sentences: what is asked, in the words of the observation where it says so."""
         if self._words is not None:
             return [bytes(row.tolist()).rstrip(b"\0").decode() for row in self.instruct(view)]
-        rows = [GOALS[int(goal)] for goal in view.task["goal"]]
+        rows = [GOALS[int(goal)] for goal in view.task["goal"].tolist()]
         return [f"put the {BLOCKS[i]} block on the {PLATES[j]} plate" for i, j in rows]
 
     def mistaken(self, state: Array, draw: Array) -> Array:

@@ -6,7 +6,7 @@ scene from the simulator's state: a film of one goal being met is also a film of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from robot_rl.types import Array
 from robot_rl.types.options import Count, Pixels
 
 if TYPE_CHECKING:
+    from mujoco import MjModel
+
     from robot_rl.sim.render import Cameras
 
 KINDS = ("success", "pause", "wrong_object", "wrong_place", "drop", "stall", "miss", "regress", "undo")
@@ -53,7 +55,7 @@ class TabletopClips:
             raise ValueError(f"camera is '{camera}', expected one of {', '.join(Tabletop.cameras)}")
         self._cameras: Cameras | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What the arrays of `generate` mean: kinds, goals, sentences, rate. Plain values."""
         return {
             "world": "tabletop",
@@ -129,7 +131,7 @@ class TabletopClips:
             "kind": np.array([KINDS.index(kind) for kind in kinds], np.int64),
         }
 
-    def _pictures(self, model: object, qpos: np.ndarray, row: int, plates: dict[str, np.ndarray]) -> np.ndarray:
+    def _pictures(self, model: MjModel, qpos: np.ndarray, row: int, plates: dict[str, np.ndarray]) -> np.ndarray:
         from robot_rl.sim.render import Cameras  # OpenGL only for those who look
 
         if self._cameras is None:

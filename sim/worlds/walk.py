@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -152,7 +153,7 @@ class Walk:
         """The robot on a plane."""
         return self.scene.xml
 
-    def reset(self, draw: Draw, n: int, xp: Any) -> Reset:
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Stand at home, joints up to 0.1 rad off, a push, any heading, a new command and gait phase.
 
         Args:

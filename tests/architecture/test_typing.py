@@ -8,9 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("robot_rl", "sim", "real", "policies")
-MOST_ANY = 15.0
+MOST_ANY = 7.1
 """Lines that name Any, of 1000 that ship; lower it where they go, never raise it."""
-MOST_IGNORED = 40
+MOST_IGNORED = 38
 """Ignored types and casts that ship; the same."""
 
 

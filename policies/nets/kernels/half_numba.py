@@ -14,8 +14,8 @@ import numpy as np
 
 from robot_rl.extras import require
 
-numba: Any = require("numba")
-_ir: Any = require("llvmlite.ir")
+numba = require("numba")
+_ir = require("llvmlite.ir")
 _intrinsic: Any = require("numba.extending").intrinsic
 
 from robot_rl.advantage.backends.compiled import njit  # noqa: E402
@@ -27,7 +27,7 @@ _REASSOCIATE = {"reassoc", "contract", "nsz"}  # sums may be reordered for vecto
 
 @_intrinsic
 def _as_float(context: object, bits: object = None) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: object, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _ir.FloatType())
 
     return numba.types.float32(numba.types.int32), build
@@ -35,7 +35,7 @@ def _as_float(context: object, bits: object = None) -> Any:
 
 @_intrinsic
 def _as_bits(context: object, number: object = None) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: object, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _ir.IntType(32))
 
     return numba.types.uint32(numba.types.float32), build

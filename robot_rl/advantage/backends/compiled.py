@@ -10,7 +10,7 @@ import numba
 from robot_rl.advantage.kinds import Array
 
 
-def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def njit(**options: Any) -> Callable[[Callable[..., object]], Any]:
     """`numba.njit(cache=True, **options)`, or without the cache where neither this package nor the home can be written.
 
     Such a process compiles anew, some seconds; numba itself would refuse to define the function.
@@ -19,7 +19,7 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         options: of numba.njit.
     """
 
-    def compiled(function: Callable[..., Any]) -> Array:
+    def compiled(function: Callable[..., object]) -> Array:
         try:
             return numba.njit(cache=True, **options)(function)
         except RuntimeError as error:

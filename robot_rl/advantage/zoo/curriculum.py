@@ -146,7 +146,7 @@ class ExperimentalStartBuffer:
         weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(entries), 1 / len(entries))
         return entries[int(self._generator.choice(len(entries), p=weight))][0]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything needed to go on, histories included."""
         return {
             "next": self._next,

@@ -83,7 +83,7 @@ class SuccessReplay:
             out.append(Substitute(int(rows[0]), *stored[turn % len(stored)]))
         return out
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Stored rollouts and turns."""
         return {"stored": {task: list(queue) for task, queue in self._stored.items()}, "turn": dict(self._turn)}
 
@@ -127,7 +127,7 @@ class TrajectoryBuffer:
         self._items = deque(kept, maxlen=self._items.maxlen)
         return [item[0] for item in kept], np.array([item[1] for item in kept])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Stored trajectories."""
         return {"items": list(self._items)}
 

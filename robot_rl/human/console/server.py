@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -83,7 +83,7 @@ class ConsoleServer:
 
     def __init__(
         self,
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: Callable[[dict[str, object]], None],
         on_leave: Callable[[], None],
         options: ServeOptions,
         *,
@@ -112,7 +112,7 @@ class ConsoleServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._telemetry = "{}"
         self._pictures: dict[int, tuple[int, bytes]] = {}  # which -> how many there were, the newest with its head
-        self._history: list[dict[str, Any]] = []
+        self._history: list[dict[str, object]] = []
         self._loop = None
         self._failure: BaseException | None = None
         self._ready, self._done = threading.Event(), None
@@ -176,7 +176,7 @@ class ConsoleServer:
         for event in self._clients.values():
             event.set()
 
-    def _append(self, point: dict[str, Any]) -> None:
+    def _append(self, point: dict[str, object]) -> None:
         self._history.append(point)
         del self._history[:-5000]
         for client in list(self._clients):

@@ -19,6 +19,7 @@ from robot_rl.policies.vla import guard
 from robot_rl.policies.vla.backbone_critic import BackboneCritic
 from robot_rl.policies.vla.guard import WeightsError
 from robot_rl.policies.vla.interface import ActionStats
+from tests.policies.vla.tiny_models import tiny_config
 
 if "vla_cases" not in sys.modules:
     _spec = importlib.util.spec_from_file_location("vla_cases", Path(__file__).parent / "cases.py")
@@ -36,7 +37,7 @@ def backbone(family: str, views: int = 2) -> Any:
     if family == "tiny":
         torch.manual_seed(0)
         return TinyBackbone((64, 64), views=views)
-    return vlm.from_config(vlm.tiny_config(family))
+    return vlm.from_config(tiny_config(family))
 
 
 def pictures(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -91,7 +92,7 @@ def test_backbone_as_critic_answers_trains_and_comes_back_from_disk(family: str,
 
 @pytest.mark.parametrize("family", vlm.FAMILIES)
 def test_backbone_as_policy_trains_saves_loads_and_refuses_wrong_statistics(family: str, tmp_path: Path) -> None:
-    config = {"backbone": vlm.tiny_config(family)}
+    config = {"backbone": tiny_config(family)}
     folder = cases.checkpoint(tmp_path / "policy", config, **BIG)  # two steps of imitation in between
     policy, _ = guard.load(folder, cases.build, cases.robot(**BIG), probe=cases.probe)
     obs, goal = cases.probe_obs(policy.meta)
@@ -132,7 +133,7 @@ def test_policy_refuses_what_it_cannot_see() -> None:
 
 
 def test_local_folder_gives_the_same_backbone_and_a_lost_weight_is_named(tmp_path: Path) -> None:
-    made = vlm.from_config(vlm.tiny_config("smolvlm"), seed=3)
+    made = vlm.from_config(tiny_config("smolvlm"), seed=3)
     made.model.save_pretrained(tmp_path / "model")
     again = vlm.from_folder(tmp_path / "model", tokenizer="bytes")
     x = pictures(2, 1)

@@ -192,7 +192,7 @@ def test_reader_reads_the_trunk_of_a_critic_and_of_a_policy(tmp_path: Path) -> N
 
 def test_reader_reads_a_vision_language_model() -> None:
     pytest.importorskip("transformers")
-    from robot_rl.policies.nets.vlm import tiny_config
+    from tests.policies.vla.tiny_models import tiny_config
 
     io = replace(IO, obs={**IO.obs, "image.top": ((64, 64, 3), "uint8")})
     learner = new(io, reader={"kind": "transformers", "config": tiny_config("smolvlm")})

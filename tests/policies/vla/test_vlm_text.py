@@ -12,12 +12,13 @@ from robot_rl.policies.nets import vlm
 from robot_rl.policies.nets.picture_labels import TwoStage
 from robot_rl.policies.vla.text_models import open_model
 from robot_rl.policies.vla.vlm_text import LocalModel
+from tests.policies.vla.tiny_models import tiny_config
 
 transformers = pytest.importorskip("transformers")
 
 
 def saved(family: str, folder: Path) -> Path:
-    config = {key: value for key, value in vlm.tiny_config(family).items() if key != "model_type"}
+    config = {key: value for key, value in tiny_config(family).items() if key != "model_type"}
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(
         transformers.AutoConfig.for_model(family, **config), attn_implementation="eager"
