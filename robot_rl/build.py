@@ -124,6 +124,8 @@ TOOLS = {
     "robot_class": "robot_rl.real.core.spec:RobotSpec",
     "robot_spec": "robot_rl.real.core.spec:of_card",
     "world_parts": "robot_rl.sim.world:parts_of",
+    "lead": "robot_rl.real.ros.leader:lead",
+    "servos": "robot_rl.real.servos.tools",
     "session_tools": "robot_rl.real.session_tools",
     "shadow_reports": "robot_rl.real.core.shadow_report:reports",
     "steer": "robot_rl.real.ros.steer:steer",
