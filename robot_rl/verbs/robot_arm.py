@@ -151,7 +151,7 @@ def leader(arguments: list[str]) -> None:
         raise Refused(f"{found.name} has not been calibrated: robot-rl robot calibrate-arm {arguments[0]}")
     lead = build.tool("lead")
     lead(
-        found, port=options.port, names=options.names or {}, rate=options.rate, topic=options.topic,
+        found, print, port=options.port, names=options.names or {}, rate=options.rate, topic=options.topic,
         namespace=options.namespace, space=options.deadman == "space",
     )  # fmt: skip
 

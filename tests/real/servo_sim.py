@@ -5,8 +5,10 @@ to it unmodified. What is not known of a real one is not here: friction, gravity
 """
 
 import contextlib
+import functools
 import os
 import select
+import sys
 import threading
 import time
 import tty
@@ -221,6 +223,32 @@ class ServoSim:
         return b""
 
 
+def main():
+    """A bus of six as a process of its own: says its path, then does what each line says, and tells where all are.
+
+    turn <id> <place>, faults <id> <bits>, silent <id>; an empty line changes nothing, pull takes the cable out.
+    """
+    sim = arm(wire=True)
+    tell = functools.partial(print, flush=True)
+    tell(sim.path)
+    for line in sys.stdin:
+        what, *numbers = line.split() or [""]
+        if what == "turn":
+            sim.turn(int(numbers[0]), float(numbers[1]))
+        elif what == "faults":
+            sim.servos[int(numbers[0]) - 1].faults = int(numbers[1])
+        elif what == "silent":
+            sim.servos[int(numbers[0]) - 1].silent = True
+        elif what == "pull":
+            sim.pull()
+        with sim.lock:
+            tell(*(f"{servo.place:.1f} {servo.get(40)}" for servo in sim.servos))
+
+
 def arm(count=6, **options):
     """A bus with servos 1 to `count`, all in the middle."""
     return ServoSim([Servo(i + 1) for i in range(count)], **options)
+
+
+if __name__ == "__main__":
+    main()
