@@ -16,7 +16,7 @@ from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import POSITION, RobotSpec
 from robot_rl.real.ros.inputs import JOINTS
 from robot_rl.real.ros.io import JointState, hardware_type, hardware_values, joint_state
-from robot_rl.real.ros.node_base import ERROR, OK, ControlLoop, Health, publisher, spare_garbage, subscribe
+from robot_rl.real.ros.node_base import ERROR, OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.sim_controller import SimController
 from robot_rl.real.servos.arm import Reading, ServoArm, open_bus
@@ -57,6 +57,7 @@ class ServoArmNode(Node):
             self._driver = ServoDriver(arm, spec.array("velocity"), timeout=spec.controller_timeout, limp=limp)
         except ServoError as error:
             raise ValueError(str(error)) from error
+        self._quiet = "are let go" if limp else "hold their last goal"
         self.health = Health(self, spec.name)
         self._command: tuple[np.ndarray | None, float] = None, 0.0  # replaced as a whole: another thread reads it
         self._reading: Reading | None = None
@@ -124,4 +125,8 @@ class ServoArmNode(Node):
                 "volts": self._reading.volts.tolist(),
                 "load": self._reading.load.tolist(),
             }
-        return (OK, "well", values) if self._status == GOOD else (ERROR, self._status, values)
+        if self._status != GOOD:
+            return ERROR, self._status, values
+        if self._driver.silent:
+            return WARN, f"no commands for {self.spec.controller_timeout:g} s: the servos {self._quiet}", values
+        return OK, "well", values

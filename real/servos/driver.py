@@ -46,12 +46,13 @@ class ServoDriver:
 
     Attributes:
         following: whether commands are followed now.
+        silent: whether commands have stopped.
     """
 
     def __init__(self, arm: ServoArm, velocity: np.ndarray, *, timeout: float, limp: bool = False) -> None:
         self._arm, self._velocity, self._limp = arm, velocity, limp
         self._timeout = timeout or np.inf
-        self.following = False
+        self.following = self.silent = False
         self._driven = False  # by us: torque was switched on
         self._heard = -np.inf  # when all servos were
         self._well, self._told, self._asked = True, GOOD, -np.inf
@@ -84,7 +85,8 @@ class ServoDriver:
         if faults:
             self._stand(reading)
             return Told(reading, faults)
-        if command is None or now - arrived > self._timeout:
+        self.silent = command is not None and now - arrived > self._timeout
+        if command is None or self.silent:
             self._let_go()
             return Told(reading, GOOD)
         if not self.following:
