@@ -265,7 +265,7 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
         values["encoder"] = prepare("encoder", values["encoder"])
     if kind == "engine" and ":" in str(values.get("id") or ""):
         extras.allowed(str(values["id"]), "id=")
-    if not _takes_options(maker):
+    if _stated(maker) is None:
         options = read(kind, maker, {**values, **made}, where, name)
         return partial(_call, maker, (), dict(options))
     parameters = inspect.signature(maker).parameters
@@ -409,10 +409,6 @@ def _checkable(hint: object) -> Any:
 
 def _takes_bool(hint: object) -> bool:
     return hint in (bool, Any, object) or any(item is True or _takes_bool(item) for item in get_args(hint))
-
-
-def _takes_options(maker: Callable[..., object]) -> bool:
-    return _stated(maker) is not None
 
 
 def _stated(maker: object) -> type[BaseModel] | None:

@@ -59,8 +59,9 @@ class Line(PortHandler):
     def openPort(self) -> bool:
         """Open, for nobody else."""
         opened = bool(super().openPort())
-        self.ser.timeout = 0.002
-        self.ser.exclusive = True
+        if self.ser is not None:
+            self.ser.timeout = 0.002
+            self.ser.exclusive = True
         return opened
 
 

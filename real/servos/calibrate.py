@@ -96,7 +96,7 @@ def calibrate(bus: ServoBus, plans: Sequence[Plan], guide: Guide) -> dict[str, M
     guide.ask("Move every joint by hand to the middle of its range")
     middle = _raw(bus, homing)
     ways = dict.fromkeys(numbers, 0)
-    ends = dict.fromkeys(numbers, (0, 0))
+    ends: dict[int, tuple[int, int]] = dict.fromkeys(numbers, (0, 0))
     guide.say("Move every joint from one end to the other, one after the other")
     while guide.moving({plan.name: (ends[plan.number][0] * TICK, ends[plan.number][1] * TICK) for plan in plans}):
         for number, raw in _raw(bus, homing).items():

@@ -405,9 +405,12 @@ class Card(Options):
         hand = self.gripper
         if hand is not None and hand.velocity is not None and hand.acceleration is not None:
             ends = [sorted(pair) for pair in zip(hand.open, hand.closed)]
-            limits = {"velocity": hand.velocity, "acceleration": hand.acceleration, "effort": hand.effort}
+            moves = JointCard(
+                name="", continuous=True, velocity=hand.velocity, acceleration=hand.acceleration, effort=hand.effort,
+                kp=hand.kp, kd=hand.kd,
+            )  # fmt: skip
             joints += [
-                JointCard(name=name, lower=low, upper=high, kp=hand.kp, kd=hand.kd, **limits)
+                moves.model_copy(update={"name": name, "continuous": False, "lower": low, "upper": high})
                 for name, (low, high) in zip(hand.joints, ends)
             ]
             middle = tuple(0.5 * (low + high) for low, high in ends)

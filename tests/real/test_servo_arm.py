@@ -1,4 +1,5 @@
 """An arm of servos from the bus to its card, against servos that are simulated down to the bytes."""
+# pyright: reportOptionalMemberAccess=false
 
 import os
 import threading
@@ -16,6 +17,7 @@ from robot_rl import card
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.core.supervisor import SafetySupervisor
+from robot_rl.real.graph import GraphArgs, graph
 from robot_rl.real.operator import LeaderFollow
 from robot_rl.real.robot import Command, RobotState
 from robot_rl.real.servos.arm import ServoArm, open_bus
@@ -102,17 +104,17 @@ def arm(robot_rl, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     for number, place in enumerate(MIDDLES, 1):
         sim.turn(number, place)
-    made = card.read(path)
+    made = card.read(path).servos
+    assert made is not None
     spec = RobotSpec.load(path)
-    opened = open_bus(made.servos)
-    yield sim, path, spec, ServoArm(opened, made.servos.motors, spec.names)
+    opened = open_bus(made)
+    yield sim, made, spec, ServoArm(opened, made.motors, spec.names)
     opened.close()
     sim.close()
 
 
 def test_calibration_by_hand_lands_on_the_card_and_in_the_servos(arm):
-    sim, path, spec, joints = arm
-    made = card.read(path).servos
+    sim, made, spec, joints = arm
     assert list(made.motors) == list(NAMES)
     # encoder 300, wanted 2047: offset 300 - 2047; encoder 3900: 3900 - 2047
     assert [made.motors[name].homing for name in NAMES[:3]] == [1, -1747, 1853]
@@ -200,16 +202,19 @@ class Drive:
 
     def __init__(self, joints, spec, **options):
         self.driver = ServoDriver(joints, spec.array("velocity"), timeout=0.1, **options)
-        self.now, self.sent, self.arrived = 100.0, None, 0.0
+        self.now, self.arrived = 100.0, 0.0
+        self.sent: np.ndarray | None = None
 
     def run(self, ticks, value=None, dt=0.01):
+        """What the last of some ticks told."""
+        if value is not None:
+            self.sent = np.asarray(value, float)
         for _ in range(ticks):
             self.now += dt
-            if value is not None:
-                self.sent, self.arrived = np.asarray(value, float), self.now
-            told = self.driver.tick(self.now, self.sent, self.arrived)
+            self.arrived = self.arrived if value is None else self.now
+            self.told = self.driver.tick(self.now, self.sent, self.arrived)
             time.sleep(0.004)
-        return told
+        return self.told
 
     def until(self, ready, value=None):
         """Ticks until `ready`(told), 5 s at most."""
@@ -381,3 +386,52 @@ def test_leader_moves_the_follower_through_the_supervisor_and_its_jump_is_limite
     way = np.abs(np.diff([row[2] for row in seen], axis=0)).max(axis=1)
     way = np.convolve(way, np.ones(10), "valid")
     assert (way / (ended - begun)).max() < 1.25 * 3.0  # by the encoders: the servo's own fence is at 1.2
+
+
+def test_card_with_servos_brings_its_driver_and_a_gripper_with_limits_is_a_joint(arm, tmp_path):
+    _, _, spec, _ = arm
+    assert spec.names[-1] == "gripper"
+    assert spec.home[-1] == pytest.approx(0.5 * (1.7453 - 0.1745))  # the middle
+    path = str(tmp_path / "my_arm.yaml")
+    real = {node.name: node for node in graph(GraphArgs(robot_spec=path, sim=False))}
+    assert list(real) == ["servo_arm", "safety_supervisor"]
+    assert real["servo_arm"].essential
+    assert "servo_arm" not in {node.name for node in graph(GraphArgs(robot_spec=path))}  # simulated
+    table = yaml.safe_load(Path(path).read_text())
+    del table["gripper"]["velocity"]
+    Path(path).write_text(yaml.safe_dump(table))
+    assert RobotSpec.load(path).names == NAMES[:5]
+
+
+def test_leader_begins_where_the_robot_is_and_brings_it_to_its_own_pose():
+    hands = LeaderFollow(rate=10.0, catch_up=0.5)  # 0.05 rad a tick
+    leader, robot = np.array([1.0, 0.0]), np.array([0.9, 0.3])
+    command = hands.command(leader, robot)
+    np.testing.assert_allclose(command, robot)
+    np.testing.assert_allclose(hands.command(leader, command), [0.95, 0.25])
+    np.testing.assert_allclose(hands.command(leader + 0.2, command), [1.2, 0.4])  # its own moves are followed at once
+    hands.release()
+    np.testing.assert_allclose(hands.command(leader, robot), robot)
+    still = LeaderFollow(rate=10.0, catch_up=0.0)
+    still.command(leader, robot)
+    np.testing.assert_allclose(still.command(leader + 0.2, robot), robot + 0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("calibrate-arm", "so101", "port=x"), "robot-rl robot new so101 name=my_arm model=<file>"),
+        (("calibrate-arm", "my_arm"), "say at which port it is: port="),
+        (("calibrate-arm", "my_arm", "port=x", "reversed=elbow"), "has no such joint; did you mean elbow_flex?"),
+        (("motors", "my_arm", "port=/dev/ttyNONE"), "there is no port /dev/ttyNONE"),
+        (("motors", "my_arm", "port=x", "set=jaw"), "set=jaw: my_arm has no such joint"),
+        (("leader", "my_arm"), "my_arm has not been calibrated: robot-rl robot calibrate-arm my_arm"),
+        (("motors",), "say which card: robot-rl robot motors my_arm"),
+    ],
+)
+def test_wrong_lines_are_answered_in_one_paragraph(words, said, robot_rl, tmp_path):
+    my_card(tmp_path)
+    done = robot_rl("robot", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "\n" not in done.stderr.strip()
