@@ -112,13 +112,14 @@ class ServoBus:
         Raises:
             ServoError: what comes is garbled, as from two servos of one id.
         """
+        result = COMM_RX_TIMEOUT
         for _ in range(TRIES):
             model, result, bits = self._guard(lambda: self._packets.ping(number))
             if result == COMM_SUCCESS:
                 self.faults[number] = bits
                 return int(model)
-            if result == COMM_RX_TIMEOUT:
-                return None
+        if result == COMM_RX_TIMEOUT:
+            return None
         raise ServoError(self._garbled(number))
 
     def everybody(self) -> list[int]:

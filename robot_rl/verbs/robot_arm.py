@@ -24,6 +24,17 @@ Names = Annotated[
     BeforeValidator(lambda x: tuple(filter(None, x.strip("[]").split(","))) if isinstance(x, str) else x),
     Meaning("names between commas"),
 ]
+Renamed = Annotated[
+    dict[str, str] | None,
+    BeforeValidator(lambda x: _pairs(x) if isinstance(x, str) else x),
+    Meaning("{name: name}"),
+]
+
+
+def _pairs(text: str) -> object:
+    """A text {a: b, c: d} as a dict; any other as it is, which is refused then."""
+    pairs = [item.split(":") for item in text.strip().removeprefix("{").removesuffix("}").split(",")]
+    return {pair[0].strip(): pair[1].strip() for pair in pairs} if all(len(pair) == 2 for pair in pairs) else text
 
 
 class CalibrateArmOptions(Options):
@@ -53,7 +64,7 @@ class LeaderOptions(Options):
 
     port: str = ""
     """Of its board; left out = the card's."""
-    names: dict[str, str] | None = None
+    names: Renamed = None
     """Joint of the leader -> joint of the robot, such as names={wrist_roll: joint_6}; left out = the same names."""
     rate: Positive = 50.0
     """Messages per second."""

@@ -8,10 +8,12 @@ import contextlib
 import functools
 import os
 import select
+import shlex
 import sys
 import threading
 import time
 import tty
+from pathlib import Path
 
 PING, READ, WRITE, SYNC_READ, SYNC_WRITE = 1, 2, 3, 0x82, 0x83
 EVERYBODY = 0xFE
@@ -228,6 +230,8 @@ def main():
 
     turn <id> <place>, faults <id> <bits>, silent <id>; an empty line changes nothing, pull takes the cable out.
     """
+    with contextlib.suppress(OSError, AttributeError):  # servos do not wait for a processor
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(35))
     sim = arm(wire=True)
     tell = functools.partial(print, flush=True)
     tell(sim.path)
@@ -243,6 +247,15 @@ def main():
             sim.pull()
         with sim.lock:
             tell(*(f"{servo.place:.1f} {servo.get(40)}" for servo in sim.servos))
+
+
+def page(begin, **given):
+    """Words of the line of docs/howto/so101.md that begins so, with <name> replaced by what is given."""
+    text = (Path(__file__).parents[2] / "docs/howto/so101.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith(f"robot-rl {begin}"))
+    for name, value in given.items():
+        line = line.replace(f"<{name}>", value)
+    return shlex.split(line.replace("/dev/serial/by-id//", "/"))[1:]
 
 
 def arm(count=6, **options):

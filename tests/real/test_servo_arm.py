@@ -26,7 +26,7 @@ from robot_rl.real.servos.driver import ServoDriver
 from robot_rl.real.servos.registers import HOMING, LOCK, POSITION
 from robot_rl.types.card import MotorCard
 from tests.real import servo_sim
-from tests.real.servo_sim import HEAT, OVERLOAD, READ, Servo, ServoSim
+from tests.real.servo_sim import HEAT, OVERLOAD, READ, Servo, ServoSim, page
 
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 TURN = 4096 / (2 * np.pi)
@@ -90,7 +90,7 @@ def calibrated(robot_rl, folder, sim, monkeypatch, **hand):
     hand = Hand(sim, **hand)
     monkeypatch.setattr("sys.stdin", hand.stdin)
     hand.start()
-    done = robot_rl("robot", "calibrate-arm", "my_arm", f"port={sim.path}")
+    done = robot_rl(*page("robot calibrate-arm my_arm", arm=sim.path))
     hand.join(10.0)
     return done
 
@@ -324,10 +324,10 @@ def test_ids_are_given_one_servo_at_a_time(robot_rl, tmp_path):
     sim.servos[0].cycle()
     assert sim.servos[0].get(5) == 3
     sim.servos.append(Servo(1))
-    done = robot_rl("robot", "motors", "my_arm", f"port={sim.path}", "set=gripper")
+    done = robot_rl(*page("robot motors my_arm", arm=sim.path))
     assert done.returncode == 2
     assert "ids 1, 3 answer; plug in the one servo that is meant" in done.stderr
-    done = robot_rl("robot", "motors", "my_arm", f"port={sim.path}")
+    done = robot_rl(*page("robot motors my_arm port=/dev/serial/by-id/<arm>", arm=sim.path)[:4])
     assert "elbow_flex: id 3, model 777, at 2048, 12.1 V, 31 C, torque off, well" in done.stdout
     assert "wrist_roll: no answer from id 5" in done.stdout
     sim.close()

@@ -20,6 +20,7 @@ from std_srvs.srv import SetBool
 from robot_rl import card
 from robot_rl.real.ros.io import qos
 from robot_rl.types.card import MotorCard, ServosCard
+from tests.real.servo_sim import page
 
 harness = pytest.importorskip("ros_harness")
 TURN = 4096 / (2 * np.pi)
@@ -83,13 +84,13 @@ def command(tmp_path):
         process.wait(10.0)
 
 
-def test_leader_drives_behind_the_space_bar_and_faults_of_servos_stop_the_arm(arms, command, another):
+def test_leader_drives_behind_the_space_bar_and_faults_of_servos_stop_the_arm(arms, command, another, robot_rl):
     follower, leader = arms
     for bus in arms:
         bus.turn(0.3)
     keys, terminal = pty.openpty()
-    _, said = command("deploy", "deploy", "robot_spec=my_arm", "sim=false", "teleop=leader", "flight=")
-    command("leader", "robot", "leader", "my_leader", stdin=terminal)
+    deployed, said = command("deploy", *page("deploy robot_spec=my_arm sim=false teleop=leader record=true"), "flight=")
+    command("leader", *page("robot leader my_leader"), stdin=terminal)
     node, states = another("operator"), []
     node.create_subscription(String, "robot_rl/safety/state", lambda m: states.append(m.data), qos("latched"))
     harness.wait(lambda: states and states[-1] == "IDLE", 60.0, "IDLE")
@@ -130,3 +131,8 @@ def test_leader_drives_behind_the_space_bar_and_faults_of_servos_stop_the_arm(ar
     follower.process.stdin.flush()
     harness.wait(lambda: "is gone (" in said.read_text(), 5.0, "the sentence of a pulled cable")
     os.close(keys)
+    deployed.send_signal(signal.SIGINT)
+    assert deployed.wait(20.0) == 0, said.read_text()
+    for line in (page("data session convert"), [*page("offline data=mine.hdf5"), "updates=20"]):
+        done = robot_rl(*line)
+        assert done.returncode == 0, done.stderr
