@@ -19,7 +19,7 @@ from robot_rl.real.ros.io import JointState, hardware_type, hardware_values, joi
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.sim_controller import SimController
-from robot_rl.real.servos.arm import Reading, ServoArm, open_bus
+from robot_rl.real.servos.arm import ServoArm, ServoReading, open_bus
 from robot_rl.real.servos.bus import BusLost, ServoError
 from robot_rl.real.servos.driver import GOOD, ServoDriver
 
@@ -60,7 +60,7 @@ class ServoArmNode(Node):
         self._quiet = "are let go" if limp else "hold their last goal"
         self.health = Health(self, spec.name)
         self._command: tuple[np.ndarray | None, float] = None, 0.0  # replaced as a whole: another thread reads it
-        self._reading: Reading | None = None
+        self._reading: ServoReading | None = None
         self._status = ""
         self.lost = threading.Event()
         topics = [s.topic for s in spec.sensors.values() if s.type.replace("/msg/", "/") == JOINTS]

@@ -33,7 +33,7 @@ FENCE = 1.2
 """The servo's own largest speed, as a multiple of the joint's: a second fence behind the supervisor's."""
 
 
-class Reading(NamedTuple):
+class ServoReading(NamedTuple):
     """What the servos tell, in the order of the arm's joints.
 
     Args:
@@ -127,7 +127,7 @@ class ServoArm:
             self.bus.write(motor.id, ACCELERATION, 254)
             self.bus.write(motor.id, GOAL_SPEED, round(min(FENCE * most / abs(rate), 32767.0)))
 
-    def read(self) -> Reading | None:
+    def read(self) -> ServoReading | None:
         """What all of them tell, None where one was not heard (`missing`).
 
         Raises:
@@ -140,7 +140,7 @@ class ServoArm:
             return None
         rows = [found[number] for number in self._ids]
         position = [motor.to_joint(_part(row, POSITION)) for motor, row in zip(self._motors, rows)]
-        return Reading(
+        return ServoReading(
             stamp,
             np.array(position),
             self._rate * [_part(row, SPEED) for row in rows],

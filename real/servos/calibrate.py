@@ -33,7 +33,7 @@ JUMP = 1024
 """Ticks between two looks that no hand moves: the joint has passed the far side of its encoder."""
 
 
-class Plan(NamedTuple):
+class JointPlan(NamedTuple):
     """A joint that is calibrated.
 
     Args:
@@ -71,7 +71,7 @@ class Guide(Protocol):
         ...
 
 
-def calibrate(bus: ServoBus, plans: Sequence[Plan], guide: Guide) -> dict[str, MotorCard]:
+def calibrate(bus: ServoBus, plans: Sequence[JointPlan], guide: Guide) -> dict[str, MotorCard]:
     """Find and write what the servos of an arm keep.
 
     Args:
@@ -122,7 +122,7 @@ def _raw(bus: ServoBus, homing: Mapping[int, int]) -> dict[int, int]:
     return {number: (bus.read(number, POSITION) + offset) % 4096 for number, offset in homing.items()}
 
 
-def _judge(plan: Plan, middle: int, ends: tuple[int, int]) -> MotorCard:
+def _judge(plan: JointPlan, middle: int, ends: tuple[int, int]) -> MotorCard:
     """What the card says of a joint.
 
     Raises:

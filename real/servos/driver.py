@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from robot_rl.real.servos.arm import Reading, ServoArm
+from robot_rl.real.servos.arm import ServoArm, ServoReading
 from robot_rl.real.servos.bus import BusLost, ServoError
 
 NEAR = 0.1
@@ -17,7 +17,7 @@ GOOD = "ok"
 
 
 @dataclass(frozen=True)
-class Told:
+class ServoTick:
     """What a tick has found.
 
     Args:
@@ -25,7 +25,7 @@ class Told:
         status: "ok", or what stands against motion as a sentence.
     """
 
-    reading: Reading | None
+    reading: ServoReading | None
     status: str
 
 
@@ -58,7 +58,7 @@ class ServoDriver:
         self._well, self._told, self._asked = True, GOOD, -np.inf
         self._begin()
 
-    def tick(self, now: float, command: np.ndarray | None, arrived: float) -> Told:
+    def tick(self, now: float, command: np.ndarray | None, arrived: float) -> ServoTick:
         """Read all joints, and send the newest command where it may be followed.
 
         Args:
@@ -71,7 +71,7 @@ class ServoDriver:
         """
         reading = self._arm.read()
         if reading is None:
-            return Told(None, self._miss(now))
+            return ServoTick(None, self._miss(now))
         self._heard = now
         if not self._well:  # it may have been without power, and does not know its fences any more
             try:
@@ -79,21 +79,21 @@ class ServoDriver:
             except BusLost:
                 raise
             except ServoError as error:
-                return Told(reading, str(error))
+                return ServoTick(reading, str(error))
             self._well, self._told = True, GOOD
         faults = self._arm.faults()
         if faults:
             self._stand(reading)
-            return Told(reading, faults)
+            return ServoTick(reading, faults)
         self.silent = command is not None and now - arrived > self._timeout
         if command is None or self.silent:
             self._let_go()
-            return Told(reading, GOOD)
+            return ServoTick(reading, GOOD)
         if not self.following:
             away = np.abs(command - reading.position)
             far = int(np.argmax(away))
             if away[far] > NEAR:
-                return Told(
+                return ServoTick(
                     reading,
                     f"{self._arm.joints[far]} is told to begin {away[far]:.2f} rad from where it is, allowed {NEAR:g}: "
                     "reset and enable the supervisor anew",
@@ -102,7 +102,7 @@ class ServoDriver:
             self._arm.drive(True)
             self.following = self._driven = True
         self._arm.aim(command)
-        return Told(reading, GOOD)
+        return ServoTick(reading, GOOD)
 
     def close(self) -> None:
         """The end: let go where the card says so; else the servos hold where they are, as long as they have power."""
@@ -124,7 +124,7 @@ class ServoDriver:
         self.following = self._well = False  # those that hear hold their last goal
         return self._told
 
-    def _stand(self, reading: Reading) -> None:
+    def _stand(self, reading: ServoReading) -> None:
         if self.following:
             self._arm.aim(reading.position)
         self.following = False

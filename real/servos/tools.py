@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from robot_rl.real.servos.bus import ServoBus, ServoError, ports
-from robot_rl.real.servos.calibrate import Plan, calibrate
+from robot_rl.real.servos.calibrate import JointPlan, calibrate
 from robot_rl.real.servos.registers import POSITION, TEMPERATURE, TORQUE, VOLTAGE, faults_of
 
-__all__ = ["TORQUE", "Plan", "ServoBus", "calibrate", "look", "ports", "set_number"]
+__all__ = ["TORQUE", "JointPlan", "ServoBus", "calibrate", "look", "ports", "set_number"]
 
 
 def look(bus: ServoBus, number: int) -> dict[str, Any] | None:

@@ -91,7 +91,7 @@ def calibrate_arm(arguments: list[str]) -> None:
         raise Refused(f"reversed={wrong[0]}: {found.name} has no such joint{near(wrong[0], _names(found))}")
     numbers = _numbers(found)
     plans = [
-        servos.Plan(
+        servos.JointPlan(
             joint.name, numbers[joint.name], joint.lower, joint.upper, turning=joint.name in options.turning,
             sign=-1 if joint.name in options.reversed else 1,
         )
@@ -100,7 +100,7 @@ def calibrate_arm(arguments: list[str]) -> None:
     ]  # fmt: skip
     if hand is not None:
         plans += [
-            servos.Plan(
+            servos.JointPlan(
                 name, numbers[name], min(ends), max(ends), gripper=True, sign=-1 if name in options.reversed else 1
             )
             for name, *ends in zip(hand.joints, hand.open, hand.closed)

@@ -315,7 +315,8 @@ def test_pulled_cable_is_one_sentence(arm):
         drive.run(1)
 
 
-def test_ids_are_given_one_servo_at_a_time(robot_rl, tmp_path):
+def test_ids_are_given_one_servo_at_a_time(robot_rl, tmp_path, monkeypatch):
+    monkeypatch.setattr("robot_rl.real.servos.bus.ANSWER_MS", 60.0)  # three times for each of four that are absent
     my_card(tmp_path)
     sim = ServoSim([Servo(1)])
     done = robot_rl("robot", "motors", "my_arm", f"port={sim.path}", "set=elbow_flex")

@@ -1,4 +1,5 @@
 """A leader arm moves a follower through the whole graph: both simulated down to the bytes, started as users do."""
+# pyright: reportOptionalMemberAccess=false
 
 import os
 import pty
