@@ -127,7 +127,8 @@ def _page(verb: str) -> str:
     }
     model = models.get(verb)
     if model is None:
-        return f"robot-rl robot show|safety|{'|'.join(models)}; all but the first two have a page of options"
+        verbs = "|".join(["new", "show", "safety", *list(models)[1:]])
+        return f"robot-rl robot {verbs}; pages of options: {', '.join(models)}"
     assert model.__doc__ is not None
     return "\n".join([model.__doc__.strip(), "", "Options:", *rows(model, "")])
 
