@@ -54,6 +54,7 @@ class ServoDriver:
         self._timeout = timeout or np.inf
         self.following = self.silent = False
         self._driven = False  # by us: torque was switched on
+        self._stood = False  # since a fault began
         self._heard = -np.inf  # when all servos were
         self._well, self._told, self._asked = True, GOOD, -np.inf
         self._begin()
@@ -85,6 +86,7 @@ class ServoDriver:
         if faults:
             self._stand(reading)
             return ServoTick(reading, faults)
+        self._stood = False
         self.silent = command is not None and now - arrived > self._timeout
         if command is None or self.silent:
             self._let_go()
@@ -125,9 +127,10 @@ class ServoDriver:
         return self._told
 
     def _stand(self, reading: ServoReading) -> None:
-        if self.following:
+        """A servo reports a fault, followed or held: the push ends."""
+        if self._driven and not self._stood:
             self._arm.aim(reading.position)
-        self.following = False
+        self.following, self._stood = False, True
 
     def _let_go(self) -> None:
         """Commands have ended: the servos hold their last goal by themselves."""

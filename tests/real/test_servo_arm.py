@@ -252,6 +252,7 @@ def test_silence_of_commands_holds_or_lets_go_as_the_card_says(limp, arm):
     goals = [servo.get(42, 2) for servo in sim.servos]
     told = drive.run(15)
     assert told.status == "ok"
+    assert drive.driver.silent
     assert not drive.driver.following
     assert [servo.get(40) for servo in sim.servos] == [0 if limp else 1] * 6
     assert [servo.get(42, 2) for servo in sim.servos] == goals
@@ -276,6 +277,19 @@ def test_servo_that_reports_a_fault_ends_the_push_of_all(bit, word, arm):
     sim.servos[1].faults = 0
     assert drive.run(1).status == "ok"
     assert np.abs(joints.read().position - where).max() < 0.06
+
+
+def test_servo_that_is_overloaded_while_it_holds_gives_way(arm):
+    sim, _, spec, joints = arm
+    drive = Drive(joints, spec)
+    place = drive.run(1).reading.position
+    drive.run(3, place)
+    drive.run(15)  # commands have stopped: it holds
+    with sim.lock:
+        sim.servos[1].faults = OVERLOAD
+        sim.servos[1].place += 150.0  # what hangs on it is too heavy
+    drive.run(2)
+    assert sim.servos[1].get(42, 2) == sim.servos[1].told()
 
 
 def test_servo_that_falls_silent_is_named_and_its_return_is_no_jump(arm):
@@ -390,10 +404,13 @@ def test_leader_moves_the_follower_through_the_supervisor_and_its_jump_is_limite
 
 
 def test_card_with_servos_brings_its_driver_and_a_gripper_with_limits_is_a_joint(arm, tmp_path):
-    _, _, spec, _ = arm
+    _, made, spec, _ = arm
     assert spec.names[-1] == "gripper"
     assert spec.home[-1] == pytest.approx(0.5 * (1.7453 - 0.1745))  # the middle
     path = str(tmp_path / "my_arm.yaml")
+    before = Path(path).read_text()
+    card.put_servos(Path(path), made.model_copy(update={"silence": "limp"}))  # again: every other line stays
+    assert Path(path).read_text() == before.replace("silence: hold", "silence: limp")
     real = {node.name: node for node in graph(GraphArgs(robot_spec=path, sim=False))}
     assert list(real) == ["servo_arm", "safety_supervisor"]
     assert real["servo_arm"].essential
