@@ -90,7 +90,7 @@ class Servo:
         if address < 40 and not self.get(55):
             self.saved = bytes(self.memory[:40])
         if goal and not self.get(40):
-            self.put(40, 1)  # a goal switches the torque on, as on the real one
+            self.put(40, 1)  # the worst case: a goal switches the torque on
         return goal
 
     def move(self, seconds):
