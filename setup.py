@@ -19,6 +19,7 @@ EXTRAS = {
     "fast": ["numba"],
     "logs": ["pyarrow", "rosbags>=0.10"],
     "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],
+    "so101": ["ftservo-python-sdk>=2.0.1", "pyserial>=3.5"],
     "onnx": ["onnxruntime", "onnx", "onnxscript", "safetensors"],
     "leapp": ["leapp>=0.7.2"],
     "track": ["wandb"],

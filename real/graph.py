@@ -23,13 +23,14 @@ BOUNDS = ("action_low", "action_high")
 TELEOP = ("none", "joy", "twist", "leader")
 EXECUTABLES = {
     "sim_robot": "sim_robot_node",
+    "servo_arm": "servo_arm_node",
     "safety_supervisor": "safety_supervisor_node",
     "policy": "policy_node",
     "teleop": "teleop_node",
     "recorder": "recorder_node",
 }
 """Node name -> executable, of `robot_rl.nodes`."""
-ORDER = ("policy", "teleop", "safety_supervisor", "sim_robot", "recorder")
+ORDER = ("policy", "teleop", "safety_supervisor", "sim_robot", "servo_arm", "recorder")
 """Order of ending: sources and the supervisor, which brakes, then the robot, and the recorder sees it all."""
 LIFECYCLE = ("safety_supervisor", "policy")
 RESTARTS = ("never", "failure")
@@ -199,6 +200,8 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         add("sim_robot", robot, essential=True, grace=0.4)
         if args.use_sim_time:  # it makes the time and must not wait for it
             made[-1].parameters.pop("use_sim_time")
+    elif robot_card is not None and robot_card.servos is not None:
+        add("servo_arm", {"rate": args.rate, "realtime": priority}, essential=True, grace=1.0)
     flight = {"flight": str(Path(args.flight).expanduser().resolve())} if args.flight else {}
     supervisor: dict[str, Any] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart, **flight}
     if robot_card is not None:

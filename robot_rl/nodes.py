@@ -47,6 +47,13 @@ def sim_robot_node() -> NoReturn:
     leave(run(partial(SimRobotNode, partial(make_plant, make_world=build.make_world))))
 
 
+def servo_arm_node() -> NoReturn:
+    """The driver of an arm of servos."""
+    from robot_rl.real.ros.servo_arm_node import ServoArmNode
+
+    leave(run(ServoArmNode))
+
+
 def recorder_node() -> NoReturn:
     """The recorder."""
     from robot_rl.real.ros.recorder_node import RecorderNode
@@ -55,7 +62,8 @@ def recorder_node() -> NoReturn:
 
 
 NODES: dict[str, Callable[[], NoReturn]] = {
-    start.__name__: start for start in (policy_node, safety_supervisor_node, teleop_node, sim_robot_node, recorder_node)
+    start.__name__: start
+    for start in (policy_node, safety_supervisor_node, teleop_node, sim_robot_node, servo_arm_node, recorder_node)
 }
 
 

@@ -142,6 +142,7 @@ class WorldPort:
         view = self._window.view
         start = self.world.reset(Streams(1, 0).draw(np.arange(1)), 1, view.xp)
         view.qpos[:], view.qvel[:], view.ctrl[:] = start.qpos, start.qvel, start.ctrl
+        view.ctrl[0, self._columns] = position  # what the world leaves alone, such as fingers, stays where it is
         view.task = {name: np.array(value) for name, value in start.task.items()}
         view.action[:], view.previous_action[:], view.step[:] = 0.0, 0.0, 0
         self._fill(position, velocity, task)

@@ -53,7 +53,7 @@ class ImitationSacOptions(SoftOptions):
     """Updates over which it falls linearly to 0; 0 for never."""
     il_min_std: Positive = 0.1
     """Floor of the standard deviation inside imitation losses."""
-    il_max_std: Positive | None = 0.3
+    il_max_std: Positive | None = 0.2
     """What people did pulls at the mean as by a Gaussian no wider than this; null: as wide as the policy is."""
     il_edge: Annotated[float, Field(gt=0, lt=1)] = CLONE_EDGE
     """Cloned actions are clipped to 1 - il_edge."""

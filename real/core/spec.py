@@ -304,9 +304,9 @@ def of_card(found: Card) -> tuple[dict[str, Any], dict[str, Any]]:
             f"the card of {found.name} still says ? at {', '.join(unknown)}: write down what the data sheet and the "
             "driver say; before that nothing is sent to a robot"
         )
-    table = card.to_table(found)
+    table = card.to_table(found.commanded())
     stop = table.pop("estop")
-    for key in ("model", "base", "tool", "gripper", "ignore"):
+    for key in ("model", "base", "tool", "gripper", "servos", "ignore"):
         table.pop(key, None)
     table.get("legs", {}).pop("gains", None)
     for joint in table["joints"]:

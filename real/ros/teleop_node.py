@@ -18,8 +18,8 @@ from std_srvs.srv import Trigger
 
 from robot_rl.real.core.alignment import JointMerger
 from robot_rl.real.core.scheduler import Tick
-from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.operator import Edge, JointSteer, deadband, pick
+from robot_rl.real.core.spec import POSITION, RobotSpec
+from robot_rl.real.operator import Edge, JointSteer, LeaderFollow, deadband, pick
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import (
     FIELDS,
@@ -69,6 +69,7 @@ class TeleopNode(Node):
         self._twist_axes = declare(self, "twist_axes", [-1] * 6, "axes of vx vy vz wx wy wz; any >= 0 steers the tool")
         self._twist_scale = declare(self, "twist_scale", [0.1] * 3 + [0.5] * 3, "speeds at full deflection")
         self._band = declare(self, "deadband", 0.05, "ignored middle of every axis", low=0.0, high=0.5)
+        catch_up = declare(self, "leader_catch_up", 0.5, "speed to the leader's own pose, 0 = never [rad/s]", low=0.0)
         priority = declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         model = declare(self, "model", "", "MuJoCo model of the robot, for twists")
         site = declare(self, "site", "tip", "its tool site")
@@ -86,6 +87,7 @@ class TeleopNode(Node):
         self._joy: tuple[Joy, float] | None = None
         self._twist: tuple[TwistStamped, float] | None = None
         self._leader = JointMerger(spec.names)
+        self._follow = LeaderFollow(self._rate, catch_up)
         self._held: tuple[bool, float] = (False, -np.inf)
         self._followed = False
         self._present: tuple[np.ndarray, float] | None = None
@@ -153,7 +155,7 @@ class TeleopNode(Node):
             self._takeover.publish(Bool(data=held))
         if not held:
             if self._was_held:
-                self.steer.release()
+                self._release()
                 self._send(None)
             self._was_held = False
             return None
@@ -161,7 +163,7 @@ class TeleopNode(Node):
         if state is None:
             return None
         if not self._followed:
-            self.steer.release()  # until the robot follows, commands begin where it is, or it never could
+            self._release()  # until the robot follows, commands begin where it is, or it never could
         fresh = self._present is not None and now - self._present[1] < 0.1 and len(self._present[0])
         present = self._present[0] if fresh and self._present is not None else state.position
         value = self._wanted(joy, present, now)
@@ -169,16 +171,24 @@ class TeleopNode(Node):
             self._send(value)
         return now - state.stamp
 
+    def _release(self) -> None:
+        self.steer.release()
+        self._follow.release()
+
     def _is_held(self, joy: Joy | None, now: float) -> bool:
-        if self._deadman >= 0:
+        by_topic = self._held[0] and now - self._held[1] <= self._timeout
+        if self._deadman >= 0 and not (self._mode == "leader" and by_topic):  # whose hands are on the leader has no pad
             return joy is not None and self._deadman < len(joy.buttons) and bool(joy.buttons[self._deadman])
-        return self._held[0] and now - self._held[1] <= self._timeout
+        return by_topic
 
     def _wanted(self, joy: Joy | None, present: np.ndarray, now: float) -> np.ndarray | None:
         """Command in the mode of the robot; None while the operator's device is silent: the supervisor holds."""
         if self._mode == "leader":
             fresh = now - min(self._leader.time) <= self._timeout
-            return np.array(self._leader.position) if fresh else None
+            if not fresh:
+                return None
+            leader = np.array(self._leader.position)
+            return leader if self.spec.mode != POSITION else self._follow.command(leader, present)
         if self._mode == "twist":
             if self._twist is None or now - self._twist[1] > self._timeout:
                 return None

@@ -6,6 +6,7 @@ yet is written as `?`: simulation then takes a default and says so, and nothing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -95,11 +96,81 @@ class GripperCard(Options):
     """Gain of the simulated servos."""
     kd: NotNegative = 0.0
     """Their damping."""
+    velocity: Limit | None = None
+    """Largest speed of one joint. With both limits they are commanded with the joints of the arm; null = nobody
+    commands them on the robot."""
+    acceleration: Limit | None = None
+    """Largest acceleration of one joint."""
 
     @model_validator(mode="after")
     def _lengths(self) -> GripperCard:
         if not len(self.joints) == len(self.open) == len(self.closed):
             raise ValueError("gripper: joints, open and closed need the same number of entries")
+        return self
+
+
+TICK = 2.0 * math.pi / 4096.0
+"""What a servo's encoder can tell apart [rad]."""
+Ticks = Annotated[int, Field(ge=0, le=4095)]
+
+
+class MotorCard(Options):
+    """The servo of one joint, and how it stands; `robot-rl robot calibrate-arm` finds it [ticks of 4096 to a turn]."""
+
+    id: Annotated[int, Field(ge=1, le=252)]
+    """On its bus."""
+    homing: Annotated[int, Field(ge=-2047, le=2047)] = 0
+    """The servo's own offset: it tells the encoder minus this, so that no joint passes the seam of its encoder."""
+    low: Ticks
+    """What it tells at one end of its range."""
+    high: Ticks
+    """What it tells at the other."""
+    zero: float
+    """What it tells where the joint is at 0."""
+    sign: Literal[1, -1] = 1
+    """-1 = the servo counts against the joint."""
+    scale: Positive = 1.0
+    """Radians of the joint for one of the servo."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> MotorCard:
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low} and high {self.high}, expected low below high")
+        return self
+
+    def to_joint(self, ticks: float) -> float:
+        """Position of the joint [rad] for what the servo tells, the nearest to `zero` that it can mean."""
+        return self.sign * self.scale * TICK * ((ticks - self.zero + 2048.0) % 4096.0 - 2048.0)
+
+    def to_ticks(self, position: float) -> int:
+        """Goal of the servo for a position of the joint [rad], within its ends."""
+        return round(min(max(self.zero + self.sign * position / (self.scale * TICK), self.low), self.high))
+
+    def ends(self) -> tuple[float, float]:
+        """Smallest and largest position of the joint [rad]."""
+        low, high = (self.sign * self.scale * TICK * (end - self.zero) for end in (self.low, self.high))
+        return min(low, high), max(low, high)
+
+
+class ServosCard(Options):
+    """Servos on a serial bus, which our own driver moves: docs/howto/so101.md."""
+
+    port: Text = OPEN
+    """Of their board; /dev/serial/by-id/… stays the same whatever else is plugged in."""
+    baud: Literal[1_000_000, 500_000, 250_000, 128_000, 115_200, 57_600, 38_400] = 1_000_000
+    """Bits per second of their bus."""
+    silence: Literal["hold", "limp"] = "hold"
+    """What they do without commands for controller_timeout, and after the driver's end: hold where they are, or let go,
+    and the arm sinks."""
+    motors: dict[str, MotorCard]
+    """Joint -> its servo."""
+
+    @model_validator(mode="after")
+    def _one_id_each(self) -> ServosCard:
+        ids = [motor.id for motor in self.motors.values()]
+        twice = sorted({number for number in ids if ids.count(number) > 1})
+        if twice:
+            raise ValueError(f"motors: the id {twice[0]} occurs more than once, expected one servo for each")
         return self
 
 
@@ -273,6 +344,8 @@ class Card(Options):
     """Positions in which it may be switched off; null = home."""
     workspace: WorkspaceCard | None = None
     """null = none."""
+    servos: ServosCard | None = None
+    """null = the robot has a driver of its own."""
     ignore: tuple[tuple[str, str], ...] = ()
     """Pairs of bodies whose contact in the model means nothing: their shapes overlap where they are joined."""
     command_mode: Literal[
@@ -324,6 +397,31 @@ class Card(Options):
                         f"{key} of {joint.name} is {value:g}, expected in [{joint.lower:g}, {joint.upper:g}]"
                     )
         return self
+
+    def commanded(self) -> Card:
+        """The card as whoever commands the robot sees it: with the joints of a gripper that has limits of its own, and
+        each joint within the ends of its servo."""
+        joints, homes, rests = list(self.joints), self.home, self.rest
+        hand = self.gripper
+        if hand is not None and hand.velocity is not None and hand.acceleration is not None:
+            ends = [sorted(pair) for pair in zip(hand.open, hand.closed)]
+            moves = JointCard(
+                name="", continuous=True, velocity=hand.velocity, acceleration=hand.acceleration, effort=hand.effort,
+                kp=hand.kp, kd=hand.kd,
+            )  # fmt: skip
+            joints += [
+                moves.model_copy(update={"name": name, "continuous": False, "lower": low, "upper": high})
+                for name, (low, high) in zip(hand.joints, ends)
+            ]
+            middle = tuple(0.5 * (low + high) for low, high in ends)
+            homes, rests = homes + middle, None if rests is None else rests + middle
+        for i, joint in enumerate(joints):
+            motor = None if self.servos is None else self.servos.motors.get(joint.name)
+            if motor is not None and joint.lower is not None and joint.upper is not None:
+                low, high = motor.ends()
+                within = {"lower": max(joint.lower, low), "upper": min(joint.upper, high)}
+                joints[i] = joint.model_copy(update=within)
+        return self.model_copy(update={"joints": tuple(joints), "home": homes, "rest": rests})
 
     def open_keys(self) -> list[str]:
         """Keys that are still `?`, such as joints.elbow.acceleration."""

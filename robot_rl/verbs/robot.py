@@ -20,6 +20,7 @@ from robot_rl.types.card_model import with_model
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.robot_arm import CalibrateArmOptions, LeaderOptions, MotorsOptions, calibrate_arm, leader, motors
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
 from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
 from robot_rl.verbs.robot_steer import SteerOptions, steer
@@ -98,6 +99,7 @@ def robot(arguments: list[str]) -> int:
     """What is asked of a card; the exit status."""
     verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
     verbs |= {"bounds": _bounds, "calibrate": calibrate, "steer": steer}
+    verbs |= {"calibrate-arm": calibrate_arm, "motors": motors, "leader": leader}
     verb = arguments[0] if arguments else ""
     if {"-h", "--help"} & set(arguments):
         print(_page(verb))
@@ -106,7 +108,7 @@ def robot(arguments: list[str]) -> int:
         if verb not in verbs:
             raise Refused(f"robot-rl robot {'|'.join(verbs)}; there is no '{verb}'{near(verb, verbs)}")
         verbs[verb](arguments[1:])
-    except (Refused, ValueError, OSError, ImportError) as error:
+    except (Refused, ValueError, OSError, ImportError, RuntimeError) as error:
         answer.error(str(error))
         return 2
     return 0
@@ -117,10 +119,16 @@ def _page(verb: str) -> str:
     from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
 
     models = {"new": NewOptions, "policy": PolicyOptions, "bounds": BoundsOptions, "calibrate": CalibrateOptions}
-    models |= {"steer": SteerOptions}
+    models |= {
+        "steer": SteerOptions,
+        "calibrate-arm": CalibrateArmOptions,
+        "motors": MotorsOptions,
+        "leader": LeaderOptions,
+    }
     model = models.get(verb)
     if model is None:
-        return f"robot-rl robot new|show|safety|policy|bounds|calibrate|steer; pages of options: {', '.join(models)}"
+        verbs = "|".join(["new", "show", "safety", *list(models)[1:]])
+        return f"robot-rl robot {verbs}; pages of options: {', '.join(models)}"
     assert model.__doc__ is not None
     return "\n".join([model.__doc__.strip(), "", "Options:", *rows(model, "")])
 

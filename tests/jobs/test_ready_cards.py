@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -13,7 +14,9 @@ from robot_rl import card
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import GraphArgs, GraphError, find_file, graph
 from robot_rl.sim.card_scene import at_home
+from robot_rl.sim.port import WorldPort
 from robot_rl.sim.robot_model import mujoco
+from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types.card import OPEN
 from robot_rl.types.card_model import MODELS
 
@@ -58,7 +61,7 @@ def test_a_ready_card_is_drawn(name: str, robot_rl: Any, tmp_path: Path, monkeyp
 
 def test_what_is_unknown_is_marked_and_what_is_known_makes_a_robot() -> None:
     whole = {name for name in card.ready() if not card.read(name).open_keys()}
-    assert whole == {"fr3", "ur5e", "diff_drive"}
+    assert whole == {"fr3", "ur5e", "so101", "diff_drive"}
     assert set(card.read("go2").open_keys()) >= {"joints.FL_hip_joint.acceleration", "controller_topic", "legs.stop"}
     for name in whole:
         assert RobotSpec.load(find_file(name)).names
@@ -106,3 +109,17 @@ def test_a_model_that_is_absent_is_asked_for_before_anything_starts(
     with pytest.raises(GraphError, match="does not come with this package"):
         graph(GraphArgs(robot_spec="fr3", world="reach"))
     assert {node.name for node in graph(GraphArgs(robot_spec="diff_drive"))} == {"sim_robot", "safety_supervisor"}
+
+
+@needs_models
+def test_fingers_that_a_world_does_not_move_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODELS, str(ROBOTS))
+    found = needs_model("so101")
+    names = RobotSpec.load(find_file("so101")).names
+    port = WorldPort(Reach(robot=found), names)
+    start = np.array([*found.home, 0.9])  # the gripper is no joint of reach
+    port.reset(start, np.zeros(6), {"goal": np.array([0.3, 0.0, 0.2])})
+    port.observe(start, np.zeros(6), {"goal": np.array([0.3, 0.0, 0.2])})
+    command = port.act(np.ones((1, len(port.io.action_names)), np.float32))
+    assert command[-1] == pytest.approx(0.9)
+    assert np.abs(command[:-1] - start[:-1]).max() > 0.01

@@ -1,0 +1,140 @@
+"""The driver of an arm of servos, without ROS: what becomes of commands, and when they are not followed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from robot_rl.real.servos.arm import ServoArm, ServoReading
+from robot_rl.real.servos.bus import BusLost, ServoError
+
+NEAR = 0.1
+"""How far from where it is a joint may be told to go at the begin [rad]; the supervisor's own tolerance."""
+PATIENCE = 0.1
+"""Seconds without an answer of all servos that are a fault; the supervisor's own patience."""
+GOOD = "ok"
+
+
+@dataclass(frozen=True)
+class ServoTick:
+    """What a tick has found.
+
+    Args:
+        reading: of the joints, None where a servo was not heard.
+        status: "ok", or what stands against motion as a sentence.
+    """
+
+    reading: ServoReading | None
+    status: str
+
+
+class ServoDriver:
+    """Follows positions while they come and all servos are well.
+
+    It begins with servos as they are found, and follows from the first command on that asks for no jump: then the
+    torque is switched on. A fault of a servo ends the push at once: the goal of all of them is where they are.
+
+    Args:
+        arm: its servos.
+        velocity: (J,) largest speeds of the joints [rad/s].
+        timeout: seconds after which commands have stopped; 0 = never.
+        limp: without commands the arm is let go; False: it holds.
+
+    Raises:
+        ServoError: a servo does not answer, or is another one than the card says.
+
+    Attributes:
+        following: whether commands are followed now.
+        silent: whether commands have stopped.
+    """
+
+    def __init__(self, arm: ServoArm, velocity: np.ndarray, *, timeout: float, limp: bool = False) -> None:
+        self._arm, self._velocity, self._limp = arm, velocity, limp
+        self._timeout = timeout or np.inf
+        self.following = self.silent = False
+        self._driven = False  # by us: torque was switched on
+        self._stood = False  # since a fault began
+        self._heard = -np.inf  # when all servos were
+        self._well, self._told, self._asked = True, GOOD, -np.inf
+        self._begin()
+
+    def tick(self, now: float, command: np.ndarray | None, arrived: float) -> ServoTick:
+        """Read all joints, and send the newest command where it may be followed.
+
+        Args:
+            now: [s of the steady clock].
+            command: (J,) newest positions that were asked for [rad], None before the first.
+            arrived: when they came.
+
+        Raises:
+            BusLost: the port is gone, and nothing more can be done.
+        """
+        reading = self._arm.read()
+        if reading is None:
+            return ServoTick(None, self._miss(now))
+        self._heard = now
+        if not self._well:  # it may have been without power, and does not know its fences any more
+            try:
+                self._begin()
+            except BusLost:
+                raise
+            except ServoError as error:
+                return ServoTick(reading, str(error))
+            self._well, self._told = True, GOOD
+        faults = self._arm.faults()
+        if faults:
+            self._stand(reading)
+            return ServoTick(reading, faults)
+        self._stood = False
+        self.silent = command is not None and now - arrived > self._timeout
+        if command is None or self.silent:
+            self._let_go()
+            return ServoTick(reading, GOOD)
+        if not self.following:
+            away = np.abs(command - reading.position)
+            far = int(np.argmax(away))
+            if away[far] > NEAR:
+                return ServoTick(
+                    reading,
+                    f"{self._arm.joints[far]} is told to begin {away[far]:.2f} rad from where it is, allowed {NEAR:g}: "
+                    "reset and enable the supervisor anew",
+                )
+            self._arm.aim(reading.position)
+            self._arm.drive(True)
+            self.following = self._driven = True
+        self._arm.aim(command)
+        return ServoTick(reading, GOOD)
+
+    def close(self) -> None:
+        """The end: let go where the card says so; else the servos hold where they are, as long as they have power."""
+        self._let_go()
+
+    def _begin(self) -> None:
+        self._arm.check()
+        self._arm.prepare(self._velocity)
+
+    def _miss(self, now: float) -> str:
+        """One servo was not heard: a while is nothing, more is a fault."""
+        if now - self._heard <= PATIENCE:
+            return self._told
+        if now - self._asked > 1.0:  # asking takes some ticks
+            self._asked = now
+            self._told = self._arm.bus.diagnose(self._arm.missing) or self._told
+        if self._told == GOOD:
+            self._told = f"answers of {', '.join(map(self._arm.bus.call, self._arm.missing))} get lost: a plug is loose"
+        self.following = self._well = False  # those that hear hold their last goal
+        return self._told
+
+    def _stand(self, reading: ServoReading) -> None:
+        """A servo reports a fault, followed or held: the push ends."""
+        if self._driven and not self._stood:
+            self._arm.aim(reading.position)
+        self.following, self._stood = False, True
+
+    def _let_go(self) -> None:
+        """Commands have ended: the servos hold their last goal by themselves."""
+        if self._limp and self._driven:
+            self._arm.drive(False)
+            self._driven = False
+        self.following = False

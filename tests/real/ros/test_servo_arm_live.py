@@ -1,0 +1,139 @@
+"""A leader arm moves a follower through the whole graph: both simulated down to the bytes, started as users do."""
+# pyright: reportOptionalMemberAccess=false
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+pytest.importorskip("scservo_sdk", reason="ftservo-python-sdk is not installed (extra so101)")
+
+from std_msgs.msg import String
+from std_srvs.srv import SetBool
+
+from robot_rl import card
+from robot_rl.real.ros.io import qos
+from robot_rl.types.card import MotorCard, ServosCard
+from tests.real.servo_sim import page
+
+harness = pytest.importorskip("ros_harness")
+TURN = 4096 / (2 * np.pi)
+SIM = Path(__file__).parents[1] / "servo_sim.py"
+NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+
+
+class Bus:
+    """A bus of servos as a process, and the card of an arm that was calibrated on it."""
+
+    def __init__(self, folder, name):
+        command = [sys.executable, str(SIM)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        path = self.process.stdout.readline().strip()
+        table = yaml.safe_load(card.find("so101").read_text())
+        del table["workspace"]  # it needs the model
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(table | {"name": name}, sort_keys=False))
+        motors = {joint: MotorCard(id=i, low=0, high=4095, zero=2048.0) for i, joint in enumerate(NAMES, 1)}
+        card.put_servos(folder / f"{name}.yaml", ServosCard(port=path, motors=motors))
+
+    def say(self, line=""):
+        """(6,) where the joints are [rad], and whether all are driven."""
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        told = np.array(self.process.stdout.readline().split(), float).reshape(6, 2)
+        return (told[:, 0] - 2048) / TURN, bool(told[:, 1].all())
+
+    def turn(self, angle):
+        for number in range(1, 7):
+            self.say(f"turn {number} {2048 + angle * TURN}")
+
+
+@pytest.fixture
+def arms(tmp_path):
+    made = [Bus(tmp_path, name) for name in ("my_arm", "my_leader")]
+    yield made
+    for bus in made:
+        bus.process.kill()
+        bus.process.wait()
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Starts a line of the command line in the folder; its output goes to a file."""
+    started = []
+
+    def start(name, *words, stdin=subprocess.DEVNULL):
+        out = tmp_path / f"{name}.txt"
+        with out.open("w") as file:
+            line = [sys.executable, "-m", "robot_rl", *words]
+            started.append(
+                subprocess.Popen(line, cwd=tmp_path, stdin=stdin, stdout=file, stderr=file, start_new_session=True)
+            )
+        return started[-1], out
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    for process in started:
+        process.wait(10.0)
+
+
+def test_leader_drives_behind_the_space_bar_and_faults_of_servos_stop_the_arm(arms, command, another, robot_rl):
+    follower, leader = arms
+    for bus in arms:
+        bus.turn(0.3)
+    keys, terminal = pty.openpty()
+    deployed, said = command("deploy", *page("deploy robot_spec=my_arm sim=false teleop=leader record=true"), "flight=")
+    command("leader", *page("robot leader my_leader"), stdin=terminal)
+    node, states = another("operator"), []
+    node.create_subscription(String, "robot_rl/safety/state", lambda m: states.append(m.data), qos("latched"))
+    harness.wait(lambda: states and states[-1] == "IDLE", 60.0, "IDLE")
+    enable = node.create_client(SetBool, "safety_supervisor/enable")
+    assert enable.wait_for_service(10.0)
+
+    def armed():
+        answer = enable.call_async(SetBool.Request(data=True))
+        harness.wait(answer.done, 5.0)
+        return answer.result().success
+
+    assert not follower.say()[1]  # nothing is driven before somebody enables it
+    harness.wait(armed, 10.0, "enabled")
+    harness.wait(lambda: follower.say()[1], 5.0, "driven")
+
+    def hold(until, seconds=10.0):
+        """The space bar, as a terminal repeats it."""
+        end = time.monotonic() + seconds
+        while not until():
+            assert time.monotonic() < end, (follower.say(), states[-1], said.read_text()[-2000:])
+            os.write(keys, b" ")
+            time.sleep(0.05)
+
+    leader.turn(0.5)
+    time.sleep(0.3)  # nobody holds it
+    np.testing.assert_allclose(follower.say()[0], 0.3, atol=0.01)
+    hold(lambda: np.allclose(follower.say()[0], 0.5, atol=0.01))
+    begin = time.monotonic()
+    leader.turn(1.4)  # a jump: 0.9 rad at no more than 3 rad/s
+    hold(lambda: np.allclose(follower.say()[0], 1.4, atol=0.01))
+    assert time.monotonic() - begin > 0.9 / (1.2 * 3.0)
+    assert states[-1] == "ACTIVE"
+    follower.say("faults 2 32")
+    hold(lambda: states[-1] == "FAULT")
+    fault = "fault robot_status: status servos is servo 2 (shoulder_lift): it is overloaded"
+    harness.wait(lambda: fault in said.read_text(), 5.0, "the fault's sentence")
+    follower.process.stdin.write("pull\n")
+    follower.process.stdin.flush()
+    harness.wait(lambda: "is gone (" in said.read_text(), 5.0, "the sentence of a pulled cable")
+    os.close(keys)
+    deployed.send_signal(signal.SIGINT)
+    assert deployed.wait(20.0) == 0, said.read_text()
+    for line in (page("data session convert"), [*page("offline data=mine.hdf5"), "updates=20"]):
+        done = robot_rl(*line)
+        assert done.returncode == 0, done.stderr
