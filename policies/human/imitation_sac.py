@@ -51,10 +51,8 @@ class ImitationSacOptions(SoftOptions):
     """Of the imitation term beside the RL loss."""
     il_fade: Updates = 20_000
     """Updates over which it falls linearly to 0; 0 for never."""
-    il_min_std: Positive = 0.1
-    """Floor of the standard deviation inside imitation losses."""
-    il_max_std: Positive | None = 0.2
-    """What people did pulls at the mean as by a Gaussian no wider than this; null: as wide as the policy is."""
+    il_std: tuple[Positive, Positive] = (0.1, 0.3)
+    """Standard deviation in imitation losses: its floor, and the largest by which what people did pulls at the mean."""
     il_edge: Annotated[float, Field(gt=0, lt=1)] = CLONE_EDGE
     """Cloned actions are clipped to 1 - il_edge."""
     il_switch_weight: NotNegative = SWITCH_WEIGHT
@@ -68,6 +66,14 @@ class ImitationSacOptions(SoftOptions):
     acting_rate: Annotated[float, Field(gt=0, le=1)] = 0.01
     """The policy that acts is a running mean of the actor's weights, which takes in the newest at this rate per update;
     1 acts with the newest."""
+
+    @field_validator("il_std")
+    @classmethod
+    def check_range(cls, ends: tuple[float, float]) -> tuple[float, float]:
+        """Refuse a floor above the ceiling."""
+        if ends[0] > ends[1]:
+            raise ValueError("the least first, such as [0.1, 0.3]")
+        return ends
 
     @field_validator("kl_weight")
     @classmethod
@@ -175,8 +181,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
         rows = human_rows(batch, switch_weight=self.o.il_switch_weight)
         if preferred is not None:
             rows = rows * preferred
-        widest = math.inf if self.o.il_max_std is None else self.o.il_max_std
-        least = self.o.il_min_std
+        least, widest = self.o.il_std
         return imitation_loss(raw, batch.action, rows, min_std=least, max_std=widest, edge=self.o.il_edge)
 
     @torch.no_grad()
