@@ -11,6 +11,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool
 
@@ -73,6 +74,7 @@ def lead(
             deadman = node.create_publisher(Bool, "robot_rl/deadman", qos("event"))
             say(f"{found.name} leads {', '.join(told)}. Ctrl-C ends" + "; hold the space bar to drive" * space)
             scheduler, pressed, heard = Scheduler(1.0 / rate, SteadyClock()), -HOLD, time.monotonic()
+            place: np.ndarray | None = None
             while True:
                 scheduler.wait()
                 reading, now = arm.read(), time.monotonic()
@@ -80,7 +82,8 @@ def lead(
                     pressed = now
                 if reading is not None:
                     heard, stamp = now, 1e-9 * node.get_clock().now().nanoseconds
-                    joints.publish(joint_state(told, reading.position, reading.velocity, None, stamp))
+                    place = reading.position if place is None else arm.beside(reading.position, place)
+                    joints.publish(joint_state(told, place, reading.velocity, None, stamp))
                 elif now - heard > PATIENCE:
                     deadman.publish(Bool(data=False))
                     raise ServoError(bus.diagnose(arm.missing) or "answers of the leader's servos get lost")

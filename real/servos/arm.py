@@ -16,6 +16,7 @@ from robot_rl.real.servos.registers import (
     HIGHEST,
     HOMING,
     LOAD,
+    LOCK,
     LOWEST,
     MODE,
     POSITION,
@@ -125,7 +126,21 @@ class ServoArm:
         """
         for motor, rate, most in zip(self._motors, self._rate, velocity):
             self.bus.write(motor.id, ACCELERATION, 254)
-            self.bus.write(motor.id, GOAL_SPEED, round(min(FENCE * most / abs(rate), 32767.0)))
+            self.bus.write(motor.id, GOAL_SPEED, _fence(most, rate))
+            self.bus.write(motor.id, LOCK, 1)  # a calibration that was killed leaves it open
+
+    def forgot(self, number: int, velocity: np.ndarray) -> bool:
+        """Whether a servo has been without power since `prepare`: its fence on speed is gone.
+
+        Args:
+            number: its id.
+            velocity: (J,) as `prepare` was given it [rad/s].
+
+        Raises:
+            ServoError: it does not answer.
+        """
+        i = self._ids.index(number)
+        return self.bus.read(number, GOAL_SPEED) != _fence(velocity[i], self._rate[i])
 
     def read(self) -> ServoReading | None:
         """What all of them tell, None where one was not heard (`missing`).
@@ -159,13 +174,21 @@ class ServoArm:
         self.bus.write_all(GOAL, goals)
 
     def drive(self, on: bool) -> None:
-        """Switch the torque on or off.
+        """Switch the torque on or off; off reaches every servo that hears, whoever else does not.
 
         Raises:
             ServoError: a servo does not hear.
         """
+        if not on:
+            self.bus.write_all(TORQUE, dict.fromkeys(self._ids, 0))
         for number in self._ids:
             self.bus.write(number, TORQUE, int(on))
+
+    def beside(self, position: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """(J,) positions [rad] that servos at `position` can mean, nearest to `before`: a joint that a hand turns past
+        the seam of its encoder goes on, and does not jump by a turn."""
+        turn = 4096.0 * np.abs(self._rate)
+        return before + (position - before + 0.5 * turn) % turn - 0.5 * turn
 
     def faults(self) -> str:
         """What the last answers report, as sentences; "" when all is well."""
@@ -175,6 +198,11 @@ class ServoArm:
             if faults_of(self.bus.faults.get(number, 0))
         ]
         return "; ".join(said)
+
+
+def _fence(most: float, rate: float) -> int:
+    """Largest speed of a servo [ticks/s]; never 0, which it takes for none."""
+    return round(min(max(FENCE * most / abs(rate), 1.0), 32767.0))
 
 
 def _part(row: bytes, register: Register) -> int:

@@ -13,6 +13,8 @@ NEAR = 0.1
 """How far from where it is a joint may be told to go at the begin [rad]; the supervisor's own tolerance."""
 PATIENCE = 0.1
 """Seconds without an answer of all servos that are a fault; the supervisor's own patience."""
+REPEATS = 3
+"""Ticks in which a push is ended: nobody answers to goals, so one packet may be lost unseen."""
 GOOD = "ok"
 
 
@@ -54,7 +56,9 @@ class ServoDriver:
         self._timeout = timeout or np.inf
         self.following = self.silent = False
         self._driven = False  # by us: torque was switched on
-        self._stood = False  # since a fault began
+        self._stood = 0  # ticks since a fault began
+        self._stop: np.ndarray | None = None  # where it began
+        self._unheard: set[int] = set()  # ids that were missed, and may have been without power
         self._heard = -np.inf  # when all servos were
         self._well, self._told, self._asked = True, GOOD, -np.inf
         self._begin()
@@ -72,8 +76,13 @@ class ServoDriver:
         """
         reading = self._arm.read()
         if reading is None:
+            self._unheard.update(self._arm.missing)
             return ServoTick(None, self._miss(now))
         self._heard = now
+        if self._unheard:  # shorter than our patience, but long enough for a servo to begin anew
+            if any(self._arm.forgot(number, self._velocity) for number in self._unheard):
+                self.following = self._well = False
+            self._unheard.clear()
         if not self._well:  # it may have been without power, and does not know its fences any more
             try:
                 self._begin()
@@ -86,7 +95,7 @@ class ServoDriver:
         if faults:
             self._stand(reading)
             return ServoTick(reading, faults)
-        self._stood = False
+        self._stood = 0
         self.silent = command is not None and now - arrived > self._timeout
         if command is None or self.silent:
             self._let_go()
@@ -101,8 +110,9 @@ class ServoDriver:
                     "reset and enable the supervisor anew",
                 )
             self._arm.aim(reading.position)
+            self._driven = True  # also where only some of them hear it
             self._arm.drive(True)
-            self.following = self._driven = True
+            self.following = True
         self._arm.aim(command)
         return ServoTick(reading, GOOD)
 
@@ -128,9 +138,11 @@ class ServoDriver:
 
     def _stand(self, reading: ServoReading) -> None:
         """A servo reports a fault, followed or held: the push ends."""
-        if self._driven and not self._stood:
-            self._arm.aim(reading.position)
-        self.following, self._stood = False, True
+        if not self._stood or self._stop is None:
+            self._stop = reading.position
+        if self._driven and self._stood < REPEATS:
+            self._arm.aim(self._stop)  # one place: a goal that is renewed where the arm sinks would sink with it
+        self.following, self._stood = False, self._stood + 1
 
     def _let_go(self) -> None:
         """Commands have ended: the servos hold their last goal by themselves."""

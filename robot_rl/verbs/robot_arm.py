@@ -110,6 +110,8 @@ def calibrate_arm(arguments: list[str]) -> None:
     bus = servos.ServoBus(port, names={number: name for name, number in numbers.items()})
     try:
         motors = servos.calibrate(bus, plans, _Terminal())
+    except KeyboardInterrupt:
+        raise Refused("ended by Ctrl-C: neither card nor servos were changed; their torque is off") from None
     finally:
         bus.close()
     silence = found.servos.silence if found.servos is not None else "hold"
@@ -138,11 +140,10 @@ def motors(arguments: list[str]) -> None:
             before = servos.set_number(bus, numbers[options.set])
             print(f"the servo of {options.set} has id {numbers[options.set]} now; it was {before}")
             return
+        if options.free:  # first, and to all at once: a servo that fails must not keep the others stiff
+            for _ in range(2):  # nobody answers to it
+                bus.write_all(servos.TORQUE, dict.fromkeys(numbers.values(), 0))
         rows = [servos.look(bus, number) for number in numbers.values()]
-        if options.free:
-            for row in rows:
-                if row is not None:
-                    bus.write(row["id"], servos.TORQUE, 0)
     finally:
         bus.close()
     for name, row in zip(numbers, rows):
@@ -214,8 +215,8 @@ def _names(found: Card) -> list[str]:
 
 
 def _numbers(found: Card) -> dict[str, int]:
-    """Joint -> id of its servo: the card's, or counted from the base on."""
-    if found.servos is not None:
+    """Joint -> id of its servo: the card's, or counted from the base on where that has not all of them."""
+    if found.servos is not None and set(_names(found)) <= set(found.servos.motors):
         return {name: motor.id for name, motor in found.servos.motors.items()}
     return {name: i for i, name in enumerate(_names(found), 1)}
 

@@ -1,0 +1,133 @@
+"""What goes wrong with an arm of servos in the hands of its user; the servos are simulated down to the bytes."""
+# ruff: noqa: F811  (fixtures are imported by their names)
+
+import signal
+
+import numpy as np
+import pytest
+import yaml
+
+pytest.importorskip("scservo_sdk", reason="ftservo-python-sdk is not installed (extra so101)")
+
+from robot_rl.real.servos.bus import ServoError
+from robot_rl.real.servos.registers import LOCK
+from tests.real import servo_sim
+from tests.real.servo_sim import OVERLOAD
+from tests.real.test_servo_arm import MIDDLES, TURN, Drive, arm, calibrated, my_card, patience  # noqa: F401
+
+
+def test_servo_that_was_without_power_for_less_than_our_patience_is_set_up_again(arm):
+    sim, _, spec, joints = arm
+    drive = Drive(joints, spec)
+    place = drive.run(1).reading.position
+    drive.until(lambda told: drive.driver.following, place)
+    sim.servos[4].silent = True
+    assert drive.run(1, place).reading is None
+    sim.servos[4].cycle()
+    sim.turn(5, MIDDLES[4] + 200)
+    sim.servos[4].silent = False
+    told = drive.until(lambda told: told.reading is not None, place)
+    assert "wrist_roll is told to begin 0.31 rad" in told.status
+    assert sim.servos[4].get(46, 2) == round(1.2 * 3.0 * TURN)
+    assert sim.servos[4].get(40) == 0
+
+
+def test_letting_go_reaches_every_servo_that_hears(arm):
+    sim, _, spec, joints = arm
+    drive = Drive(joints, spec, limp=True)
+    place = drive.run(1).reading.position
+    drive.until(lambda told: drive.driver.following, place)
+    sim.servos[0].silent = True
+    with pytest.raises(ServoError, match="servo 1"):
+        drive.driver.close()
+    assert [servo.get(40) for servo in sim.servos] == [1, 0, 0, 0, 0, 0]
+
+
+def test_end_of_a_push_that_one_packet_loses_is_said_again(arm, monkeypatch):
+    sim, _, spec, joints = arm
+    drive = Drive(joints, spec)
+    place = drive.run(1).reading.position
+    drive.until(lambda told: drive.driver.following, place)
+    drive.run(1, place + 0.05)
+    pushed = sim.servos[1].get(42, 2)
+    with sim.lock:
+        sim.servos[1].faults = OVERLOAD
+        sim.servos[1].place = MIDDLES[1] - 50.0
+    with monkeypatch.context() as lost:
+        lost.setattr(joints.bus, "write_all", lambda *_: None)
+        drive.run(1)
+    assert sim.servos[1].get(42, 2) == pushed
+    drive.run(2)
+    assert sim.servos[1].get(42, 2) == sim.servos[1].told()
+
+
+def test_fence_of_a_slow_joint_is_not_none(arm):
+    sim, _, _, joints = arm
+    joints.prepare(np.full(6, 1e-4))
+    assert [servo.get(46, 2) for servo in sim.servos] == [1] * 6
+
+
+def test_servo_that_a_killed_calibration_left_open_is_closed_before_it_is_driven(arm):
+    sim, _, spec, joints = arm
+    joints.bus.write(3, LOCK, 0)
+    Drive(joints, spec)
+    assert [servo.get(55) for servo in sim.servos] == [1] * 6
+
+
+def test_ctrl_c_while_a_calibration_writes_leaves_all_as_it_was_and_says_so(robot_rl, tmp_path, monkeypatch):
+    sim = servo_sim.arm()
+    path = my_card(tmp_path)
+    before, kept = path.read_text(), [servo.saved for servo in sim.servos]
+    heard = sim._answer
+
+    def third(number, instruction, data):
+        if (number, instruction, data[:1]) == (3, servo_sim.WRITE, b"\x1f"):  # its homing
+            sim._answer = heard
+            signal.raise_signal(signal.SIGINT)
+        return heard(number, instruction, data)
+
+    monkeypatch.setattr(sim, "_answer", third)
+    done = calibrated(robot_rl, tmp_path, sim, monkeypatch)
+    sim.close()
+    assert done.returncode == 2
+    assert "neither card nor servos were changed; their torque is off" in done.stderr
+    assert path.read_text() == before
+    assert [servo.saved for servo in sim.servos] == kept
+    assert [servo.get(55) for servo in sim.servos] == [1] * 6
+
+
+def test_leader_that_is_turned_past_the_seam_of_its_encoder_goes_on(arm):
+    _, made, _, joints = arm
+    turn = made.motors["wrist_roll"]
+    before = np.zeros(6)
+    before[4] = turn.to_joint(turn.zero + 2040)
+    after = np.zeros(6)
+    after[4] = turn.to_joint(turn.zero + 2060)
+    assert after[4] < -3.0  # alone it would be a swing of the follower through its whole range
+    assert joints.beside(after, before)[4] == pytest.approx(2060 / TURN)
+
+
+def test_free_lets_go_of_the_others_and_says_so(arm, robot_rl, monkeypatch):
+    monkeypatch.setattr("robot_rl.real.servos.bus.ANSWER_MS", 60.0)
+    sim, _, _, joints = arm
+    joints.drive(True)
+    joints.bus.close()
+    done = robot_rl("robot", "motors", "my_arm", "free=true")
+    assert "shoulder_pan: id 1, model 777" in done.stdout
+    assert "torque on" not in done.stdout
+    joints.bus._line.openPort()
+    joints.drive(True)
+    joints.bus.close()
+    sim.servos[0].garbled = True
+    assert robot_rl("robot", "motors", "my_arm", "free=true").returncode == 2
+    assert [servo.get(40) for servo in sim.servos] == [0] * 6
+
+
+def test_card_that_lacks_a_servo_is_calibrated_anew(arm, robot_rl, tmp_path):
+    sim, *_ = arm
+    path = tmp_path / "my_arm.yaml"
+    table = yaml.safe_load(path.read_text())
+    del table["servos"]["motors"]["elbow_flex"]
+    path.write_text(yaml.safe_dump(table))
+    done = robot_rl("robot", "calibrate-arm", "my_arm", f"port={sim.path}")
+    assert "is used by another program" in done.stderr  # it came as far as the port, which this test has
