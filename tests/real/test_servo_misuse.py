@@ -1,4 +1,5 @@
 """What goes wrong with an arm of servos in the hands of its user; the servos are simulated down to the bytes."""
+# pyright: reportOptionalMemberAccess=false
 # ruff: noqa: F811  (fixtures are imported by their names)
 
 import signal
