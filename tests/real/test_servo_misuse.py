@@ -108,6 +108,15 @@ def test_leader_that_is_turned_past_the_seam_of_its_encoder_goes_on(arm):
     assert joints.beside(after, before)[4] == pytest.approx(2060 / TURN)
 
 
+def test_robot_that_is_taken_for_its_leader_is_not_let_go(arm):
+    sim, _, _, joints = arm
+    joints.release_leader()  # free already
+    joints.drive(True)
+    with pytest.raises(ServoError, match="a robot would drop if it were let go"):
+        joints.release_leader()
+    assert [servo.get(40) for servo in sim.servos] == [1] * 6
+
+
 def test_free_lets_go_of_the_others_and_says_so(arm, robot_rl, monkeypatch):
     monkeypatch.setattr("robot_rl.real.servos.bus.ANSWER_MS", 60.0)
     sim, _, _, joints = arm
