@@ -193,7 +193,7 @@ class ServoArm:
         stiff = [name for name, number in zip(self.joints, self._ids) if self.bus.read(number, TORQUE)]
         if stiff:
             raise ServoError(
-                f"the torque of {', '.join(stiff)} on {self.bus.port} is on: a leader arm is moved by hand, and a robot "
+                f"the torque of {', '.join(stiff)} on {self.bus.port} is on: a leader is moved by hand, and a robot "
                 "would drop if it were let go; is this the port of the leader? If it is, robot-rl robot motors <card> "
                 "free=true lets it go"
             )

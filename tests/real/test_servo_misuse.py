@@ -108,6 +108,22 @@ def test_leader_that_is_turned_past_the_seam_of_its_encoder_goes_on(arm):
     assert joints.beside(after, before)[4] == pytest.approx(2060 / TURN)
 
 
+def test_late_answer_to_what_was_asked_before_is_not_taken_for_this_one(arm, monkeypatch):
+    sim, _, _, joints = arm
+    heard, said = sim._answer, []
+
+    def late(number, instruction, data):
+        if instruction == servo_sim.READ and not said:
+            said.append(number)
+            return servo_sim.packet(number, [0])  # of a write
+        return heard(number, instruction, data)
+
+    monkeypatch.setattr(sim, "_answer", late)
+    assert joints.bus.ping(2) == 777
+    said.clear()
+    assert joints.bus.read(2, LOCK) == 1
+
+
 def test_robot_that_is_taken_for_its_leader_is_not_let_go(arm):
     sim, _, _, joints = arm
     joints.release_leader()  # free already
