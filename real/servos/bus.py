@@ -21,7 +21,14 @@ import serial  # noqa: E402  (after the check that it is there)
 try:
     from scservo_sdk import GroupSyncWrite, PortHandler, sms_sts
     from scservo_sdk.port_handler import LATENCY_TIMER
-    from scservo_sdk.scservo_def import BROADCAST_ID, COMM_RX_CORRUPT, COMM_RX_TIMEOUT, COMM_SUCCESS, INST_PING
+    from scservo_sdk.scservo_def import (
+        BROADCAST_ID,
+        COMM_RX_CORRUPT,
+        COMM_RX_TIMEOUT,
+        COMM_SUCCESS,
+        INST_PING,
+        INST_READ,
+    )
 except ImportError as error:  # an older package of another maker has the same module name
     raise ImportError(
         f"the module scservo_sdk is not that of ftservo-python-sdk ({error}): another package lies over it, "
@@ -155,8 +162,13 @@ class ServoBus:
         """
 
         def exchange() -> tuple[Any, int, int]:
-            data, result, bits = self._packets.readTxRx(number, register.address, register.size)
-            return data, result if result or len(data) == register.size else COMM_RX_CORRUPT, bits
+            said, result, bits = self._packets.txRxPacket(
+                [0, 0, number, 4, INST_READ, register.address, register.size, 0]
+            )
+            data = (said or [])[5:-1]
+            if result == COMM_SUCCESS and len(data) != register.size:  # readTxRx would take the checksum for data
+                result = COMM_RX_CORRUPT
+            return data, result, bits
 
         return register.decode(int.from_bytes(bytes(self._ask(number, exchange)), "little"))
 
