@@ -67,7 +67,7 @@ def lead(
     try:
         arm = ServoArm(bus, motors, list(motors))
         arm.check()
-        arm.drive(False)
+        arm.release_leader()
         told = [names.get(name, name) for name in motors]
         with node_beside("leader_arm", namespace=namespace) as node, _keys(space):
             joints = node.create_publisher(JointState, topic, qos("state_out"))
@@ -77,7 +77,11 @@ def lead(
             place: np.ndarray | None = None
             while True:
                 scheduler.wait()
-                reading, now = arm.read(), time.monotonic()
+                try:
+                    reading, now = arm.read(), time.monotonic()
+                except ServoError:  # the cable is out
+                    deadman.publish(Bool(data=False))
+                    raise
                 if space and _space():
                     pressed = now
                 if reading is not None:

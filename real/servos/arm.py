@@ -184,6 +184,21 @@ class ServoArm:
         for number in self._ids:
             self.bus.write(number, TORQUE, int(on))
 
+    def release_leader(self) -> None:
+        """Let the servos of a leader arm go, whom nobody drives.
+
+        Raises:
+            ServoError: a servo pushes: this is a robot, which would drop.
+        """
+        stiff = [name for name, number in zip(self.joints, self._ids) if self.bus.read(number, TORQUE)]
+        if stiff:
+            raise ServoError(
+                f"the torque of {', '.join(stiff)} on {self.bus.port} is on: a leader is moved by hand, and a robot "
+                "would drop if it were let go; is this the port of the leader? If it is, robot-rl robot motors <card> "
+                "free=true lets it go"
+            )
+        self.drive(False)
+
     def beside(self, position: np.ndarray, before: np.ndarray) -> np.ndarray:
         """(J,) positions [rad] that servos at `position` can mean, nearest to `before`: a joint that a hand turns past
         the seam of its encoder goes on, and does not jump by a turn."""

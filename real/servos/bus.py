@@ -21,7 +21,14 @@ import serial  # noqa: E402  (after the check that it is there)
 try:
     from scservo_sdk import GroupSyncWrite, PortHandler, sms_sts
     from scservo_sdk.port_handler import LATENCY_TIMER
-    from scservo_sdk.scservo_def import BROADCAST_ID, COMM_RX_TIMEOUT, COMM_SUCCESS, INST_PING
+    from scservo_sdk.scservo_def import (
+        BROADCAST_ID,
+        COMM_RX_CORRUPT,
+        COMM_RX_TIMEOUT,
+        COMM_SUCCESS,
+        INST_PING,
+        INST_READ,
+    )
 except ImportError as error:  # an older package of another maker has the same module name
     raise ImportError(
         f"the module scservo_sdk is not that of ftservo-python-sdk ({error}): another package lies over it, "
@@ -36,6 +43,8 @@ ANSWER = 6
 """Bytes of an answer beside what was asked for."""
 CALL = 0.3
 """Seconds within which everybody has answered."""
+SILENCE = 0.005
+"""Seconds without a byte after which nobody is answering any more."""
 TRIES = 3
 T = TypeVar("T")
 
@@ -114,10 +123,14 @@ class ServoBus:
         """
         result = COMM_RX_TIMEOUT
         for _ in range(TRIES):
-            model, result, bits = self._guard(lambda: self._packets.ping(number))
+            try:
+                model, result, bits = self._guard(lambda: self._packets.ping(number))
+            except IndexError:  # the SDK's, where a shorter answer to what was asked before comes late
+                model, result, bits = 0, COMM_RX_CORRUPT, 0
             if result == COMM_SUCCESS:
                 self.faults[number] = bits
                 return int(model)
+            self._listen_until_silent()
         if result == COMM_RX_TIMEOUT:
             return None
         raise ServoError(self._garbled(number))
@@ -147,8 +160,17 @@ class ServoBus:
         Raises:
             ServoError: it does not answer, or not readably.
         """
-        data = self._ask(number, lambda: self._packets.readTxRx(number, register.address, register.size))
-        return register.decode(int.from_bytes(bytes(data), "little"))
+
+        def exchange() -> tuple[Any, int, int]:
+            said, result, bits = self._packets.txRxPacket(
+                [0, 0, number, 4, INST_READ, register.address, register.size, 0]
+            )
+            data = (said or [])[5:-1]
+            if result == COMM_SUCCESS and len(data) != register.size:  # readTxRx would take the checksum for data
+                result = COMM_RX_CORRUPT
+            return data, result, bits
+
+        return register.decode(int.from_bytes(bytes(self._ask(number, exchange)), "little"))
 
     def write(self, number: int, register: Register, value: int) -> None:
         """Write a number of one servo, and see that it has heard.
@@ -245,7 +267,15 @@ class ServoBus:
             if result == COMM_SUCCESS:
                 self.faults[number] = bits
                 return data
+            self._listen_until_silent()
         raise ServoError(self._silent([number]) if result == COMM_RX_TIMEOUT else self._garbled(number))
+
+    def _listen_until_silent(self) -> None:
+        """An answer that comes late is not taken for one to the next question."""
+        begun = heard = time.monotonic()
+        while (now := time.monotonic()) < min(heard + SILENCE, begun + CALL):
+            if self._guard(lambda: self._line.readPort(250)):
+                heard = now
 
     def _guard(self, exchange: Callable[[], T]) -> T:
         try:

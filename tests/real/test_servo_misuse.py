@@ -1,4 +1,5 @@
 """What goes wrong with an arm of servos in the hands of its user; the servos are simulated down to the bytes."""
+# pyright: reportOptionalMemberAccess=false
 # ruff: noqa: F811  (fixtures are imported by their names)
 
 import signal
@@ -105,6 +106,31 @@ def test_leader_that_is_turned_past_the_seam_of_its_encoder_goes_on(arm):
     after[4] = turn.to_joint(turn.zero + 2060)
     assert after[4] < -3.0  # alone it would be a swing of the follower through its whole range
     assert joints.beside(after, before)[4] == pytest.approx(2060 / TURN)
+
+
+def test_late_answer_to_what_was_asked_before_is_not_taken_for_this_one(arm, monkeypatch):
+    sim, _, _, joints = arm
+    heard, said = sim._answer, []
+
+    def late(number, instruction, data):
+        if instruction == servo_sim.READ and not said:
+            said.append(number)
+            return servo_sim.packet(number, [0])  # of a write
+        return heard(number, instruction, data)
+
+    monkeypatch.setattr(sim, "_answer", late)
+    assert joints.bus.ping(2) == 777
+    said.clear()
+    assert joints.bus.read(2, LOCK) == 1
+
+
+def test_robot_that_is_taken_for_its_leader_is_not_let_go(arm):
+    sim, _, _, joints = arm
+    joints.release_leader()  # free already
+    joints.drive(True)
+    with pytest.raises(ServoError, match="a robot would drop if it were let go"):
+        joints.release_leader()
+    assert [servo.get(40) for servo in sim.servos] == [1] * 6
 
 
 def test_free_lets_go_of_the_others_and_says_so(arm, robot_rl, monkeypatch):
