@@ -60,6 +60,10 @@ class BusLost(ServoError):
 class Line(PortHandler):
     """The vendor's port, which sleeps until bytes come and gives up sooner."""
 
+    def getCurrentTime(self) -> float:
+        """Milliseconds of a clock that nobody sets: waits of the SDK would end when the time of day is."""
+        return 1e3 * time.monotonic()
+
     def setPacketTimeout(self, packet_length: int) -> None:
         """Begin to wait for an answer of so many bytes."""
         super().setPacketTimeout(packet_length)

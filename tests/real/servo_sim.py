@@ -15,6 +15,14 @@ import time
 import tty
 from pathlib import Path
 
+LIVE = set()  # buses whose threads run
+
+
+def clock():
+    """Milliseconds that every bus has lived through: where one of their threads waits for a processor, it stands."""
+    return 1e3 * min((bus.at for bus in tuple(LIVE)), default=time.monotonic())
+
+
 PING, READ, WRITE, SYNC_READ, SYNC_WRITE = 1, 2, 3, 0x82, 0x83
 EVERYBODY = 0xFE
 VOLTAGE, ANGLE, HEAT, CURRENT, OVERLOAD = 1, 2, 4, 8, 32
@@ -126,7 +134,8 @@ class ServoSim:
         self._end, other = os.openpty()
         tty.setraw(other)
         self.path, self._other = os.ttyname(other), other
-        self._over = False
+        self._over, self.at = False, time.monotonic()
+        LIVE.add(self)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -139,6 +148,7 @@ class ServoSim:
         """The USB cable is out."""
         self._over = True
         self._thread.join(2.0)
+        LIVE.discard(self)
         for end in (self._end, self._other):
             with contextlib.suppress(OSError):
                 os.close(end)
@@ -165,6 +175,7 @@ class ServoSim:
                     servo.show()
                 before = now
                 waiting = self._take(waiting)
+            self.at = now
 
     def _take(self, waiting):
         while len(waiting) >= 6:
