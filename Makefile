@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # Some machines set it: each of 70 processes of the tests would then compile 2,000 modules of torch anew, 1.5 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test units test-robot test-all mujoco4 fmt lint types lock audit sbom wheel install-matrix bench doctor clean
+.PHONY: setup demo test units test-robot test-all mujoco4 leapp fmt lint types lock audit sbom wheel install-matrix bench doctor clean
 
 setup: $(STAMP)
 
@@ -64,13 +64,18 @@ test-all: setup
 	@$(GET_BROWSER)
 	@$(BIN)/python -m pytest -q -m "not live and not gpu and not isaac"
 	@$(BIN)/python -m pytest -q tests/real tests/human -m "live and not gpu and not isaac"
-	@$(MAKE) mujoco4 wheel install-matrix
+	@$(MAKE) mujoco4 leapp wheel install-matrix
 
 # Our worlds on the next major MuJoCo; it is laid beside the pinned one, which gymnasium-robotics needs.
 mujoco4: setup
 	@test -d $(VENV)-mujoco4/mujoco || $(BIN)/python -m pip install -q --no-deps --target $(VENV)-mujoco4 mujoco==4.0.0 mujoco-core==4.0.0
 	@PYTHONPATH=$(VENV)-mujoco4 $(BIN)/python -c 'import mujoco; print("mujoco", mujoco.__version__)'
 	@PYTHONPATH=$(VENV)-mujoco4 $(BIN)/python -m pytest -q -m "not slow" tests/sim tests/jobs
+
+# Bundles with the package that writes them; it is in no lock, since one that it needs has wheels for glibc 2.34 alone.
+leapp: setup
+	@test -d $(VENV)-leapp/leapp || $(BIN)/python -m pip install -q --no-deps --target $(VENV)-leapp leapp==0.7.2 fast-sugiyama==0.5.3
+	@PYTHONPATH=$(VENV)-leapp $(BIN)/python -m pytest -q tests/test_onnx_policy.py tests/real/test_leapp_port.py
 
 fmt: setup
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.leapp_bundle import Bundle, Tensor
 from robot_rl.real.core.spec import EFFORT, PD, POSITION, VELOCITY, RobotSpec
-from robot_rl.real.legged_port import COMMAND, IMU
+from robot_rl.real.legged_port import COMMAND, GAINS, IMU, check_trained
 from robot_rl.types import IOSpec
 
 JOINTS = ("state/joint/position", "state/joint/velocity")
@@ -23,7 +23,6 @@ TARGETS = {
     "target/joint/torques": ("N*m", (EFFORT,)),
 }
 """Kind of an output -> unit, command modes that it suits."""
-GAINS = ("kp", "kd")
 LARGEST = 1000.0
 """What an action of 1 stands for, in the unit of the target: bounds are the supervisor's."""
 _NAMES = "names of its joints, so that nobody knows which is which; export it with them as element_names"
@@ -76,21 +75,15 @@ class LeappPort:
             raise ValueError(
                 f"command_mode is {spec.command_mode}, expected {' or '.join(modes)}: it gives {self._kind}"
             )
-        if IMU in self.external and not spec.imu:
-            raise ValueError("the robot's card has no sensor of type sensor_msgs/Imu, and this policy reads one")
+        gains = {}
         for kind, values in self._gains.items() if spec.mode == PD else ():
             if values is None:
                 raise ValueError(
                     f"{self._file} gives no {kind}: in pd mode a target is a torque, and nobody says which; export it "
                     f"with its gains as static outputs of the kind {kind}"
                 )
-            wrong = np.flatnonzero(~np.isclose(spec.array(kind), values, rtol=1e-3))
-            if wrong.size:
-                i = int(wrong[0])
-                raise ValueError(
-                    f"{kind} of {self._joints[i]} is {spec.array(kind)[i]:g} in the robot's card, the policy was "
-                    f"trained with {values[i]:g}"
-                )
+            gains[kind] = values
+        check_trained(spec, self.external, gains)
 
     def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
         """Nothing: what is remembered is in the bundle."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,33 @@ from robot_rl.types.policy_card import PolicyCard
 
 IMU, COMMAND = "imu", "velocity_command"
 """What the port is told beside the joints: (10,) of an Imu (real.ros.io.imu_array); (3,) forward, sideways, turn."""
+
+
+GAINS = ("kp", "kd")
+
+
+def check_trained(spec: RobotSpec, external: Sequence[str], gains: Mapping[str, np.ndarray], hint: str = "") -> None:
+    """Compare a robot with the one that a policy was trained on.
+
+    Args:
+        spec: of the robot.
+        external: what the policy is told beside the joints.
+        gains: "kp", "kd" -> (J,) of training, in the robot's order.
+        hint: what to do where they differ.
+
+    Raises:
+        ValueError: it has no IMU, or other gains.
+    """
+    if IMU in external and not spec.imu:
+        raise ValueError("the robot's card has no sensor of type sensor_msgs/Imu, and this policy reads one")
+    for kind, trained in gains.items():
+        wrong = np.flatnonzero(~np.isclose(spec.array(kind), trained, rtol=1e-3))
+        if wrong.size:
+            i = int(wrong[0])
+            raise ValueError(
+                f"{kind} of {spec.names[i]} is {spec.array(kind)[i]:g} in the robot's card, the policy was trained "
+                f"with {trained[i]:g}{hint}"
+            )
 
 
 class LeggedPort:
@@ -31,6 +59,7 @@ class LeggedPort:
 
     cameras: tuple[str, ...] = ()
     external: tuple[str, ...] = (IMU, COMMAND)
+    neutral: Mapping[str, np.ndarray] = MappingProxyType({})
 
     def __init__(self, card: PolicyCard, joints: Sequence[str]) -> None:
         if set(joints) != set(card.joints):
@@ -54,17 +83,10 @@ class LeggedPort:
             raise ValueError(
                 f"command_mode is {spec.command_mode}, expected pd: this policy asks for torque by targets that lead"
             )
-        if not spec.imu:
-            raise ValueError("the robot's card has no sensor of type sensor_msgs/Imu, and this policy reads one")
-        for key, values in (("kp", self.card.kp), ("kd", self.card.kd)):
-            theirs = spec.array(key)[self._order]
-            wrong = np.flatnonzero(~np.isclose(theirs, values, rtol=1e-3))
-            if wrong.size:
-                i = int(wrong[0])
-                raise ValueError(
-                    f"{key} of {self.card.joints[i]} is {theirs[i]:g} in the robot's card, the policy was trained with "
-                    f"{values[i]:g}; robot new … policy=<its description> takes them from there"
-                )
+        gains = {kind: np.empty(len(self._order)) for kind in GAINS}
+        for kind, trained in (("kp", self.card.kp), ("kd", self.card.kd)):
+            gains[kind][self._order] = trained
+        check_trained(spec, self.external, gains, "; robot new … policy=<its description> takes them from there")
 
     def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
         """Begin: no last action, the gait at its start."""

@@ -10,9 +10,7 @@ import numpy as np
 
 from robot_rl.data.units import in_units, meaning_of
 from robot_rl.real.core.spec import POSITION, Mode, RobotSpec
-from robot_rl.real.leapp_port import LeappPort
-from robot_rl.real.legged_port import LeggedPort
-from robot_rl.real.port import Port, SpecPort, ported
+from robot_rl.real.port import Port, SpecPort, TrainedPort, ported
 from robot_rl.types import Loaded, Options, Policy, Seen
 from robot_rl.types.options import Count, Positive, Whole
 
@@ -205,7 +203,7 @@ def fitted(
     try:
         io, known = meaning_of(loaded.io, loaded.known, said)
         port = SpecPort(spec, io.control_hz) if loaded.make_port is None else loaded.make_port(spec.names)
-        if isinstance(port, LeggedPort | LeappPort):
+        if isinstance(port, TrainedPort):
             port.check(spec)
         port = ported(port, io, spec.cameras)
         policy = in_units(loaded.policy, io, port.io, known, say)
@@ -229,7 +227,7 @@ def prove(policy: Policy, port: Port, *, passes: int = 50) -> None:
     io = port.io
     rng = np.random.default_rng(0)
     still = {key: np.zeros((1, *shape), kind) for key, (shape, kind) in io.obs.items()}
-    if isinstance(port, LeappPort):
+    if isinstance(port, TrainedPort):
         still |= port.neutral
     for k in range(passes + 1):
         obs = still if k == 0 else {key: _random(rng, shape, kind) for key, (shape, kind) in io.obs.items()}

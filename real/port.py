@@ -47,6 +47,18 @@ class JudgePort(Port, Protocol):
         ...
 
 
+@runtime_checkable
+class TrainedPort(Port, Protocol):
+    """A port whose policy was trained for one robot in particular."""
+
+    neutral: Mapping[str, np.ndarray]
+    """What an observation is at rest where that is not zero: key -> (1, ...)."""
+
+    def check(self, spec: RobotSpec) -> None:
+        """Refuse, with a ValueError, a robot that would do something else with its commands."""
+        ...
+
+
 class SpecPort:
     """Port that a RobotSpec describes by itself.
 

@@ -14,11 +14,11 @@ from std_msgs.msg import String
 from robot_rl import card
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import POSITION, RobotSpec
+from robot_rl.real.ros.controller_node import ControllerNode
 from robot_rl.real.ros.inputs import JOINTS
 from robot_rl.real.ros.io import JointState, hardware_type, hardware_values, joint_state
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
-from robot_rl.real.ros.sim_controller import SimController
 from robot_rl.real.servos.arm import ServoArm, ServoReading, open_bus
 from robot_rl.real.servos.bus import BusLost, ServoError
 from robot_rl.real.servos.driver import GOOD, ServoDriver
@@ -67,7 +67,7 @@ class ServoArmNode(Node):
         self._states = publisher(self, JointState, (*topics, "joint_states")[0], "state_out", self.health)
         self._says = publisher(self, String, "servos/status", "latched", self.health)
         subscribe(self, hardware_type(spec), spec.controller_topic, self._on_command, "hardware", self.health)
-        self._controller = SimController(self, spec)
+        self._controller = ControllerNode(self, spec)
         self.loop = ControlLoop(rate, self._tick, on_error=self._on_error, priority=int(priority))
         self.health.watch_loop(self.loop)
         self.health.add("servos", self._aspect)

@@ -23,6 +23,7 @@ from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import AXES, MOTION, PD, POSITION, TWIST, RobotSpec
 from robot_rl.real.plant import KinematicPlant, Plant
 from robot_rl.real.ros.camera_feed import FAULTS, CameraFeed, FeedOptions
+from robot_rl.real.ros.controller_node import ControllerNode
 from robot_rl.real.ros.io import (
     JointState,
     hardware_type,
@@ -35,7 +36,6 @@ from robot_rl.real.ros.io import (
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.robot_status import tell_good
-from robot_rl.real.ros.sim_controller import SimController
 from robot_rl.real.ros.trunk_topics import TrunkTopics, imu_of
 
 INJECT: dict[str, Any] = {
@@ -111,7 +111,7 @@ class SimRobotNode(Node):
         self.feed = self._make_feed(spec)
         self._act_on("gaps", self._inject["gaps"])
         self._act_on("hoist", 0.0)
-        self._controller = SimController(self, spec)  # after all that may be refused: its thread must be ended
+        self._controller = ControllerNode(self, spec)  # after all that may be refused: its thread must be ended
         self.loop = ControlLoop(
             self._rate,
             self._tick_lockstep if self._lockstep else self._tick,

@@ -317,4 +317,7 @@ def _why_closed(port: str, error: Exception) -> str:
         return f"{port} may not be opened by this user: sudo usermod -aG dialout $USER, then log out and in again"
     if number == errno.EBUSY or "exclusive" in text or "lock" in text:
         return f"{port} is used by another program, such as a driver that still runs: end that first"
+    if "(25," in text or number == errno.ENOTTY:
+        there = ", ".join(ports())
+        return f"{port} is no serial port; {f'there are {there}' if there else 'none is plugged in'}"
     return f"{port} could not be opened ({text})"

@@ -184,6 +184,8 @@ def test_port_that_cannot_be_opened_is_explained(bus):
         ServoBus(sim.path)
     with pytest.raises(ServoError, match="there is no port /dev/ttyNONE; "):
         ServoBus("/dev/ttyNONE")
+    with pytest.raises(ServoError, match="/dev/null is no serial port; "):
+        ServoBus("/dev/null")
 
 
 def test_registers_below_40_last_only_where_the_lock_is_off(bus):

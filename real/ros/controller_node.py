@@ -1,4 +1,4 @@
-"""The controller's node of a simulated robot: whoever asks learns its joints, as from ros2_control."""
+"""The controller's node of a robot whose driver is ours: whoever asks learns its joints, as from ros2_control."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from robot_rl.real.core.spec import PD, PD_INTERFACES, RobotSpec
 from robot_rl.real.ros.controller_check import controller_name, interface_parameter
 
 
-class SimController:
+class ControllerNode:
     """A node with the parameters of a controller of the robot's mode; it answers, and does nothing.
 
     Args:
-        robot: node of the simulated robot, which takes the commands.
+        robot: node of the driver, which takes the commands.
         spec: of the robot; its order is the controller's.
     """
 
