@@ -17,9 +17,9 @@ Check = Callable[[RunFigures], "Cause | None"]
 
 
 def step_size(r: RunFigures) -> Cause | None:
-    """A step size ten times beyond what these methods bear, in a run that has not solved its task."""
+    """A step size ten times beyond what these methods bear."""
     lr = max([float(r.policy[name]) for name in ("lr", "actor_lr") if r.policy.get(name)], default=0.0)
-    if lr < 0.005 or r.solved:
+    if lr < 0.005:
         return None
     signs = {"train/kl": "KL divergence per update", "train/clip_fraction": "clipped share"}
     signs |= {"train/gradient_norm": "gradient norm", "train/critic_loss": "critic loss", "train/q": "mean Q"}
@@ -41,9 +41,9 @@ def horizon(r: RunFigures) -> Cause | None:
 
 
 def batch(r: RunFigures) -> Cause | None:
-    """Gradients of a handful of rows, in a run that has not solved its task."""
+    """Gradients of a handful of rows."""
     size = r.policy.get("batch_size") or r.policy.get("minibatch")
-    if size is None or int(size) >= 16 or r.solved:
+    if size is None or int(size) >= 16:
         return None
     name = "batch_size=256" if r.policy.get("batch_size") else "minibatch=64"
     return Cause("batch too small", f"a gradient is of {size} rows; {r.story}", f"policy.{name}")
@@ -51,9 +51,12 @@ def batch(r: RunFigures) -> Cause | None:
 
 def exploration(r: RunFigures) -> Cause | None:
     """Actions that hardly vary from the beginning on: an entropy below -3.4 per component, where a uniform one has 0.7
-    and SAC aims at -1."""
+    and SAC aims at -1; or an option that asks for that, also in a run that was lucky with it."""
     entropy, actions = r.mean("train/entropy", last=0.34), r.mean("steps/actions")
-    if entropy is None or not actions or entropy / actions > -3.4 or r.solved:
+    if entropy is None or not actions or entropy / actions > -3.4:
+        return None
+    asked = float(r.policy.get("target_entropy") or 0.0) / actions <= -4.0
+    if r.solved and not asked and float(r.policy.get("log_std_init") or 0.0) > -4.0:
         return None
     evidence = f"entropy in the first third of the run is {entropy / actions:.2g} per action component; {r.story}"
     return Cause("no exploration", evidence, "a larger policy.target_entropy or policy.log_std_init; their defaults")
@@ -63,7 +66,7 @@ def replay_ratio(r: RunFigures) -> Cause | None:
     """Ten or more critic steps per transition (PPO: 50 passes over a rollout) and nothing against overfitting."""
     ratio = float(r.policy.get("utd") or 0) * float(r.config.get("updates_per_step") or 1.0)
     guarded = r.policy.get("layer_norm") or int(r.policy.get("critics") or 2) > 2 or r.policy.get("target_kl")
-    if r.solved or guarded:
+    if guarded:
         return None
     if int(r.policy.get("epochs") or 0) >= 50:
         evidence = f"{r.policy['epochs']} passes over each rollout; {r.story}"
@@ -159,10 +162,10 @@ def penalty(r: RunFigures) -> Cause | None:
 
 
 def dead_term(r: RunFigures) -> Cause | None:
-    """A term that was 0 in every step of a run that has not solved its task."""
+    """A term that was 0 in every step."""
     ends = {name: [*r.all(f"reward_low/{name}"), *r.all(f"reward_high/{name}")] for name in r.terms}
     dead = [name for name, values in ends.items() if not any(values)]
-    if not dead or r.solved:
+    if not dead:
         return None
     evidence = f"{', '.join(dead)} {'was' if len(dead) == 1 else 'were'} 0 in all {r.rows[-1]['step']} steps"
     return Cause("dead term", f"{evidence}; {r.story}", "check its condition, units and weight, or leave it out")

@@ -26,8 +26,6 @@ class EpisodeRules:
 
     Attributes:
         gamma: discount per step.
-        w_task: weight of the task reward in `reward`.
-        w_rlif: weight of the reward from interventions in `reward`.
         min_span: interventions shorter than this many steps are device glitches and cost nothing.
         reaction_ms: a label belongs to the step that was running this long before the key was pressed.
         success_reward: task reward of the step that a success label falls on.
@@ -41,8 +39,6 @@ class EpisodeRules:
     """
 
     gamma: float = 0.99
-    w_task: float = 1.0
-    w_rlif: float = 0.0
     min_span: int = 2
     reaction_ms: float = 200.0
     success_reward: float = 1.0
@@ -208,14 +204,14 @@ class EpisodeDraft:
             step.valid, step.invalid_reason = False, Invalid.AFTER_END
 
     def _reward(self, index: int) -> None:
-        """Total reward, the part from interventions and the discount of one settled step."""
+        """Reward, the one from interventions and the discount of one settled step."""
         step, rules = self.steps[index], self.rules
         taken = self._taken_over(index)
         stopped = (
             rules.stop_as_intv and self.end_reason == EndReason.SAFETY_STOP and index == self._last_valid()
         ) and not step.human
         step.reward_rlif = -1.0 if taken or stopped else 0.0
-        step.reward = rules.w_task * step.reward_task + rules.w_rlif * step.reward_rlif
+        step.reward = step.reward_task
         ended = step.terminated or (rules.terminal_on_takeover and taken)
         step.discount = 0.0 if ended else rules.gamma
 
@@ -248,7 +244,7 @@ def relabel(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | N
         return None
     step.reward_task = rules.success_reward if success else 0.0
     step.reward_source = RewardSource.NONE if success is None else RewardSource.HUMAN_KEY
-    step.reward = rules.w_task * step.reward_task + rules.w_rlif * step.reward_rlif
+    step.reward = step.reward_task
     step.terminated, step.truncated = success is not None, success is None
     step.discount = 0.0 if step.terminated else rules.gamma
     return step

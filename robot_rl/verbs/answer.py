@@ -40,10 +40,10 @@ def table(rows: Mapping[str, object]) -> None:
 
 
 def findings(found: Sequence[Cause]) -> None:
-    """What may have kept a run from learning, the likeliest first; nothing where nothing was seen."""
+    """What looks wrong in a run, the likeliest cause first; nothing where nothing was seen."""
     note(diagnosis=[asdict(finding) for finding in found])
     if found:
-        print("why it may not learn, the likeliest first (docs/howto/why_it_does_not_learn.md):")
+        print("what looks wrong, the likeliest cause first (docs/howto/why_it_does_not_learn.md):")
         print("\n".join(f"  {i}. {finding}" for i, finding in enumerate(found, 1)))
 
 

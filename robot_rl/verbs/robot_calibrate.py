@@ -53,7 +53,10 @@ class CalibrateOptions(Options):
 
 
 def _list(value: object) -> object:
-    return yaml.safe_load(value) if isinstance(value, str) else value
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError as error:
+        raise ValueError(f"'{value}' is no list of numbers, expected [x,y,z]") from error
 
 
 def calibrate(arguments: list[str]) -> None:

@@ -106,7 +106,7 @@ def test_steps_go_out_while_the_episode_lasts_and_demonstrations_at_its_end(tmp_
 
 
 def test_row_that_was_sent_before_a_kill_equals_the_row_of_the_recovered_episode(tmp_path):
-    rules = EpisodeRules(gamma=0.9, w_rlif=1.0)
+    rules = EpisodeRules(gamma=0.9)
     log = HilLog(tmp_path, traces.io(), rules=rules)
     log.begin()
     draft = traces.draft("ppHHHp-pp", rules)
@@ -118,7 +118,7 @@ def test_row_that_was_sent_before_a_kill_equals_the_row_of_the_recovered_episode
     found = to_steps(log.read(0))
     assert len(found) == len(draft.steps)
     for a, b in zip(sent, found):
-        assert (a.reward, a.discount) == pytest.approx((b.reward, b.discount))
+        assert (a.reward, a.reward_rlif, a.discount) == pytest.approx((b.reward, b.reward_rlif, b.discount))
         assert (a.valid, a.intv_id) == (b.valid, b.intv_id)
     assert found[1].reward_rlif == -1.0
     assert found[0].discount == pytest.approx(0.9)

@@ -119,6 +119,7 @@ def test_encoder_of_pictures_takes_the_interface_of_a_robot_whose_card_has_its_c
         (["desk", "camera=hand", "pictures=seen", "mount=tool", "square=0.05"], "differ by"),
         (["desk", "camera=hand", "pictures=seen", "columnz=3"], "did you mean columns"),
         (["desk", "camera=hand", "pictures=seen", "marker=[0,0,a]", "by=motion"], "expected [x,y,z] in metres"),
+        (["desk", "camera=hand", "pictures=seen", "marker=[0,0", "by=motion"], "'[0,0' is no list of numbers"),
         (["board=board.jpg"], ".pdf or .png"),
     ],
 )

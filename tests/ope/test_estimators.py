@@ -13,7 +13,7 @@ from robot_rl.ope.estimators import (
     weighted,
     weighted_per_decision,
 )
-from robot_rl.ope.ranking import mean_absolute_error, recall_at_k, regret_at_k
+from robot_rl.ope.ranking import regret_at_k
 from robot_rl.stats import bootstrap
 
 ALL = (importance_sampling, weighted, per_decision, weighted_per_decision)
@@ -129,5 +129,3 @@ def test_ranking_metrics_by_hand():
     estimate, truth = [3.0, 1.0, 2.0, 0.0], [10.0, 30.0, 20.0, 0.0]
     assert regret_at_k(estimate, truth, 1) == 20.0
     assert regret_at_k(estimate, truth, 2) == 10.0
-    assert recall_at_k(estimate, truth, 2) == 0.5
-    assert mean_absolute_error([1.0, 2.0], [0.0, 4.0]) == pytest.approx(1.5 / 4)
