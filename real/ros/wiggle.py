@@ -259,13 +259,17 @@ def try_timeout(node: Node, spec: RobotSpec) -> Trial:
         )
         return trial
     heard: list[tuple[float, str]] = []
-    short = name.strip("/").rpartition("/")[2]
+    # without a controller's own topic, the driver is whoever listens to the commands
+    listeners = [info.node_name for info in node.get_subscriptions_info_by_topic(spec.controller_topic)]
+    drivers = tuple([name.rpartition("/")[2]] if name.strip("/") else listeners)
+    name = name if name.strip("/") else ", ".join(drivers) or "the driver"
 
     def diagnostics(message: DiagnosticArray) -> None:
-        heard.extend((time.monotonic(), s.message) for s in message.status if short in s.name and s.level[0] > 0)
+        told = [s.message for s in message.status if s.level[0] > 0 and any(short in s.name for short in drivers)]
+        heard.extend((time.monotonic(), text) for text in told)
 
     def log(message: Log) -> None:
-        if message.name.replace(".", "/").endswith(short) and message.level >= 30:  # WARN
+        if message.name.replace(".", "/").endswith(drivers) and message.level >= 30:  # WARN
             heard.append((time.monotonic(), message.msg))
 
     node.create_subscription(DiagnosticArray, "/diagnostics", diagnostics, 50)
