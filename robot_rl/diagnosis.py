@@ -125,6 +125,17 @@ def scale(r: RunFigures) -> Cause | None:
     return Cause("reward too large", evidence, "divide the reward so that a step pays about 1")
 
 
+def flat(r: RunFigures) -> Cause | None:
+    """All steps were paid the same and no episode ended early, in a world without a notion of success."""
+    sizes, spreads = r.all("steps/reward"), r.all("steps/reward_spread")
+    if r.success is not None or not sizes or any(spreads) or len(set(sizes)) > 1 or r.mean("steps/terminated"):
+        return None
+    evidence = (
+        f"every step of {r.all('rollout/episodes')[-1]:.0f} episodes was paid {sizes[0]:.4g}, and none ended early"
+    )
+    return Cause("reward never varied", evidence, "explore wider or longer, easier starts, a reward that leads there")
+
+
 def constant(r: RunFigures) -> Cause | None:
     """Most of the reward does not depend on what is done, where no episode can end by failing."""
     if r.mean("steps/terminated") and not (r.success or 0.0) > 0.0:
@@ -136,7 +147,7 @@ def constant(r: RunFigures) -> Cause | None:
             evidence = f"term {name} paid {values.pop():.4g} in every step, {sizes[name] / sum(sizes.values()):.0%}"
             return Cause("constant bonus", f"{evidence} of the reward", f"leave {name} out")
     size, spread = r.mean("steps/reward"), r.mean("steps/reward_spread")
-    if size and spread is not None and abs(size) > 20.0 * spread:
+    if size and spread and abs(size) > 20.0 * spread:
         evidence = f"a step pays {size:.4g}, and deviates by {spread:.3g} from that"
         return Cause("constant bonus", evidence, "take off what every step is paid")
     return None
@@ -264,9 +275,13 @@ def overestimation(r: RunFigures) -> Cause | None:
     return Cause("overestimated values", evidence, "policy.lr lower, policy.layer_norm=true, or more critics")
 
 
+_EARLY = 10
+"""Rows below which updates of PPO are too few to be judged."""
+
+
 def clip_share(r: RunFigures) -> Cause | None:
-    """Policy updates that are cut off, or a critic of PPO that explains nothing, where nothing is learnt."""
-    if r.solved or r.rose:
+    """Policy updates that are cut off, or a critic of PPO that explains nothing, where ten of them taught nothing."""
+    if r.solved or r.rose or len(r.all("train/clip_fraction")) + len(r.all("train/explained_variance")) < _EARLY:
         return None
     share, explained = r.mean("train/clip_fraction"), r.mean("train/explained_variance", first=0.5)
     if share is not None and share > 0.5:
@@ -287,7 +302,7 @@ def saturated_actions(r: RunFigures) -> Cause | None:
 
 CHECKS: tuple[Check, ...] = (
     *(step_size, horizon, batch, exploration, replay_ratio),
-    *(clipped, late, noisy, penalty, constant, scale, dead_term, sign, other_task, never_success),
+    *(clipped, late, noisy, penalty, flat, constant, scale, dead_term, sign, other_task, never_success),
     *(idle_action, stuck_observation, overestimation, clip_share, saturated_actions),
 )
 """In the order of the answer."""

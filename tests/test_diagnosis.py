@@ -58,6 +58,10 @@ REWARDS = {
     "reward noisy": {"steps/fit": 0.02, "steps/fit_now": 0.0, "steps/fit_late": 0.05, "steps/smooth": 0.0},
     "reward too large": {"steps/reward": 30.0, "steps/reward_spread": 12.0},
     "constant bonus": {"reward/alive": 5.0, "reward_low/alive": 5.0, "reward_high/alive": 5.0},
+    "reward never varied": {
+        **{"rollout/success": None, "steps/success_pays": None, "reward/way": None, "reward/effort": None},
+        **{"steps/reward": -1.0, "steps/reward_spread": 0.0},
+    },
     "dead term": {**LOST, "reward/grasp": 0.0, "reward_low/grasp": 0.0, "reward_high/grasp": 0.0},
     "reward of the wrong sign": {"rollout/success": 0.0, "steps/success_pays": -3.0},
     "reward for something else": {"rollout/success": 0.1, "steps/success_pays": 0.1},
@@ -145,6 +149,7 @@ def test_episodes_that_end_early_because_every_step_costs() -> None:
 def test_updates_of_ppo_that_go_nowhere(change: dict[str, float], cause: str) -> None:
     still = {"rollout/success": None, "steps/success_pays": None, "rollout/return": 2.0, "train/q": None}
     assert causes(rows(still, change), PPO)[0] == cause
+    assert causes(rows(still, change, n=4), PPO) == []  # a run that has hardly begun
     assert causes(rows(still), PPO) == []
 
 
