@@ -267,7 +267,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit():
 @pytest.mark.parametrize(
     ("io", "words"),
     [
-        (replace(IO, obs={"state": ((3,), "float32")}), "learns from pictures: add cameras=own"),
+        (replace(IO, obs={"state": ((3,), "float32")}), "looks at pictures: add cameras=own"),
         (replace(IO, calibration={}), "nothing says that of the cameras .*'front', 'side'"),
         (replace(IO, obs={k: v for k, v in IO.obs.items() if k != "tool"}), "does not observe its tool"),
         (
