@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.policies.encoders.selftrained_geometry import triangulate
-from robot_rl.policies.encoders.selftrained_heat import HeatMaps, find_points
-from robot_rl.policies.encoders.selftrained_labels import Places
+from robot_rl.policies.encoders.points_labels import Places
+from robot_rl.policies.nets.heat_maps import HeatMaps, find_points
+from robot_rl.policies.nets.pinhole import triangulate
 from robot_rl.types import IOSpec, Metrics, Options, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Positive

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from robot_rl.policies.encoders.points import PointEncoder, PointOptions, check_interface, picture_keys, places_of
-from robot_rl.policies.encoders.selftrained_geometry import project, triangulate
-from robot_rl.policies.encoders.selftrained_heat import HeatMaps, disturb, find_points, heat_loss
+from robot_rl.policies.nets.heat_maps import HeatMaps, disturb, find_points, heat_loss
+from robot_rl.policies.nets.pinhole import project, triangulate
 from robot_rl.types import IOSpec, Metrics, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Count, NotNegative, Number, Rate, Whole

@@ -9,8 +9,8 @@ import torch
 
 from robot_rl.policies.encoders.encoded import Encoded, EncodedOptions
 from robot_rl.policies.encoders.selftrained import SelfTrained, SelfTrainedOptions
-from robot_rl.policies.encoders.selftrained_geometry import project
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
+from robot_rl.policies.nets.pinhole import project
 from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.camera import Calibration
 from robot_rl.types.frames import FrameRun
