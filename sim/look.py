@@ -19,7 +19,7 @@ from robot_rl.types.options import Options, Whole
 _AWAY = (0.32, 0.56), (-0.18, 0.18)  # m of the table that stay free of things which lie about
 _LOOKED_AT = 0.45, 0.0, 0.05  # where lights point, m
 _KINDS = {"known": ("capsule", "ellipsoid"), "unknown": ("cylinder", "box")}
-_TEXTURES = {"known": ("flat", "gradient"), "unknown": ("checker",)}
+_TEXTURES = {"known": ("flat", "gradient", "checker"), "unknown": ("speckles",)}
 
 
 class Look(Options):
@@ -50,8 +50,8 @@ class _Draw:
         self,
         saturation: tuple[float, float],
         value: tuple[float, float],
-        hue: tuple[float, float] = (0.12, 0.80),
-        beyond: float = 0.1,
+        hue: tuple[float, float] = (0.0, 0.84),
+        beyond: float = 0.08,
     ) -> list[float]:
         """(3,) red, green, blue; only the hue is drawn from beyond."""
         tone = self.between(*hue, below=beyond, above=beyond) % 1.0
@@ -105,8 +105,10 @@ def _paint(root: ElementTree.Element, assets: ElementTree.Element, draw: _Draw) 
         light = float(draw.rng.uniform(0.3, 0.85))
         pair = [draw.colour((0.0, 0.45), (light + step, light + step + 0.05)) for step in (0.0, -0.12)]
         kind = str(draw.rng.choice(_TEXTURES[draw.range]))
-        first, second = pair
-        texture = {"rgb1": _words(first), "rgb2": _words(second if kind != "flat" else first), "builtin": kind}
+        first, second = (_words(colour) for colour in pair)
+        texture = {"rgb1": first, "rgb2": first if kind == "flat" else second, "builtin": kind}
+        if kind == "speckles":
+            texture |= {"rgb2": first, "builtin": "flat", "mark": "random", "random": "0.1", "markrgb": second}
         size = {"type": "2d", "name": f"look_{name}", "width": "64", "height": "64"}
         ElementTree.SubElement(assets, "texture", {**texture, **size})
         repeat = f"{draw.between(1.0, 6.0, above=3.0):.3g}"
@@ -122,7 +124,7 @@ def _paint(root: ElementTree.Element, assets: ElementTree.Element, draw: _Draw) 
     if goal is not None:
         goal.set(
             "rgba",
-            _words((*draw.colour((0.65, 1.0), (0.5, 0.95), (0.28, 0.56), 0.04), draw.between(0.5, 1.0, below=0.1))),
+            _words((*draw.colour((0.65, 1.0), (0.5, 0.95), (0.24, 0.58), 0.04), draw.between(0.5, 1.0, below=0.1))),
         )
         goal.set("emission", f"{draw.between(0.2, 0.6, below=0.1, above=0.1):.3g}")
     cube = draw.colour((0.65, 1.0), (0.5, 1.0), (-0.04, 0.11), 0.04)

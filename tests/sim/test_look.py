@@ -35,7 +35,7 @@ def facts(root: ElementTree.Element) -> tuple[np.ndarray, set]:
     axes = numbers(found(root, "camera", "front"), "xyaxes")
     back = np.cross(axes[:3], axes[3:])
     turn = np.arctan2(back[1], back[0]) - np.deg2rad(-40.0)
-    kinds = {found(root, "texture", f"look_{name}").get("builtin") for name in ("table", "floor")}
+    kinds = {found(root, "texture", f"look_{name}").get("mark") for name in ("table", "floor")}
     return np.array([(hue + 0.5) % 1.0 - 0.5, numbers(found(root, "geom", "goal"), "size")[0], turn]), kinds
 
 
