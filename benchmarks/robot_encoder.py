@@ -193,7 +193,8 @@ def train(name: str, pictures: Pictures, o: TrainOptions) -> HeatMaps:
 def judge(world: str, path: str, kind: str, scenes: int, seed: int = 90_000) -> dict[str, float]:
     """Errors, median and 90th percentile [mm, mrad], over an episode of the expert in each of many fresh scenes.
 
-    Their looks are known or unknown ones, or that of the world as it is ("plain"). Of a hole: across it, where the end of the peg is near its axis (`benchmarks.sight`).
+    Their looks are known or unknown ones, or that of the world as it is ("plain"). Of a hole: across it, where the end
+    of the peg is near its axis (`benchmarks.sight`).
     """
     far: dict[str, list[float]] = {}
     for scene in range(scenes):
