@@ -198,8 +198,8 @@ def judge(world: str, path: str, kind: str, scenes: int, seed: int = 90_000) -> 
     """
     far: dict[str, list[float]] = {}
     for scene in range(scenes):
-        look = {} if kind == "plain" else {"look": {"seed": seed + scene, "range": kind}}
-        env: Any = api.make(world, 1, seed=seed + scene, **SEEN, **look)
+        look = None if kind == "plain" else {"seed": seed + scene, "range": kind}
+        env: Any = api.make(world, 1, seed=seed + scene, **SEEN, look=look)
         encoder = RobotEncoder(RobotEncoderOptions(path=path), env.io)
         obs, _ = env.reset(seed=seed + scene)
         trail = None
