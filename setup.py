@@ -64,7 +64,7 @@ setup(
     package_data={
         "robot_rl": ["py.typed", "report.html.j2", "data/maps/*.yaml", "human/console/*.*"],
         "robot_rl.sim": data("sim", "assets/**/*.*"),
-        "robot_rl.policies": data("policies", "zoo/**/*.*"),
+        "robot_rl.policies": data("policies", "zoo/**/*.*") + data("policies", "encoders/weights/*.*"),
         "robot_rl.configs": data("configs", "**/*.yaml"),
     },
     data_files=[

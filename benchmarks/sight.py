@@ -1,4 +1,4 @@
-"""What a policy of `encoder=selftrained` sees, against the simulator's truth, and what looking and learning cost.
+"""What a policy of `encoder=selftrained` or `robot` sees, against the truth, and what looking and learning cost.
 
 The policy drives fresh episodes by itself. Distances are of the points that its method learns from: the object as it
 looks now, the goal as the running estimate has it. On `insert` they are measured across the hole, where the peg's end
@@ -18,6 +18,7 @@ import torch
 from omegaconf import OmegaConf
 
 from robot_rl import build, checkpoint
+from robot_rl.policies.encoders.points import places_of
 from robot_rl.types import Transitions
 from robot_rl.verbs.build import learner_factory, load_policy
 from robot_rl.verbs.reading import plain, stored_config
@@ -56,7 +57,7 @@ def run(path: str = "", episodes: int = 20, seed: int = 5000, quick: bool = Fals
             begun = time.process_time()
             action = policy.act(obs, deterministic=True)
             spent.append(time.process_time() - begun)
-            points = cfg.policy.encoder.name == "selftrained"  # others see no named points
+            points = cfg.policy.encoder.name in ("selftrained", "robot")  # others see no named points
             for name, far in (distances(env, obs, action.extras["sight"][0]) if points else {}).items():
                 found.setdefault(name, []).append(far)
             obs, _, _, truncated, info = env.step(action.value)
@@ -72,21 +73,20 @@ def run(path: str = "", episodes: int = 20, seed: int = 5000, quick: bool = Fals
 
 def distances(env: Any, obs: dict[str, np.ndarray], sight: np.ndarray) -> dict[str, float]:
     """How far what was seen (W,) is from what is, in mm and mrad."""
-    world = env.world.name
-    if world != "insert":
-        points = 2 if world == "pick" else 1
-        goal = sight[4 * points : 4 * points + 3]
-        out = {"goal_mm": 1e3 * float(np.linalg.norm(goal - env._view.task["goal"][0]))}
-        if world == "pick":
-            out["object_mm"] = 1e3 * float(np.linalg.norm(sight[:3] - env.physics.qpos[0, 8:11]))
+    places, marks = places_of(env.io), {key: value[0] for key, value in env.world.landmarks(env._view).items()}
+    first = 4 * len(places.names)  # the running estimate of the goal is behind what is seen now
+    goal = marks["goal"]
+    if not places.turns:
+        out = {"goal_mm": 1e3 * float(np.linalg.norm(sight[first : first + 3] - goal[:3]))}
+        if places.grips:
+            out["object_mm"] = 1e3 * float(np.linalg.norm(sight[:3] - marks["object"][:3]))
         return out
-    hole, turn = env.physics.qpos[0, 8:10], float(env.physics.qpos[0, 10])
-    if np.linalg.norm(obs["tool"][0, :2] - hole) > NEAR:
+    if np.linalg.norm(obs["tool"][0, :2] - goal[:2]) > NEAR:
         return {}
-    goal, before, behind = sight[12:21].reshape(3, 3)
+    hole, before, behind = sight[first : first + 9].reshape(3, 3)
     along = before - behind
-    wrong = math.remainder(math.atan2(along[1], along[0]) - turn, 2.0 * math.pi)
-    return {"hole_mm": 1e3 * float(np.linalg.norm(goal[:2] - hole)), "turn_mrad": 1e3 * abs(wrong)}
+    wrong = math.remainder(math.atan2(along[1], along[0]) - goal[3], 2.0 * math.pi)
+    return {"hole_mm": 1e3 * float(np.linalg.norm(hole[:2] - goal[:2])), "turn_mrad": 1e3 * abs(wrong)}
 
 
 class _Frames:

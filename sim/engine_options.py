@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from robot_rl.sim.look import Look
 from robot_rl.sim.randomize import Randomize
 from robot_rl.types.options import Count, Options, Pixels
 
@@ -36,6 +37,8 @@ class EngineOptions(Options):
     """Whether "state" is all of that: for a teacher (policy=online/distill), which no robot can run."""
     randomize: Randomize | None = None
     """Domain randomisation and observation noise."""
+    look: Look | None = None
+    """Another look of reach, pick or insert: colours, lights, cameras and sizes, drawn by a seed."""
     render_size: Pixels = (480, 640)
     """(height, width) of `render()`."""
     render_quality: Literal["full", "fast"] = "full"

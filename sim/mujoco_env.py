@@ -21,6 +21,7 @@ from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.eyes import Feeling, Painters, Privileged, calibrate, chosen_cameras, tool_pose
 from robot_rl.sim.film import Film
 from robot_rl.sim.interface import check_options, checked
+from robot_rl.sim.look import dress
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer
 from robot_rl.sim.scene import Sensors, check_markers, check_scene
@@ -79,7 +80,7 @@ class MujocoVectorEnv(VectorEnv):
         cameras = chosen_cameras(world, options.cameras)
         check_options(options, cameras, num_envs, world, render_mode)
         self.num_envs, self.world, self.o = num_envs, world, options
-        self._mjcf = world.mjcf()
+        self._mjcf = world.mjcf() if options.look is None else dress(world.mjcf(), options.look)
         self.physics = Physics(self._mjcf, num_envs, world.control_hz, num_threads=options.num_threads)
         check_scene(world, self.physics.model)
         self._names = cameras

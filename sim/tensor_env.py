@@ -299,6 +299,8 @@ def refuse(engine: str, num_envs: int, world: World, options: TensorOptions, ren
             f"{options.critic_state} and teacher_state {options.teacher_state}: the {engine} engine observes the whole "
             "state only, since pictures would be drawn on the host; use the CPU engine (engine=mujoco) for these"
         )
+    if options.look is not None:
+        raise ValueError(f"look changes what cameras see, and the {engine} engine draws no pictures; leave it out")
     if options.render_camera and options.render_camera not in world.cameras:
         raise ValueError(f"world '{world.name}' has no camera '{options.render_camera}'; it has {list(world.cameras)}")
     if render_mode not in (None, "rgb_array"):

@@ -244,6 +244,8 @@ class WorldParts:
         policy_card: of policies of this world, where a robot on legs sees and does what such a card says.
         privileged_names: () -> names of what the simulator knows and no component of "state" tells.
         privileged: (view) -> (N, P) of these, for critics and teachers.
+        landmarks: (view) -> "object", "goal" -> (N, 4) where they are [m] and how they are turned about the vertical
+            [rad]: what pictures show and `proprio` hides, as labels for who trains an encoder, and to judge one by.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -265,6 +267,7 @@ class WorldParts:
     policy_card: PolicyCard | None = None
     privileged_names: Callable[[], tuple[str, ...]] | None = None
     privileged: Callable[[View], Array] | None = None
+    landmarks: Callable[[View], dict[str, Array]] | None = None
 
     def say_facts(self, view: View) -> dict[str, Array]:
         """Views of what a step's info says: "task", "achieved_goal" and "desired_goal", where there are any."""

@@ -140,6 +140,12 @@ class Insert(ArmTask):
         offset, _ = self._to_hole(view)
         return (offset[:, 2] > self.success_depth) & (norm(offset[:, :2]) < 2 * CLEARANCE)
 
+    def landmarks(self, view: View) -> dict[str, Array]:
+        """(N, 4) the mouth of the hole."""
+        socket = view.qpos[:, 8:11]
+        top = view.xp.zeros_like(socket[:, :1]) + _TOP
+        return {"goal": view.xp.concat([socket[:, :2], top, socket[:, 2:]], axis=1)}
+
     def expert(self, state: Array) -> Array:
         """Over the hole first, then straight down."""
         xp = array_api_compat.array_namespace(state)

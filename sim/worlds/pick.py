@@ -132,6 +132,13 @@ class Pick(ArmTask):
         """Cube within 3 cm of the goal and between the fingers."""
         return self._held(view) & (norm(view.task["goal"] - view.qpos[:, self._cube : self._cube + 3]) < self.radius)
 
+    def landmarks(self, view: View) -> dict[str, Array]:
+        """(N, 4) cube and goal; the turn of the cube is not told."""
+        xp, goal = view.xp, view.task["goal"]
+        zero = xp.zeros_like(goal[:, :1])
+        cube = view.qpos[:, self._cube : self._cube + 3]
+        return {"object": xp.concat([cube, zero], axis=1), "goal": xp.concat([goal, zero], axis=1)}
+
     def expert(self, state: Array) -> Array:
         """Down a funnel onto the cube, close, carry to the goal."""
         xp = array_api_compat.array_namespace(state)

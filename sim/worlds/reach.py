@@ -98,6 +98,11 @@ class Reach(ArmTask):
         """Tip within 2 cm of the goal."""
         return self._near(view.task["tip"], view.task["goal"])
 
+    def landmarks(self, view: View) -> dict[str, Array]:
+        """(N, 4) goal."""
+        goal = view.task["goal"]
+        return {"goal": view.xp.concat([goal, view.xp.zeros_like(goal[:, :1])], axis=1)}
+
     def expert(self, state: Array) -> Array:
         """Straight to the goal."""
         return self._arm.act(state, state[:, -3:] * _DISTANCE)

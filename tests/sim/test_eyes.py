@@ -44,9 +44,9 @@ def moved_away(env, obs, camera):
     return (change * rows).sum() / change.sum(), (change * columns).sum() / change.sum()
 
 
-@pytest.mark.parametrize("camera", ["front", "side"])
-def test_a_goal_is_seen_where_its_calibration_says(camera):
-    env = seen_env("reach", cameras=[camera])
+@pytest.mark.parametrize(("camera", "look"), [("front", None), ("side", None), ("side", {"seed": 3})])
+def test_a_goal_is_seen_where_its_calibration_says(camera, look):
+    env = seen_env("reach", cameras=[camera], look=look)
     obs, _ = env.reset(seed=0)
     state = env.state_dict()
     for goal in ((0.50, 0.10, 0.07), (0.36, -0.15, 0.08), (0.40, 0.15, 0.20)):  # away from the hand, which hides

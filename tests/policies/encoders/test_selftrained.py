@@ -9,8 +9,8 @@ import torch
 
 from robot_rl.policies.encoders.encoded import Encoded, EncodedOptions
 from robot_rl.policies.encoders.selftrained import SelfTrained, SelfTrainedOptions
-from robot_rl.policies.encoders.selftrained_geometry import project
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
+from robot_rl.policies.nets.pinhole import project
 from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.camera import Calibration
 from robot_rl.types.frames import FrameRun
@@ -267,7 +267,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit():
 @pytest.mark.parametrize(
     ("io", "words"),
     [
-        (replace(IO, obs={"state": ((3,), "float32")}), "learns from pictures: add cameras=own"),
+        (replace(IO, obs={"state": ((3,), "float32")}), "looks at pictures: add cameras=own"),
         (replace(IO, calibration={}), "nothing says that of the cameras .*'front', 'side'"),
         (replace(IO, obs={k: v for k, v in IO.obs.items() if k != "tool"}), "does not observe its tool"),
         (

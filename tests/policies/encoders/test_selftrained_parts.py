@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.encoders.selftrained_geometry import project, triangulate
-from robot_rl.policies.encoders.selftrained_heat import disturb, find_points, heat_loss
-from robot_rl.policies.encoders.selftrained_labels import Places
+from robot_rl.policies.encoders.points_labels import Places
+from robot_rl.policies.nets.heat_maps import disturb, find_points, heat_loss
+from robot_rl.policies.nets.pinhole import project, triangulate
 from robot_rl.types.camera import Calibration
 
 # Looks along the world's x axis from x = -1: its right is -y, its down is -z.

@@ -17,23 +17,24 @@ UNSEEN = 0.1
 
 
 class HeatMaps(nn.Module):
-    """Pictures (B, H, W, 3) uint8 -> heat maps (B, P, H / 4, W / 4), logits. 24,000 weights.
+    """Pictures (B, H, W, 3) uint8 -> heat maps (B, P, H / 4, W / 4), logits. 24,000 weights with the width of 16.
 
     Args:
         points: P.
         generator: of the first weights.
+        width: channels of the first layer; the others have twice as many.
 
     Source: Tompson et al., Joint Training of a Convolutional Network and a Graphical Model for Human Pose Estimation
     (heat maps in place of coordinates).
     """
 
-    def __init__(self, points: int, generator: torch.Generator) -> None:
+    def __init__(self, points: int, generator: torch.Generator, width: int = 16) -> None:
         super().__init__()
-        self.first = nn.Conv2d(3, 16, 5, stride=2, padding=2)
-        self.second = nn.Conv2d(16, 32, 3, stride=2, padding=1)
-        self.third = nn.Conv2d(32, 32, 3, padding=1)
-        self.wide = nn.Conv2d(32, 32, 3, padding=2, dilation=2)
-        self.out = nn.Conv2d(32, points, 1)
+        self.first = nn.Conv2d(3, width, 5, stride=2, padding=2)
+        self.second = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+        self.third = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
+        self.wide = nn.Conv2d(2 * width, 2 * width, 3, padding=2, dilation=2)
+        self.out = nn.Conv2d(2 * width, points, 1)
         with torch.no_grad():
             for layer in (self.first, self.second, self.third, self.wide, self.out):
                 bound = math.sqrt(6.0 / math.prod(layer.weight.shape[1:]))

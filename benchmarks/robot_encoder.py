@@ -1,0 +1,264 @@
+"""Train what `encoder=robot` sees with, on pictures of our worlds in known looks, and measure it in unknown ones.
+
+    python -m benchmarks.robot_encoder seed=0                      # the file and the card of the package
+    python -m benchmarks.robot_encoder out=/tmp/mine.safetensors   # another file; encoder.path= takes it
+
+Scripted experts with more and less noise drive the worlds; where things are is the simulator's truth. States are
+drawn in scenes of many looks by cameras in many places, and one net for each kind of camera learns heat maps of the
+points.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import avg_pool2d, smooth_l1_loss
+
+from benchmarks.sight import distances
+from robot_rl import api
+from robot_rl.extras import require
+from robot_rl.policies.encoders.points_labels import BESIDE, Places
+from robot_rl.policies.encoders.robot import FORMAT, WEIGHTS, RobotEncoder, RobotEncoderOptions
+from robot_rl.policies.nets.heat_maps import HeatMaps, disturb, find_points, heat_loss
+from robot_rl.policies.nets.pinhole import project
+from robot_rl.sim.eyes import Painters, calibrate
+from robot_rl.sim.look import Look, dress
+from robot_rl.sim.world import parts_of
+
+SIZE = 64
+VIEWS = 4
+"""Of each camera in a scene."""
+SHOWS = {"ball.world": ("pick", "pick", "reach"), "hole.world": ("insert",), "hole.tool": ("insert",)}
+"""Net -> worlds that teach it, each with as many scenes; one that stands twice has twice as many."""
+CAMERAS = {"world": ("front", "side"), "tool": ("wrist",)}
+POINTS = {"ball": Places(grips=True, turns=False), "hole": Places(grips=False, turns=True)}
+SEEN = {"cameras": "own", "proprio": "own", "camera_size": [SIZE, SIZE], "camera_quality": "fast", "supersample": 2}
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Of a training; `main` takes them as words."""
+
+    seed: int = 0
+    scenes: int = 240
+    """Of each net, each with a look of its own."""
+    states: int = 20
+    """Drawn in each scene."""
+    steps: int = 2500
+    """Of each net, batches of 32."""
+    width: int = 24
+    """See `HeatMaps`."""
+    lr: float = 2e-3
+    precise: float = 2.0
+    """Weight of the error in pixels beside the heat."""
+    out: str = str(WEIGHTS)
+
+
+@dataclass
+class Pictures:
+    """n pictures with P points.
+
+    Attributes:
+        pixels: (n, SIZE, SIZE, 3) uint8.
+        places: (n, P, 2) where points fall.
+        inside: (n, P) they are in the picture.
+        known: (n, P) 0 for points that the world does not have.
+    """
+
+    pixels: torch.Tensor
+    places: torch.Tensor
+    inside: torch.Tensor
+    known: torch.Tensor
+
+
+def labels(marks: Mapping[str, np.ndarray], places: Places) -> np.ndarray:
+    """(N, P, 3) the points of landmarks (N, 4); NaN for those that a world does not have."""
+    goal = marks["goal"]
+    along = BESIDE * np.stack([np.cos(goal[:, 3]), np.sin(goal[:, 3]), 0.0 * goal[:, 3]], 1)
+    there = {"goal": goal[:, :3], "goal_before": goal[:, :3] + along, "goal_behind": goal[:, :3] - along}
+    there["object"] = marks["object"][:, :3] if "object" in marks else np.full_like(there["goal"], np.nan)
+    return np.stack([there[name] for name in places.names], 1)
+
+
+def drive(world: str, count: int, seed: int) -> dict[str, np.ndarray]:
+    """States that experts with noise of many sizes pass through: qpos, tool (n, 4), goal of the marker, landmarks."""
+    env: Any = api.make(world, 50, seed=seed, proprio="own")
+    rng = np.random.default_rng(seed)
+    obs, _ = env.reset(seed=seed)
+    noise = rng.choice((0.05, 0.2, 0.5, 1.5), 50)[:, None]
+    rows: list[dict[str, np.ndarray]] = []
+    while len(rows) * 50 < count:
+        action = env.expert(obs)
+        for _ in range(2):
+            obs, *_ = env.step(np.clip(action + noise * rng.standard_normal(action.shape), -1.0, 1.0))
+            action = env.expert(obs)
+        marks = env.world.landmarks(env._view)
+        marker = {"marker": np.array(env._view.task["goal"])} if "goal" in env._view.task else {}
+        rows.append({**marks, **marker, "qpos": np.array(env.physics.qpos), "tool": np.array(obs["tool"])})
+    env.close()
+    order = rng.permutation(50 * len(rows))[:count]
+    return {key: np.concatenate([row[key] for row in rows])[order] for key in rows[0]}
+
+
+def draw(world: str, number: int, scenes: int, o: TrainOptions, mount: str, places: Places) -> Pictures:
+    """Pictures of a world in many scenes, each state as some of the scene's cameras of this mount see it.
+
+    Args:
+        world: its name.
+        number: of the part; others have other states and looks.
+        scenes: how many.
+        o: of the training.
+        mount: what carries the cameras.
+        places: the points.
+    """
+    made: Any = api.make(world, 1, seed=0)
+    states = drive(world, scenes * o.states, o.seed + 1000 * number)
+    rng = np.random.default_rng((o.seed, number, len(mount)))
+    found: list[tuple[torch.Tensor, ...]] = []
+    for scene in range(scenes):
+        model = require("mujoco").MjModel.from_xml_string(
+            dress(made.world.mjcf(), Look(seed=1000 * (o.seed + number) + scene, range="known"), VIEWS)
+        )
+        painters = Painters(model, parts_of(made.world).markers)
+        names = [f"{name}_{i}" for name in CAMERAS[mount] for i in range(VIEWS)]
+        cameras = calibrate(made.world, model, names, (SIZE, SIZE))
+        some = {key: value[scene * o.states : (scene + 1) * o.states] for key, value in states.items()}
+        where = labels(some, places)
+        for name in names:  # each state, on average, by as many of the scene's cameras as a world has
+            mine = np.flatnonzero(rng.uniform(size=o.states) < len(CAMERAS[mount]) / len(names))
+            if not len(mine):
+                continue
+            task = {"goal": some["marker"][mine]} if "marker" in some else {}
+            pixels = painters.paint(some["qpos"][mine], task, [name], (SIZE, SIZE), quality="fast", supersample=2)[name]
+            tool = torch.from_numpy(some["tool"][mine]).float()
+            there = torch.from_numpy(where[mine]).float()
+            pixel, inside = project(cameras[f"image.{name}"], tool, there.nan_to_num())
+            found.append((torch.from_numpy(pixels), pixel, inside, (~there.isnan().any(-1)).float()))
+        painters.close()
+    made.close()
+    return Pictures(*(torch.cat(part) for part in zip(*found)))
+
+
+def spoil(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Floats (B, H, W, 3) as a worse camera would give them: out of focus, of another exposure and colour, grainy."""
+    batch = len(pictures)
+    share, strength = torch.rand((2, batch, 1, 1, 1), generator=generator)
+    soft = avg_pool2d(pictures.permute(0, 3, 1, 2), 3, 1, 1, count_include_pad=False).permute(0, 2, 3, 1)
+    out = torch.lerp(pictures, soft, (1.6 * share - 0.6).clamp_min(0.0))
+    gain = 1.0 + 0.15 * (2.0 * torch.rand((batch, 1, 1, 3), generator=generator) - 1.0)
+    mix = torch.eye(3) + 0.1 * torch.randn((batch, 3, 3), generator=generator)  # hues move by up to some 20 degrees
+    out = torch.einsum("bhwc,bcd->bhwd", out, mix)
+    grain = torch.randn(pictures.shape, generator=generator)
+    return (out + 0.5) * gain - 0.5 + 0.04 * strength * grain
+
+
+def train(name: str, pictures: Pictures, o: TrainOptions) -> HeatMaps:
+    """One net."""
+    generator = torch.Generator().manual_seed(o.seed)
+    net = HeatMaps(pictures.places.shape[1], generator, o.width)
+    optimiser = torch.optim.Adam(net.parameters(), lr=o.lr)
+    begun, losses = time.process_time(), []
+    for step in range(o.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = o.lr * min(1.0, step / 100) * 0.5 * (1.0 + math.cos(math.pi * step / o.steps))
+        pick = torch.randint(len(pictures.pixels), (32,), generator=generator)
+        moved, shift = disturb(pictures.pixels[pick], 6, generator)
+        places, inside = pictures.places[pick] + shift[:, None], pictures.inside[pick]
+        inside = inside & ((places > 0.0) & (places < SIZE)).all(-1)
+        logits = net(spoil(moved, generator))
+        loss = heat_loss(logits, places, inside, pictures.known[pick])
+        near = smooth_l1_loss(find_points(logits)[0], places, reduction="none", beta=0.5).mean(-1).clamp_max(4.0)
+        weight = pictures.known[pick] * inside
+        loss = loss + o.precise * (near * weight).sum() / weight.sum().clamp_min(1.0)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+        optimiser.step()
+        losses.append(float(loss.detach()))
+        if step % 500 == 499:
+            told = f"{name} {step + 1}: loss {np.mean(losses[-500:]):.3f}, {time.process_time() - begun:.0f} s"
+            sys.stderr.write(told + "\n")
+    return net.eval()
+
+
+def judge(world: str, path: str, kind: str, scenes: int, seed: int = 90_000) -> dict[str, float]:
+    """Errors, median and 90th percentile [mm, mrad], over an episode of the expert in each of many fresh scenes.
+
+    Their looks are known or unknown ones, or that of the world as it is ("plain"). Of a hole: across it, where the end
+    of the peg is near its axis (`benchmarks.sight`).
+    """
+    far: dict[str, list[float]] = {}
+    for scene in range(scenes):
+        look = None if kind == "plain" else {"seed": seed + scene, "range": kind}
+        env: Any = api.make(world, 1, seed=seed + scene, **SEEN, look=look)
+        encoder = RobotEncoder(RobotEncoderOptions(path=path), env.io)
+        obs, _ = env.reset(seed=seed + scene)
+        trail = None
+        for _ in range(env.world.episode_steps):
+            sight, trail = encoder.look(obs, trail)
+            for key, value in distances(env, obs, sight[0].numpy()).items():
+                far.setdefault(key, []).append(value)
+            obs, _, _, truncated, info = env.step(env.expert(obs))
+            if truncated[0] or info["success"][0]:
+                break
+        env.close()
+    told = {}
+    for key, values in far.items():
+        told |= {key: round(float(np.median(values)), 2), f"{key}_p90": round(float(np.percentile(values, 90)), 2)}
+    return told
+
+
+def main(words: list[str]) -> None:
+    """Train, save, judge, and write the card beside the weights."""
+    given = dict(word.split("=", 1) for word in words)
+    kinds = TrainOptions.__dataclass_fields__
+    o = TrainOptions(**{key: type(kinds[key].default)(value) for key, value in given.items()})
+    torch.set_num_threads(1)
+    begun = time.process_time()
+    tensors: dict[str, torch.Tensor] = {}
+    head = {"format": FORMAT, "size": str(SIZE)}
+    frames = {}
+    for name, worlds in SHOWS.items():
+        kind, mount = name.split(".")
+        scenes = o.scenes // len(worlds)
+        parts = [draw(world, i, scenes, o, mount, POINTS[kind]) for i, world in enumerate(worlds)]
+        pictures = Pictures(*(torch.cat([vars(part)[key] for part in parts]) for key in vars(parts[0])))
+        frames[name] = len(pictures.pixels)
+        sys.stderr.write(f"{name}: {frames[name]} pictures, {time.process_time() - begun:.0f} s\n")
+        net = train(name, pictures, o)
+        tensors |= {f"{name}.{key}": value.half() for key, value in net.state_dict().items()}
+        head[name] = ",".join(POINTS[kind].names)
+    Path(o.out).parent.mkdir(parents=True, exist_ok=True)
+    require("safetensors.torch").save_file(tensors, o.out, head)
+    spent = time.process_time() - begun
+    told = {
+        kind: {world: judge(world, o.out, kind, 20) for world in ("pick", "insert", "reach")}
+        for kind in ("plain", "known", "unknown")
+    }
+    card = {
+        "what": "nets that find object, goal and hole in pictures of reach, pick and insert (encoder=robot)",
+        "command": " ".join(
+            ["python -m benchmarks.robot_encoder", *(word for word in words if not word.startswith("out="))]
+        ),
+        "options": {key: value for key, value in vars(o).items() if key != "out"},
+        "pictures": frames,
+        "weights": sum(value.numel() for value in tensors.values()),
+        "training_cpu_seconds": round(spent),
+        "errors_in_fresh_scenes": told,
+        "errors_are": "median and 90th percentile over an episode of the expert in each of 20 scenes, cameras=own",
+    }
+    Path(o.out).with_suffix(".json").write_text(json.dumps(card, indent=1) + "\n")
+    sys.stderr.write(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

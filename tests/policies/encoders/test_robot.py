@@ -1,0 +1,124 @@
+"""`encoder=robot`: what comes with the package sees in scenes that it was not trained on, and nothing changes it."""
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl import api
+from robot_rl.policies.encoders.robot import WEIGHTS, RobotEncoder, RobotEncoderOptions, Weights
+
+SEEN = {"proprio": "own", "camera_size": [64, 64], "camera_quality": "fast", "supersample": 2}
+
+
+def made(world: str, cameras: Any = "own", **options: Any) -> Any:
+    return api.make(world, 1, seed=0, cameras=cameras, **{**SEEN, **options})
+
+
+@pytest.fixture(scope="module")
+def reach():
+    env = made("reach")
+    yield env.io
+    env.close()
+
+
+def errors(world: str, look: int, kind: str, steps: int) -> np.ndarray:
+    """(steps, P) metres from where the points of a scene are, while the expert drives."""
+    env = made(world, look={"seed": look, "range": kind})
+    encoder = RobotEncoder(RobotEncoderOptions(), env.io)
+    obs, _ = env.reset(seed=look)
+    far = []
+    for _ in range(steps):
+        places, _ = encoder.see(obs, torch.from_numpy(obs["tool"]))
+        marks = env.world.landmarks(env._view)
+        names = [name for name in encoder.places.names if name in marks]
+        truth = np.stack([marks[name][0, :3] for name in names])
+        far.append(np.linalg.norm(places[0, : len(names)].numpy() - truth, axis=1))
+        obs, *_ = env.step(env.expert(obs))
+    env.close()
+    return np.array(far)
+
+
+@pytest.mark.parametrize(
+    ("world", "kind", "points", "bound"),
+    [
+        ("pick", "known", 2, 0.012),
+        ("insert", "known", 1, 0.01),
+        ("reach", "known", 1, 0.012),
+        ("pick", "unknown", 1, 0.02),
+    ],
+)
+def test_it_sees_places_in_scenes_that_it_never_saw(world, kind, points, bound):
+    """In the median of two fresh scenes; a pixel of the cameras that stand is 7 mm wide."""
+    far = np.concatenate([errors(world, look, kind, 12) for look in (90_700, 90_701)])
+    assert np.median(far, axis=0)[:points].max() < bound
+
+
+def test_the_card_is_of_the_file_and_both_are_small():
+    weights, card = Weights(WEIGHTS), json.loads(WEIGHTS.with_suffix(".json").read_text())
+    assert weights.nets == sorted(card["pictures"])
+    assert WEIGHTS.stat().st_size < 1e6
+    points = ("goal", "goal_before", "goal_behind")
+    count = sum(p.numel() for net in ("hole.world", "hole.tool") for p in weights.net(net, points).parameters())
+    count += sum(p.numel() for p in weights.net("ball.world", ("object", "goal")).parameters())
+    assert count == card["weights"]
+
+
+def test_one_net_gives_the_points_that_a_world_has(reach):
+    picture = torch.randint(0, 255, (1, 64, 64, 3), dtype=torch.uint8)
+    weights = Weights(WEIGHTS)
+    both, goal = (weights.net("ball.world", points)(picture) for points in (("object", "goal"), ("goal",)))
+    assert torch.allclose(both[:, 1:], goal, atol=1e-5)
+    assert RobotEncoder(RobotEncoderOptions(), reach).places.names == ("goal",)
+
+
+def test_it_stays_as_it_is_and_its_weights_travel_with_a_run(reach):
+    encoder = RobotEncoder(RobotEncoderOptions(), reach)
+    assert encoder.settle == 0
+    assert not any(encoder.due(updates) for updates in range(3000))
+    state = encoder.state_dict()
+    other = RobotEncoder(RobotEncoderOptions(), reach)
+    with torch.no_grad():
+        for weight in other._nets.parameters():
+            weight.zero_()
+    other.load_state_dict(state)
+    assert all(torch.equal(value, state["nets"][key]) for key, value in other.state_dict()["nets"].items())
+
+
+def test_cameras_that_it_cannot_see_with_are_refused(reach):
+    blind = replace(reach, calibration={"image.front": reach.calibration["image.front"]})
+    with pytest.raises(ValueError, match=r"the cameras \['side'\]: their calibration is unknown"):
+        RobotEncoder(RobotEncoderOptions(), blind)
+    large = {key: ((96, 96, 3), "uint8") if key.startswith("image.") else value for key, value in reach.obs.items()}
+    with pytest.raises(ValueError, match="64 x 64 pixels, and front gives 96 x 96: use image_size=64"):
+        RobotEncoder(RobotEncoderOptions(), replace(reach, obs=large))
+    hand = replace(reach.calibration["image.front"], mount="tool")
+    with pytest.raises(ValueError, match=r"finds no goal in pictures of a camera on the tool; it has ball\.world"):
+        RobotEncoder(RobotEncoderOptions(), replace(reach, calibration={**reach.calibration, "image.side": hand}))
+
+
+def container(head: dict, body: bytes = b"") -> bytes:
+    text = json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def test_files_that_are_no_weights_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"is no file; leave encoder\.path out"):
+        Weights(tmp_path / "absent.safetensors")
+    path = tmp_path / "file"
+    for content, said in (
+        (b"import os", "cannot be read as safetensors"),
+        (container({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)), "holds no nets that find"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=said):
+            Weights(path)
+    # a head of the same length that promises more points than the net has
+    path.write_bytes(WEIGHTS.read_bytes().replace(b'"ball.world":"object,goal"', b'"ball.world":"goal,a,b,cc"'))
+    with pytest.raises(ValueError, match=r"the tensors of ball\.world in .* do not fit its net"):
+        Weights(path).net("ball.world", ("goal", "cc"))
