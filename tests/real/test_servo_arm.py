@@ -21,7 +21,7 @@ from robot_rl.real.graph import GraphArgs, graph
 from robot_rl.real.operator import LeaderFollow
 from robot_rl.real.robot import Command, RobotState
 from robot_rl.real.servos.arm import ServoArm, open_bus
-from robot_rl.real.servos.bus import BusLost, ServoBus, ServoError
+from robot_rl.real.servos.bus import ServoBus, ServoError
 from robot_rl.real.servos.driver import ServoDriver
 from robot_rl.real.servos.registers import HOMING, LOCK, POSITION
 from robot_rl.types.card import MotorCard
@@ -69,7 +69,7 @@ class Hand(threading.Thread):
 
     def reads(self, count):
         """Until every joint has been looked at so often again."""
-        since, end = len(self.sim.heard), time.monotonic() + 2.0
+        since, end = len(self.sim.heard), time.monotonic() + 20.0  # a command line loads first
         looked = (READ, 6, b"\x38\x02")  # two bytes from 56 on: the position
         while self.sim.heard[since:].count(looked) < count and time.monotonic() < end:
             time.sleep(0.001)
@@ -321,15 +321,6 @@ def test_lost_answers_now_and_then_are_no_fault(arm):
         sim.servos[0].garbled = True
         assert drive.run(2).status == "ok"
         sim.servos[0].garbled = False
-
-
-def test_pulled_cable_is_one_sentence(arm):
-    sim, _, spec, joints = arm
-    drive = Drive(joints, spec)
-    drive.run(1)
-    sim.pull()
-    with pytest.raises(BusLost, match="its USB cable is out, or its board has lost power"):
-        drive.run(1)
 
 
 def test_ids_are_given_one_servo_at_a_time(robot_rl, tmp_path, monkeypatch):

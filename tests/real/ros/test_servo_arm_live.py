@@ -16,10 +16,10 @@ import yaml
 pytest.importorskip("scservo_sdk", reason="ftservo-python-sdk is not installed (extra so101)")
 
 from std_msgs.msg import String
-from std_srvs.srv import SetBool
+from std_srvs.srv import SetBool, Trigger
 
 from robot_rl import card
-from robot_rl.real.ros.io import qos
+from robot_rl.real.ros.io import JointState, qos
 from robot_rl.types.card import MotorCard, ServosCard
 from tests.real.servo_sim import page
 
@@ -33,7 +33,7 @@ class Bus:
     """A bus of servos as a process, and the card of an arm that was calibrated on it."""
 
     def __init__(self, folder, name):
-        command = [sys.executable, str(SIM)]
+        command = [sys.executable, str(SIM), str(folder / f"{name}_port")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         path = self.process.stdout.readline().strip()
         table = yaml.safe_load(card.find("so101").read_text())
@@ -137,3 +137,58 @@ def test_leader_drives_behind_the_space_bar_and_faults_of_servos_stop_the_arm(ar
     for line in (page("data session convert"), [*page("offline data=mine.hdf5"), "updates=20"]):
         done = robot_rl(*line)
         assert done.returncode == 0, done.stderr
+
+
+def test_driver_obeys_its_supervisor_alone_and_comes_back_with_its_port(arms, command, another):
+    follower, _ = arms
+    deployed, said = command("deploy", *page("deploy robot_spec=my_arm sim=false"), "flight=")
+    node, states, status = another("operator"), [], []
+    node.create_subscription(String, "robot_rl/safety/state", lambda m: states.append(m.data), qos("latched"))
+    node.create_subscription(String, "servos/status", lambda m: status.append(m.data), qos("latched"))
+    harness.wait(lambda: states and states[-1] == "IDLE", 60.0, "IDLE")
+    clients = {SetBool: "enable", Trigger: "reset"}
+    clients = {kind: node.create_client(kind, f"safety_supervisor/{name}") for kind, name in clients.items()}
+
+    def granted(request):
+        client = clients[SetBool if isinstance(request, SetBool.Request) else Trigger]
+        assert client.wait_for_service(10.0)
+        answer = client.call_async(request)
+        harness.wait(answer.done, 5.0)
+        return answer.result().success
+
+    def driven():
+        harness.wait(lambda: granted(SetBool.Request(data=True)), 10.0, "enabled")
+        harness.wait(lambda: follower.say()[1], 5.0, "driven")
+        np.testing.assert_allclose(follower.say()[0], 0.0, atol=0.01)
+
+    driven()
+    rival = another("intruder")
+    commands = rival.create_publisher(JointState, "joint_command", 1)
+    wanted = JointState(name=list(NAMES), position=[0.09] * 6)  # near enough to be followed from a rightful writer
+
+    def sends(until):
+        end = time.monotonic() + 10.0
+        while not until():
+            commands.publish(wanted)
+            np.testing.assert_allclose(follower.say()[0], 0.0, atol=0.01)
+            assert time.monotonic() < end, (states, status, said.read_text()[-2000:])
+            time.sleep(0.01)
+
+    sends(lambda: states[-1] == "FAULT")
+    sentence = "/intruder publishes on /joint_command, and this driver obeys /safety_supervisor alone"
+    harness.wait(lambda: any(sentence in told for told in status), 5.0, "the sentence")
+    begin = time.monotonic()
+    sends(lambda: time.monotonic() > begin + 0.5)  # the supervisor is silent by now
+    assert not granted(Trigger.Request())
+    rival.destroy_publisher(commands)
+    harness.wait(lambda: status[-1] == "ok", 10.0, "ok without the intruder")
+    harness.wait(lambda: granted(Trigger.Request()), 10.0, "reset")
+    driven()
+    follower.say("pull")
+    harness.wait(lambda: "is gone (" in status[-1], 5.0, "the sentence of a pulled cable")
+    follower.say("plug")
+    harness.wait(lambda: status[-1] == "ok", 10.0, "ok with the port")
+    harness.wait(lambda: granted(Trigger.Request()), 10.0, "reset")
+    driven()
+    deployed.send_signal(signal.SIGINT)
+    assert deployed.wait(20.0) == 0, said.read_text()
