@@ -159,11 +159,8 @@ def test_card_that_lacks_a_servo_is_calibrated_anew(arm, robot_rl, tmp_path):
     assert "is used by another program" in done.stderr  # it came as far as the port, which this test has
 
 
-def test_pulled_cable_is_one_sentence_and_its_return_is_no_jump(arm, tmp_path):
+def test_pulled_cable_is_one_sentence_and_its_return_is_no_jump(arm):
     sim, _, spec, joints = arm
-    sim.link = tmp_path / "port"
-    sim.link.symlink_to(sim.path)
-    joints.bus.port = str(sim.link)
     drive = Drive(joints, spec)
     place = drive.run(1).reading.position
     drive.run(3, place)
@@ -188,11 +185,8 @@ def test_pulled_cable_is_one_sentence_and_its_return_is_no_jump(arm, tmp_path):
     assert [servo.get(40) for servo in sim.servos] == [1] * 6
 
 
-def test_another_arm_at_the_port_that_came_back_is_refused_by_name(arm, tmp_path):
+def test_another_arm_at_the_port_that_came_back_is_refused_by_name(arm):
     sim, _, spec, joints = arm
-    sim.link = tmp_path / "port"
-    sim.link.symlink_to(sim.path)
-    joints.bus.port = str(sim.link)
     drive = Drive(joints, spec)
     drive.run(1)
     sim.pull()
