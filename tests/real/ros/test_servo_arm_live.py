@@ -1,6 +1,7 @@
 """A leader arm moves a follower through the whole graph: both simulated down to the bytes, started as users do."""
 # pyright: reportOptionalMemberAccess=false
 
+import json
 import os
 import pty
 import signal
@@ -19,12 +20,15 @@ from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
 
 from robot_rl import card
+from robot_rl.data.hil_episode import to_steps
+from robot_rl.data.recorder import Recording
 from robot_rl.real.ros.io import JointState, qos
 from robot_rl.types.card import MotorCard, ServosCard
 from tests.real.servo_sim import page
 
 harness = pytest.importorskip("ros_harness")
 TURN = 4096 / (2 * np.pi)
+ROBOTS = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), Path("absent"))
 SIM = Path(__file__).parents[1] / "servo_sim.py"
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 
@@ -192,3 +196,42 @@ def test_driver_obeys_its_supervisor_alone_and_comes_back_with_its_port(arms, co
     driven()
     deployed.send_signal(signal.SIGINT)
     assert deployed.wait(20.0) == 0, said.read_text()
+
+
+@pytest.mark.skipif(not ROBOTS.exists(), reason="the folder shared/data/robots is absent")
+def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
+    pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
+    leader, path = arms[1], tmp_path / "my_arm.yaml"
+    ready, table = yaml.safe_load(card.find("so101").read_text()), yaml.safe_load(path.read_text())
+    table |= {"workspace": ready["workspace"], "model": {"path": str(ROBOTS / ready["model"]["path"])}}
+    path.write_text(yaml.safe_dump(table, sort_keys=False))
+    keys, terminal = pty.openpty()
+    command("leader", *page("robot leader my_leader"), stdin=terminal)
+    session, said = command(
+        "hil", *page("hil env=reach robot=my_arm"), "human.port=0", "demos=0", "total_steps=1000",
+        "eval_every=0", "policy.hidden=[16,16]", "policy.batch_size=16",
+    )  # fmt: skip
+    harness.wait(lambda: session.poll() or list(tmp_path.glob("runs/hil/*/log")), 60.0, "a session")
+    assert session.poll() is None, said.read_text()
+    time.sleep(1.5)  # the policy drives
+    begin = time.monotonic()
+    while not any(path.read_text() for path in tmp_path.glob("runs/hil/*/log/manifest.jsonl")):  # the first episode
+        assert session.poll() is None, said.read_text()
+        assert time.monotonic() < begin + 40.0, said.read_text()[-2000:]
+        way = min(0.2 * (time.monotonic() - begin), 0.4)
+        leader.say(f"turn 1 {2048 + way * TURN}")
+        if way < 0.4:
+            os.write(keys, b" ")
+        time.sleep(0.05)
+    os.close(keys)
+    session.send_signal(signal.SIGINT)
+    session.wait(20.0)
+    (episode, *_) = Recording(next(tmp_path.glob("runs/hil/*/log")))
+    steps = to_steps(episode)
+    driven = np.array([step.action_exec for step in steps if step.human])
+    assert 10 <= len(driven) < len(steps) - 10
+    np.testing.assert_allclose(driven[:, 1:], 0.0, atol=1e-6)  # the joints that the leader did not move
+    told = json.loads(next(tmp_path.rglob("io.json")).read_text())
+    way = told["action_high"][0] * driven[:, 0].sum()
+    assert 0.25 < way < 0.41  # without what it moved before the grip was seen
+    assert np.abs([step.action_exec[1:] for step in steps if not step.human]).max() > 0.1
