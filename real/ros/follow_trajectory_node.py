@@ -1,5 +1,5 @@
 """FollowJointTrajectory in front of the supervisor: goals come as to ros2_control, and go out as commands."""
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportIndexIssue=false
 # (fields of messages are lists in truth; rclpy's stubs say less)
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class FollowTrajectoryNode(Node):
     async def _execute(self, handle: Any) -> Any:
         running = self._running
         assert running is not None
-        ended: FollowResult = await running.result
+        ended = await running.result
+        assert isinstance(ended, FollowResult)
         if ended.status == "succeeded":
             handle.succeed()
         elif ended.status == "canceled" and handle.is_cancel_requested:
