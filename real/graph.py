@@ -27,10 +27,11 @@ EXECUTABLES = {
     "safety_supervisor": "safety_supervisor_node",
     "policy": "policy_node",
     "teleop": "teleop_node",
+    "follow_trajectory": "follow_trajectory_node",
     "recorder": "recorder_node",
 }
 """Node name -> executable, of `robot_rl.nodes`."""
-ORDER = ("policy", "teleop", "safety_supervisor", "sim_robot", "servo_arm", "recorder")
+ORDER = ("policy", "teleop", "follow_trajectory", "safety_supervisor", "sim_robot", "servo_arm", "recorder")
 """Order of ending: sources and the supervisor, which brakes, then the robot, and the recorder sees it all."""
 LIFECYCLE = ("safety_supervisor", "policy")
 RESTARTS = ("never", "failure")
@@ -59,6 +60,7 @@ class GraphArgs:
         action_low: lower bound of that log's actions where the checkpoint does not tell, a number or a list.
         action_high: upper bound.
         teleop: none, joy, twist or leader.
+        follow_trajectory: offer the action FollowJointTrajectory, in place of a policy; needs control_msgs.
         record: record the session.
         record_folder: folder that recordings go to.
         namespace: of every node and topic.
@@ -90,6 +92,7 @@ class GraphArgs:
     action_low: Bound | None = None
     action_high: Bound | None = None
     teleop: Literal["none", "joy", "twist", "leader"] = "none"
+    follow_trajectory: bool = False
     record: bool = False
     record_folder: str = "runs/record"
     namespace: str = ""
@@ -235,6 +238,8 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
     if args.teleop != "none":
         steering = {"mode": args.teleop, "realtime": priority, **({"model": args.model} if args.model else {})}
         add("teleop", steering, restart="failure")
+    if args.follow_trajectory:
+        add("follow_trajectory", {"rate": args.rate, "realtime": priority})
     if args.record:
         add("recorder", {"folder": str(Path(args.record_folder).expanduser().resolve())}, grace=5.0, finishes=True)
     return made
@@ -376,6 +381,8 @@ def _check(args: GraphArgs) -> None:
             "saved one (runs/train/<run>), one of its checkpoints/step_… folders, or TorchScript weights with their "
             f"card {FILE} (robot-rl robot policy writes it)"
         )
+    if args.policy_path and args.follow_trajectory:
+        raise GraphError("policy_path and follow_trajectory both speak as the policy, and one may: leave one out")
     robot_card = _card(args.robot_spec)
     if robot_card is not None and robot_card.legs is not None and args.teleop != "none":
         raise GraphError(

@@ -47,6 +47,13 @@ def sim_robot_node() -> NoReturn:
     leave(run(partial(SimRobotNode, partial(make_plant, make_world=build.make_world))))
 
 
+def follow_trajectory_node() -> NoReturn:
+    """The action FollowJointTrajectory."""
+    from robot_rl.real.ros.follow_trajectory_node import FollowTrajectoryNode
+
+    leave(run(FollowTrajectoryNode))
+
+
 def servo_arm_node() -> NoReturn:
     """The driver of an arm of servos."""
     from robot_rl.real.ros.servo_arm_node import ServoArmNode
@@ -63,7 +70,10 @@ def recorder_node() -> NoReturn:
 
 NODES: dict[str, Callable[[], NoReturn]] = {
     start.__name__: start
-    for start in (policy_node, safety_supervisor_node, teleop_node, sim_robot_node, servo_arm_node, recorder_node)
+    for start in (
+        *(policy_node, safety_supervisor_node, teleop_node, follow_trajectory_node),
+        *(sim_robot_node, servo_arm_node, recorder_node),
+    )
 }
 
 

@@ -10,6 +10,8 @@ from rclpy.node import Node
 
 UNKNOWN = "_NODE_NAME_UNKNOWN_"
 NAMELESS = "a node whose name is not known yet"
+GID = 16
+"""Bytes of an endpoint id; older distributions add zeros."""
 PATIENCE = 2.0
 """Seconds in which a publisher, which is discovered a little before its node, must have a name."""
 
@@ -34,9 +36,9 @@ class OwnEndpoints:
             ValueError: our endpoint could not be told from others, because they came in the same moment.
         """
         topic = self._node.resolve_topic_name(topic)
-        before = set(self._publishers(topic))
+        before = set(publishers(self._node, topic))
         made = make()
-        new = set(self._publishers(topic)) - before
+        new = set(publishers(self._node, topic)) - before
         if len(new) != 1:
             raise ValueError(
                 f"{len(new)} publishers came to {topic} in one moment, expected ours alone; configure again"
@@ -59,7 +61,7 @@ class OwnEndpoints:
         found = [
             f"{name} on {topic}"
             for topic, own in self._own.items()
-            for gid, name in self._publishers(topic).items()
+            for gid, name in publishers(self._node, topic).items()
             if gid not in own
         ]
         found += [f"a second server of {name}" for name in self._services if self._node.count_services(name) > 1]
@@ -71,7 +73,7 @@ class OwnEndpoints:
         return tuple(
             f"{name} on {topic}"
             for topic in topics
-            for gid, name in self._publishers(topic).items()
+            for gid, name in publishers(self._node, topic).items()
             if name.rpartition("/")[2] not in names and self._known(gid, name, now)
         )
 
@@ -80,13 +82,79 @@ class OwnEndpoints:
             return True
         return now - self._nameless.setdefault(gid, now) > PATIENCE
 
-    def _publishers(self, topic: str) -> dict[bytes, str]:
-        return {
-            bytes(item.endpoint_gid): NAMELESS
-            if UNKNOWN in item.node_name
-            else f"{item.node_namespace.rstrip('/')}/{item.node_name}"
-            for item in self._node.get_publishers_info_by_topic(topic)
-        }
+
+class OneWriter:
+    """The one publisher that a driver obeys: the only endpoint of the node of a name on its command topic.
+
+    A name can be taken by anybody: it tells who is meant, and the endpoint tells whose a message is. Another program
+    that takes the name while its owner is away is not known from it; signed topics (SROS2) would.
+
+    Args:
+        node: of the driver.
+        topic: of its commands.
+        writer: name of the node that may write, in the driver's namespace.
+
+    Attributes:
+        problem: who writes beside it, as a sentence; "" when nobody does.
+    """
+
+    def __init__(self, node: Node, topic: str, writer: str) -> None:
+        self._node, self._topic = node, node.resolve_topic_name(topic)
+        self._name = f"{node.get_namespace().rstrip('/')}/{writer}"
+        self._seen: dict[bytes, str] = {}
+        self._nameless: dict[bytes, float] = {}
+        self._writer: bytes | None = None
+        self.problem = ""
+
+    def look(self) -> None:
+        """See who writes; call it some times a second, in the callback thread."""
+        now = time.monotonic()
+        self._seen = publishers(self._node, self._topic)
+        self._nameless = {gid: self._nameless.get(gid, now) for gid, name in self._seen.items() if name == NAMELESS}
+        ours = [gid for gid, name in self._seen.items() if name == self._name]
+        late = [gid for gid, since in self._nameless.items() if now - since > PATIENCE]
+        others = [name for gid, name in self._seen.items() if name not in (self._name, NAMELESS) or gid in late]
+        self._writer, problem = (ours[0] if len(ours) == 1 else None), ""
+        if others:
+            problem = (
+                f"{', '.join(others)} publishes on {self._topic}, and this driver obeys {self._name} alone: end it, "
+                "then reset and enable the supervisor"
+            )
+        elif len(ours) > 1:
+            problem = (
+                f"{len(ours)} publishers on {self._topic} are called {self._name}, and would drive in turn: end all "
+                "but one, then reset and enable it; one that was killed is forgotten by discovery after some 20 s"
+            )
+        self.problem = problem  # as a whole: another thread reads it
+
+    def takes(self, info: object) -> bool:
+        """Whether a message is the writer's.
+
+        Args:
+            info: the middleware's, with the message.
+        """
+        gid = info.get("publisher_gid") if isinstance(info, dict) else None
+        if not gid:  # a middleware that does not tell: the graph alone says who writes
+            return self._writer is not None and not self.problem
+        sender = bytes(gid["data"])[:GID]
+        if sender not in self._seen or self._seen[sender] == NAMELESS:
+            self.look()
+        return sender == self._writer and not self.problem
+
+
+def publishers(node: Node, topic: str) -> dict[bytes, str]:
+    """Endpoint id -> full name of its node, of all publishers on a topic.
+
+    Args:
+        node: that looks.
+        topic: its full name.
+    """
+    return {
+        bytes(item.endpoint_gid)[:GID]: NAMELESS
+        if UNKNOWN in item.node_name
+        else f"{item.node_namespace.rstrip('/')}/{item.node_name}"
+        for item in node.get_publishers_info_by_topic(topic)
+    }
 
 
 def refuse_twin(node: Node, patience: float) -> None:

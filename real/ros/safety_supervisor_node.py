@@ -49,6 +49,7 @@ ANSWERABLE = (
     *("first_message_timeout", "estop_heartbeat", "estop_required", "auto_arm"),
 )
 """Parameters of the node that are options of the pipeline."""
+COMMAND_NODES = ("policy", "teleop", "follow_trajectory", "robot_env", "doctor")
 TIMEOUTS = ("state_timeout", "command_timeout", "teleop_timeout", "takeover_timeout")
 """Parameters that may be lowered while running, never raised."""
 
@@ -95,9 +96,7 @@ class SafetySupervisorNode(LifecycleNode):
         declare(self, "external_align", False, "foreign steps far from the robot are approached, not refused")
         declare(self, "external_stamped", False, "external/cmd_vel is TwistStamped, not Twist")
         declare(self, "external_timeout", 0.1, "largest age of a foreign step [s]", low=0.001, high=60.0)
-        declare(
-            self, "command_nodes", ["policy", "teleop", "robot_env", "doctor"], "nodes that may publish on command/*"
-        )
+        declare(self, "command_nodes", list(COMMAND_NODES), "nodes that may publish on command/*")
         declare(self, "allow_unread_controller", False, "a forward controller whose joint order cannot be read")
         declare(self, "discovery_time", 3.0, "wait for others of our name at configure [s]", low=0.0, high=30.0)
         declare(self, "first_message_timeout", 5.0, "patience for first messages [s]", low=0.1, high=600.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from typing import Any
 
@@ -15,13 +14,27 @@ from robot_rl import card
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import POSITION, RobotSpec
 from robot_rl.real.ros.controller_node import ControllerNode
+from robot_rl.real.ros.endpoints import OneWriter
 from robot_rl.real.ros.inputs import JOINTS
 from robot_rl.real.ros.io import JointState, hardware_type, hardware_values, joint_state
-from robot_rl.real.ros.node_base import ERROR, OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
+from robot_rl.real.ros.node_base import (
+    ERROR,
+    OK,
+    WARN,
+    ControlLoop,
+    Health,
+    publisher,
+    spare_garbage,
+    steady_timer,
+    subscribe,
+)
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.servos.arm import ServoArm, ServoReading, open_bus
-from robot_rl.real.servos.bus import BusLost, ServoError
+from robot_rl.real.servos.bus import ServoError
 from robot_rl.real.servos.driver import GOOD, ServoDriver
+
+LOOK = 0.1
+"""Seconds between two looks at who writes on the command topic."""
 
 
 class ServoArmNode(Node):
@@ -41,6 +54,7 @@ class ServoArmNode(Node):
         rate = declare(self, "rate", 100.0, "joint states per second", low=10.0, high=500.0)
         priority = declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         port = declare(self, "port", "", "another port than the card's")
+        writer = declare(self, "writer", "safety_supervisor", "the one node that may command, in our namespace")
         check_parameters(self, sys.argv)
         if not path:
             raise ValueError("robot_spec is empty; give the path of the robot's card")
@@ -62,10 +76,11 @@ class ServoArmNode(Node):
         self._command: tuple[np.ndarray | None, float] = None, 0.0  # replaced as a whole: another thread reads it
         self._reading: ServoReading | None = None
         self._status = ""
-        self.lost = threading.Event()
         topics = [s.topic for s in spec.sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
         self._states = publisher(self, JointState, (*topics, "joint_states")[0], "state_out", self.health)
         self._says = publisher(self, String, "servos/status", "latched", self.health)
+        self._writer = OneWriter(self, spec.controller_topic, writer)
+        self._looking = steady_timer(self, LOOK, self._writer.look)
         subscribe(self, hardware_type(spec), spec.controller_topic, self._on_command, "hardware", self.health)
         self._controller = ControllerNode(self, spec)
         self.loop = ControlLoop(rate, self._tick, on_error=self._on_error, priority=int(priority))
@@ -78,23 +93,20 @@ class ServoArmNode(Node):
         """Let go or hold, as the card says."""
         self.loop.stop()
         self._controller.close()
-        if not self.lost.is_set():
-            try:
-                self._driver.close()
-            except ServoError as error:
-                self.get_logger().error(str(error))
+        try:
+            self._driver.close()
+        except ServoError as error:
+            self.get_logger().error(str(error))
         self._bus.close()
 
-    def _on_command(self, message: object) -> None:
-        value = hardware_values(self.spec, message)
+    def _on_command(self, message: object, info: object) -> None:
+        value = hardware_values(self.spec, message) if self._writer.takes(info) else None
         if value is not None:
             self._command = value, time.monotonic()
 
     def _tick(self, tick: Tick) -> None:
-        if self.lost.is_set():
-            return
         value, arrived = self._command
-        told = self._driver.tick(time.monotonic(), value, arrived)
+        told = self._driver.tick(time.monotonic(), value, arrived, stop=self._writer.problem)
         if told.reading is not None:
             self._reading = told.reading
             late = time.monotonic() - told.reading.stamp
@@ -109,13 +121,13 @@ class ServoArmNode(Node):
             return
         self._status = status
         self._says.publish(String(data=status))
-        if status != GOOD:
+        if status == GOOD:
+            self.get_logger().info("the servos are well; the next command after an enable is followed")
+        else:
             self.get_logger().error(status)
 
     def _on_error(self, error: Exception) -> None:
         self._tell(str(error) if isinstance(error, ServoError) else f"{type(error).__name__}: {error}")
-        if isinstance(error, BusLost):
-            self.lost.set()
 
     def _aspect(self) -> tuple[int, str, dict[str, Any]]:
         values: dict[str, Any] = {"following": self._driver.following}

@@ -101,19 +101,28 @@ class ServoBus:
     def __init__(self, port: str, *, baud: int = 1_000_000, names: Mapping[int, str] | None = None) -> None:
         self.port, self.names = port, dict(names or {})
         self.faults: dict[int, int] = {}
-        self._line = Line(port)
-        self._line.baudrate = baud
+        self._baud = baud
+        self.open()
+
+    def open(self) -> None:
+        """Open the port, which the constructor has done, anew: it was gone, and may be there again.
+
+        Raises:
+            ServoError: there is no such port, it may not be opened, or somebody else has it.
+        """
+        self._line = Line(self.port)
+        self._line.baudrate = self._baud
         self._packets = sms_sts(self._line)
         try:
             self._line.openPort()
         except (serial.SerialException, OSError, termios.error) as error:
-            if self._line.ser is not None:
-                self._line.ser.close()
-            raise ServoError(_why_closed(port, error)) from error
+            self.close()
+            raise ServoError(_why_closed(self.port, error)) from error
 
     def close(self) -> None:
         """Let the port go."""
-        self._line.closePort()
+        if self._line.ser is not None:
+            self._line.ser.close()
 
     def call(self, number: int) -> str:
         """A servo by its id and joint."""
@@ -287,7 +296,7 @@ class ServoBus:
         except (serial.SerialException, OSError, termios.error) as error:
             raise BusLost(
                 f"{self.port} is gone ({error}): its USB cable is out, or its board has lost power. The servos hold "
-                "what they were told last; plug it in and start again"
+                "what they were told last; plug it in again"
             ) from error
         finally:
             self._line.is_using = False  # the SDK forgets to where an exchange fails

@@ -29,6 +29,8 @@ NARROW, WIDE = 0.8, 1.25
 """A measured range may be this share of the model's."""
 HANDLE = 0.25
 """And that of a gripper at least: the handle of a leader arm moves less than the fingers that it leads."""
+MOVED = 0.15
+"""Radians that are a move of a hand, and no joint that sinks."""
 JUMP = 1024
 """Ticks between two looks that no hand moves: the joint has passed the far side of its encoder."""
 
@@ -97,17 +99,21 @@ def calibrate(bus: ServoBus, plans: Sequence[JointPlan], guide: Guide) -> dict[s
     middle = _raw(bus, homing)
     ways = dict.fromkeys(numbers, 0)
     ends: dict[int, tuple[int, int]] = dict.fromkeys(numbers, (0, 0))
-    guide.say("Move every joint from one end to the other, one after the other")
-    while guide.moving({plan.name: (ends[plan.number][0] * TICK, ends[plan.number][1] * TICK) for plan in plans}):
-        for number, raw in _raw(bus, homing).items():
-            way = (raw - middle[number] + 2048) % 4096 - 2048
-            if abs(way - ways[number]) > JUMP:
-                raise ValueError(
-                    f"{bus.call(number)} passed the far side of its encoder: it was not in the middle of its range at "
-                    "the begin; begin again. Nothing was written"
-                )
-            ways[number] = way
-            ends[number] = min(ends[number][0], way), max(ends[number][1], way)
+    for plan in plans:
+        guide.say(f"Move {plan.name} from one end to the other, and no other joint")
+        step = {number: (way, way) for number, way in ways.items()}
+        while guide.moving({plan.name: (ends[plan.number][0] * TICK, ends[plan.number][1] * TICK) for plan in plans}):
+            for number, raw in _raw(bus, homing).items():
+                way = (raw - middle[number] + 2048) % 4096 - 2048
+                if abs(way - ways[number]) > JUMP:
+                    raise ValueError(
+                        f"{bus.call(number)} passed the far side of its encoder: it was not in the middle of its range "
+                        "at the begin; begin again. Nothing was written"
+                    )
+                ways[number] = way
+                step[number] = min(step[number][0], way), max(step[number][1], way)
+                ends[number] = min(ends[number][0], way), max(ends[number][1], way)
+        _same(bus, plan, {number: (high - low) * TICK for number, (low, high) in step.items()})
     found = {plan.name: _judge(plan, middle[plan.number], ends[plan.number]) for plan in plans}
     with _put_back(bus, numbers):
         for plan in plans:
@@ -120,6 +126,28 @@ def calibrate(bus: ServoBus, plans: Sequence[JointPlan], guide: Guide) -> dict[s
 def _raw(bus: ServoBus, homing: Mapping[int, int]) -> dict[int, int]:
     """Id -> where its encoder stands, whatever offset it has."""
     return {number: (bus.read(number, POSITION) + offset) % 4096 for number, offset in homing.items()}
+
+
+def _same(bus: ServoBus, plan: JointPlan, moved: Mapping[int, float]) -> None:
+    """See that the servo of a joint is the one that was moved.
+
+    Args:
+        bus: for names.
+        plan: the joint that a person was asked to move.
+        moved: id -> how far [rad].
+
+    Raises:
+        ValueError: it is not; two servos of equal range have each other's ids, which their ranges do not show.
+    """
+    number = max(moved, key=lambda one: moved[one])
+    if moved[number] < MOVED:
+        raise ValueError(f"nobody moved {plan.name}: no servo turned by {MOVED:g} rad. Nothing was written")
+    if number != plan.number:
+        raise ValueError(
+            f"you were asked to move {plan.name}, and {bus.call(number)} is what moved: {moved[number]:.2f} rad, and "
+            f"{bus.call(plan.number)} {moved[plan.number]:.2f}. If you moved {plan.name} alone, the two have each "
+            "other's ids: plug in one at a time, and robot-rl robot motors <card> set=<joint>. Nothing was written"
+        )
 
 
 def _judge(plan: JointPlan, middle: int, ends: tuple[int, int]) -> MotorCard:

@@ -15,6 +15,10 @@ PATIENCE = 0.1
 """Seconds without an answer of all servos that are a fault; the supervisor's own patience."""
 REPEATS = 3
 """Ticks in which a push is ended: nobody answers to goals, so one packet may be lost unseen."""
+SEARCH = 0.5
+"""Seconds between two looks for a port that is gone."""
+PAUSE = 0.1
+"""Seconds without a command that end what was commanded before a stop: what comes then was enabled anew."""
 GOOD = "ok"
 
 
@@ -37,6 +41,10 @@ class ServoDriver:
     It begins with servos as they are found, and follows from the first command on that asks for no jump: then the
     torque is switched on. A fault of a servo ends the push at once: the goal of all of them is where they are.
 
+    A port that is gone is looked for until it is there again with the same servos; they stay as they are found, as at
+    the begin. After that, and after a stop from outside, commands that have gone on meanwhile are not followed: only
+    those after a pause, which somebody has enabled.
+
     Args:
         arm: its servos.
         velocity: (J,) largest speeds of the joints [rad/s].
@@ -49,6 +57,7 @@ class ServoDriver:
     Attributes:
         following: whether commands are followed now.
         silent: whether commands have stopped.
+        lost: why the port is gone, "" while it is there.
     """
 
     def __init__(self, arm: ServoArm, velocity: np.ndarray, *, timeout: float, limp: bool = False) -> None:
@@ -61,19 +70,50 @@ class ServoDriver:
         self._unheard: set[int] = set()  # ids that were missed, and may have been without power
         self._heard = -np.inf  # when all servos were
         self._well, self._told, self._asked = True, GOOD, -np.inf
+        self._stale = False  # commands are those of before a stop
+        self.lost, self._gone, self._sought = "", "", -np.inf
         self._begin()
 
-    def tick(self, now: float, command: np.ndarray | None, arrived: float) -> ServoTick:
+    def tick(self, now: float, command: np.ndarray | None, arrived: float, *, stop: str = "") -> ServoTick:
         """Read all joints, and send the newest command where it may be followed.
 
         Args:
             now: [s of the steady clock].
             command: (J,) newest positions that were asked for [rad], None before the first.
             arrived: when they came.
-
-        Raises:
-            BusLost: the port is gone, and nothing more can be done.
+            stop: what stands against motion outside of the arm, as a sentence; "" = nothing.
         """
+        if self.lost and (missed := self._search(now)):
+            return ServoTick(None, missed)
+        try:
+            return self._tick(now, command, arrived, stop)
+        except BusLost as error:
+            self.lost = self._gone = str(error)
+            self._sought = now
+            self.following, self._stale = False, True
+            return ServoTick(None, self.lost)
+
+    def _search(self, now: float) -> str:
+        """Look for the port, and see that it is the same arm; what is wrong still, "" when nothing."""
+        if now - self._sought < SEARCH:
+            return self.lost
+        self._sought = now
+        self._arm.bus.close()
+        try:
+            self._arm.bus.open()
+        except ServoError:
+            self.lost = self._gone
+            return self.lost
+        try:
+            self._begin()
+        except ServoError as error:
+            self.lost = str(error)
+            return self.lost
+        self.lost, self._told, self._well, self._heard = "", GOOD, True, now
+        self._unheard.clear()
+        return ""
+
+    def _tick(self, now: float, command: np.ndarray | None, arrived: float, stop: str) -> ServoTick:
         reading = self._arm.read()
         if reading is None:
             self._unheard.update(self._arm.missing)
@@ -92,10 +132,15 @@ class ServoDriver:
                 return ServoTick(reading, str(error))
             self._well, self._told = True, GOOD
         faults = self._arm.faults()
-        if faults:
+        if faults or stop:
             self._stand(reading)
-            return ServoTick(reading, faults)
+            self._stale |= bool(stop)
+            return ServoTick(reading, "; ".join(filter(None, (faults, stop))))
         self._stood = 0
+        if self._stale:
+            if command is not None and now - arrived <= PAUSE:
+                return ServoTick(reading, "commands have gone on since it was stopped: reset and enable the supervisor")
+            self._stale = False
         self.silent = command is not None and now - arrived > self._timeout
         if command is None or self.silent:
             self._let_go()
@@ -117,8 +162,13 @@ class ServoDriver:
         return ServoTick(reading, GOOD)
 
     def close(self) -> None:
-        """The end: let go where the card says so; else the servos hold where they are, as long as they have power."""
-        self._let_go()
+        """The end: let go where the card says so; else the servos hold where they are, as long as they have power.
+
+        Raises:
+            ServoError: a servo does not hear.
+        """
+        if not self.lost:
+            self._let_go()
 
     def _begin(self) -> None:
         self._arm.check()

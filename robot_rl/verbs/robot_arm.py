@@ -180,7 +180,7 @@ class _Terminal:
             raise Refused("nobody is at the terminal: the calibration is a person's work. Nothing was written")
 
     def say(self, what: str) -> None:
-        print(f"{what}; press Enter when all have been at both ends.", flush=True)
+        print(f"{what}; then press Enter.", flush=True)
 
     def moving(self, ways: Mapping[str, tuple[float, float]]) -> bool:
         line = "  ".join(f"{name} {low:.2f} {high:+.2f}" for name, (low, high) in ways.items())
@@ -192,6 +192,7 @@ class _Terminal:
         if not sys.stdin.readline():
             raise Refused("the terminal was closed before all joints had been moved. Nothing was written")
         if self._said:
+            self._said = ""
             print()
         return False
 

@@ -122,18 +122,26 @@ class ServoSim:
     Args:
         servos: on it; two may have one id.
         wire: bytes take the time that they take at 1 Mbaud.
+        link: a name of the port that lasts, as those in /dev/serial/by-id.
 
     Attributes:
         heard: (instruction, id, data) of every packet.
     """
 
-    def __init__(self, servos=(), *, wire=False):
-        self.servos, self.wire = list(servos), wire
+    def __init__(self, servos=(), *, wire=False, link=None):
+        self.servos, self.wire, self.link = list(servos), wire, link
         self.heard = []
         self.lock = threading.Lock()
+        self.plug()
+
+    def plug(self):
+        """The USB cable is in, at a port that may have another name than before."""
         self._end, other = os.openpty()
         tty.setraw(other)
         self.path, self._other = os.ttyname(other), other
+        if self.link is not None:
+            Path(self.link).symlink_to(self.path)
+            self.path = str(self.link)
         self._over, self.at = False, time.monotonic()
         LIVE.add(self)
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -149,6 +157,8 @@ class ServoSim:
         self._over = True
         self._thread.join(2.0)
         LIVE.discard(self)
+        if self.link is not None:
+            Path(self.link).unlink(missing_ok=True)
         for end in (self._end, self._other):
             with contextlib.suppress(OSError):
                 os.close(end)
@@ -237,13 +247,15 @@ class ServoSim:
 
 
 def main():
-    """A bus of six as a process of its own: says its path, then does what each line says, and tells where all are.
+    """A bus of six as a process of its own, with a link to its port if one is named: says its path, then does what each
+    line says, and tells where all are.
 
-    turn <id> <place>, faults <id> <bits>, silent <id>; an empty line changes nothing, pull takes the cable out.
+    turn <id> <place>, faults <id> <bits>, silent <id>; an empty line changes nothing, pull takes the cable out, plug
+    puts it back.
     """
     with contextlib.suppress(OSError, AttributeError):  # servos do not wait for a processor
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(35))
-    sim = arm(wire=True)
+    sim = arm(wire=True, link=sys.argv[1] if len(sys.argv) > 1 else None)
     tell = functools.partial(print, flush=True)
     tell(sim.path)
     for line in sys.stdin:
@@ -256,6 +268,8 @@ def main():
             sim.servos[int(numbers[0]) - 1].silent = True
         elif what == "pull":
             sim.pull()
+        elif what == "plug":
+            sim.plug()
         with sim.lock:
             tell(*(f"{servo.place:.1f} {servo.get(40)}" for servo in sim.servos))
 

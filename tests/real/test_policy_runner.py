@@ -233,7 +233,12 @@ def test_graph_of_every_choice(arguments):
     full = GraphArgs(**arguments, teleop="joy", record=True, namespace="left")
     assert names(full) == ["sim_robot", "safety_supervisor", "policy", "teleop", "recorder"]
     assert all("__ns:=/left" in node.arguments() for node in graph(full))
-    assert {*names(full), "servo_arm"} == set(ORDER) == set(EXECUTABLES)  # a card with servos in place of sim_robot
+    # a card with servos in place of sim_robot, other people's goals in place of a policy
+    assert {*names(full), "servo_arm", "follow_trajectory"} == set(ORDER) == set(EXECUTABLES)
+    without = {**arguments, "policy_path": ""}
+    assert names(GraphArgs(**without, follow_trajectory=True))[-1] == "follow_trajectory"
+    with pytest.raises(GraphError, match="policy_path and follow_trajectory both speak as the policy"):
+        graph(GraphArgs(**arguments, follow_trajectory=True))
 
 
 def test_graph_flights_of_supervisor_and_policy_go_to_one_folder_or_nowhere(arguments, tmp_path):

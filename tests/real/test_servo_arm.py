@@ -1,6 +1,7 @@
 """An arm of servos from the bus to its card, against servos that are simulated down to the bytes."""
 # pyright: reportOptionalMemberAccess=false
 
+import contextlib
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from robot_rl.real.graph import GraphArgs, graph
 from robot_rl.real.operator import LeaderFollow
 from robot_rl.real.robot import Command, RobotState
 from robot_rl.real.servos.arm import ServoArm, open_bus
-from robot_rl.real.servos.bus import BusLost, ServoBus, ServoError
+from robot_rl.real.servos.bus import ServoBus, ServoError
 from robot_rl.real.servos.driver import ServoDriver
 from robot_rl.real.servos.registers import HOMING, LOCK, POSITION
 from robot_rl.types.card import MotorCard
@@ -33,6 +34,7 @@ TURN = 4096 / (2 * np.pi)
 # Encoders in the middle of each joint, and how far a hand moves each to its ends [ticks]: half of the model's ranges.
 MIDDLES = (2048, 300, 3900, 2048, 1000, 2500)
 ENDS = (1250, 1137, 1101, 1080, 0, 620)
+KEPT = {}  # of the calibration: the card, and what the servos keep
 
 
 @pytest.fixture(autouse=True)
@@ -59,19 +61,30 @@ def my_card(folder: Path) -> Path:
 
 
 class Hand(threading.Thread):
-    """A person: puts the joints into their middles, presses Enter, moves them, presses Enter."""
+    """A person: puts the joints into their middles, presses Enter, moves one after the other, pressing Enter.
 
-    def __init__(self, sim, ends=ENDS, middles=MIDDLES):
+    Args:
+        sim: the servos.
+        ends: of the joints, in ticks to both sides.
+        middles: of the encoders.
+        order: id of the servo that moves when a joint is moved.
+        shares: of the ends, where it goes with a joint.
+    """
+
+    def __init__(
+        self, sim, ends=ENDS, middles=MIDDLES, order=(1, 2, 3, 4, 5, 6), shares=(0.6, 1.0, 0.4, -0.2, -0.8, -1.0)
+    ):
         super().__init__(daemon=True)
-        self.sim, self.ends, self.middles = sim, ends, middles
+        self.over = False
+        self.sim, self.ends, self.middles, self.order, self.shares = sim, ends, middles, order, shares
         read, write = os.pipe()
         self.stdin, self._keys = os.fdopen(read), os.fdopen(write, "w", buffering=1)
 
     def reads(self, count):
         """Until every joint has been looked at so often again."""
-        since, end = len(self.sim.heard), time.monotonic() + 2.0
+        since, end = len(self.sim.heard), time.monotonic() + 20.0  # a command line loads first
         looked = (READ, 6, b"\x38\x02")  # two bytes from 56 on: the position
-        while self.sim.heard[since:].count(looked) < count and time.monotonic() < end:
+        while self.sim.heard[since:].count(looked) < count and time.monotonic() < end and not self.over:
             time.sleep(0.001)
 
     def run(self):
@@ -79,11 +92,13 @@ class Hand(threading.Thread):
             self.sim.turn(number, place)
         self._keys.write("\n")
         self.reads(2)  # the middle, and a first look after it
-        for share in (0.5, 1.0, 0.5, 0.0, -0.5, -1.0, -0.6):
-            for number, (place, way) in enumerate(zip(self.middles, self.ends), 1):
-                self.sim.turn(number, place + share * way)
-            self.reads(2)
-        self._keys.write("\n")
+        for number in self.order:
+            for share in self.shares:
+                self.sim.turn(number, self.middles[number - 1] + share * (self.ends[number - 1] or 300))
+                self.reads(2)
+            with contextlib.suppress(BrokenPipeError):  # it was refused
+                self._keys.write("\n")
+            self.reads(2)  # the last look at this joint, and the first at the next
         self._keys.close()
 
 
@@ -92,17 +107,24 @@ def calibrated(robot_rl, folder, sim, monkeypatch, **hand):
     monkeypatch.setattr("sys.stdin", hand.stdin)
     hand.start()
     done = robot_rl(*page("robot calibrate-arm my_arm", arm=sim.path))
+    hand.over = True
     hand.join(10.0)
     return done
 
 
 @pytest.fixture
 def arm(robot_rl, tmp_path, monkeypatch):
-    """A calibrated arm at its middle: simulation, card, and what drives it."""
-    sim = servo_sim.arm()
+    """A calibrated arm at its middle: simulation, card, and what drives it. It was calibrated once for all tests."""
+    sim = servo_sim.arm(link=tmp_path / "port")
     path = my_card(tmp_path)
-    done = calibrated(robot_rl, tmp_path, sim, monkeypatch)
-    assert done.returncode == 0, done.stderr
+    if not KEPT:
+        done = calibrated(robot_rl, tmp_path, sim, monkeypatch)
+        assert done.returncode == 0, done.stderr
+        KEPT.update(card=path.read_text().replace(sim.path, "<port>"), servos=[servo.saved for servo in sim.servos])
+    path.write_text(KEPT["card"].replace("<port>", sim.path))
+    for servo, saved in zip(sim.servos, KEPT["servos"]):
+        servo.saved = saved
+        servo.cycle()
     for number, place in enumerate(MIDDLES, 1):
         sim.turn(number, place)
     made = card.read(path).servos
@@ -144,8 +166,10 @@ def test_calibration_by_hand_lands_on_the_card_and_in_the_servos(arm):
     ("hand", "said"),
     [
         ({"ends": (1250, 200, 1101, 1080, 0, 620)}, "shoulder_lift was moved over 0.61 rad, and its range"),
-        ({"ends": (1900, 1137, 1101, 1080, 0, 620)}, "is it the servo of this joint"),
-        ({"ends": (1250, 1137, 1101, 1080, 0, 100)}, "gripper was moved over 0.31 rad"),
+        ({"ends": (1600, 1137, 1101, 1080, 0, 620)}, "is it the servo of this joint"),
+        ({"ends": (1250, 1137, 1101, 1080, 0, 130)}, "gripper was moved over 0.40 rad"),
+        ({"order": (1, 3, 2, 4, 5, 6)}, "you were asked to move shoulder_lift, and servo 3 (elbow_flex) is what moved"),
+        ({"shares": (0.05,)}, "nobody moved shoulder_pan"),
     ],
 )
 def test_a_range_that_is_not_plausible_leaves_nothing(hand, said, robot_rl, tmp_path, monkeypatch):
@@ -321,15 +345,6 @@ def test_lost_answers_now_and_then_are_no_fault(arm):
         sim.servos[0].garbled = True
         assert drive.run(2).status == "ok"
         sim.servos[0].garbled = False
-
-
-def test_pulled_cable_is_one_sentence(arm):
-    sim, _, spec, joints = arm
-    drive = Drive(joints, spec)
-    drive.run(1)
-    sim.pull()
-    with pytest.raises(BusLost, match="its USB cable is out, or its board has lost power"):
-        drive.run(1)
 
 
 def test_ids_are_given_one_servo_at_a_time(robot_rl, tmp_path, monkeypatch):

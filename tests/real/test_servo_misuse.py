@@ -13,7 +13,7 @@ pytest.importorskip("scservo_sdk", reason="ftservo-python-sdk is not installed (
 from robot_rl.real.servos.bus import ServoError
 from robot_rl.real.servos.registers import LOCK
 from tests.real import servo_sim
-from tests.real.servo_sim import OVERLOAD
+from tests.real.servo_sim import OVERLOAD, Servo
 from tests.real.test_servo_arm import MIDDLES, TURN, Drive, arm, calibrated, my_card, patience  # noqa: F401
 
 
@@ -157,3 +157,58 @@ def test_card_that_lacks_a_servo_is_calibrated_anew(arm, robot_rl, tmp_path):
     path.write_text(yaml.safe_dump(table))
     done = robot_rl("robot", "calibrate-arm", "my_arm", f"port={sim.path}")
     assert "is used by another program" in done.stderr  # it came as far as the port, which this test has
+
+
+def test_pulled_cable_is_one_sentence_and_its_return_is_no_jump(arm):
+    sim, _, spec, joints = arm
+    drive = Drive(joints, spec)
+    place = drive.run(1).reading.position
+    drive.run(3, place)
+    sim.pull()
+    told = drive.run(3, place)
+    assert told.reading is None
+    assert "its USB cable is out, or its board has lost power" in told.status
+    assert "is gone" in drive.run(2, place, dt=0.6).status
+    for servo in sim.servos:
+        servo.cycle()  # its power was out, too
+    sim.servos[4].place = MIDDLES[4] + 50.0
+    sim.plug()
+    told = drive.run(1, place, dt=0.6)
+    assert told.reading.position[4] == pytest.approx(50 / TURN)
+    assert told.status == "commands have gone on since it was stopped: reset and enable the supervisor"
+    assert drive.run(20, place).status == told.status
+    assert [servo.get(40) for servo in sim.servos] == [0] * 6
+    assert sim.servos[4].get(46, 2) == round(1.2 * 3.0 * TURN)  # it has its fence again
+    assert drive.run(15).status == "ok"  # nobody commands
+    assert [servo.get(40) for servo in sim.servos] == [0] * 6
+    drive.until(lambda told: drive.driver.following and abs(told.reading.position[4]) < 0.005, place)
+    assert [servo.get(40) for servo in sim.servos] == [1] * 6
+
+
+def test_another_arm_at_the_port_that_came_back_is_refused_by_name(arm):
+    sim, _, spec, joints = arm
+    drive = Drive(joints, spec)
+    drive.run(1)
+    sim.pull()
+    drive.run(1)
+    mine, sim.servos[1] = sim.servos[1], Servo(2)
+    sim.plug()
+    assert "servo 2 (shoulder_lift) keeps" in drive.run(1, dt=0.6).status
+    assert "servo 2 (shoulder_lift) keeps" in drive.run(1).status
+    sim.servos[1] = mine
+    drive.until(lambda told: told.status == "ok")
+
+
+def test_stop_from_outside_holds_where_the_arm_is_until_commands_begin_anew(arm):
+    sim, _, spec, joints = arm
+    drive = Drive(joints, spec)
+    place = drive.run(1).reading.position
+    drive.until(lambda told: drive.driver.following, place)
+    told = drive.driver.tick(drive.now, place + 0.08, drive.now, stop="a stranger publishes")
+    assert told.status == "a stranger publishes"
+    assert [servo.get(42, 2) for servo in sim.servos] == [servo.told() for servo in sim.servos]
+    assert [servo.get(40) for servo in sim.servos] == [1] * 6
+    assert "commands have gone on" in drive.run(20, place + 0.08).status
+    np.testing.assert_allclose(joints.read().position, place, atol=0.005)
+    drive.run(11)  # a pause
+    drive.until(lambda told: abs(told.reading.position[2] - place[2] - 0.08) < 0.005, place + 0.08)

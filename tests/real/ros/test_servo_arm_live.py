@@ -1,6 +1,7 @@
 """A leader arm moves a follower through the whole graph: both simulated down to the bytes, started as users do."""
 # pyright: reportOptionalMemberAccess=false
 
+import json
 import os
 import pty
 import signal
@@ -16,15 +17,18 @@ import yaml
 pytest.importorskip("scservo_sdk", reason="ftservo-python-sdk is not installed (extra so101)")
 
 from std_msgs.msg import String
-from std_srvs.srv import SetBool
+from std_srvs.srv import SetBool, Trigger
 
 from robot_rl import card
-from robot_rl.real.ros.io import qos
+from robot_rl.data.hil_episode import to_steps
+from robot_rl.data.recorder import Recording
+from robot_rl.real.ros.io import JointState, qos
 from robot_rl.types.card import MotorCard, ServosCard
 from tests.real.servo_sim import page
 
 harness = pytest.importorskip("ros_harness")
 TURN = 4096 / (2 * np.pi)
+ROBOTS = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), Path("absent"))
 SIM = Path(__file__).parents[1] / "servo_sim.py"
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 
@@ -33,7 +37,7 @@ class Bus:
     """A bus of servos as a process, and the card of an arm that was calibrated on it."""
 
     def __init__(self, folder, name):
-        command = [sys.executable, str(SIM)]
+        command = [sys.executable, str(SIM), str(folder / f"{name}_port")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         path = self.process.stdout.readline().strip()
         table = yaml.safe_load(card.find("so101").read_text())
@@ -137,3 +141,97 @@ def test_leader_drives_behind_the_space_bar_and_faults_of_servos_stop_the_arm(ar
     for line in (page("data session convert"), [*page("offline data=mine.hdf5"), "updates=20"]):
         done = robot_rl(*line)
         assert done.returncode == 0, done.stderr
+
+
+def test_driver_obeys_its_supervisor_alone_and_comes_back_with_its_port(arms, command, another):
+    follower, _ = arms
+    deployed, said = command("deploy", *page("deploy robot_spec=my_arm sim=false"), "flight=")
+    node, states, status = another("operator"), [], []
+    node.create_subscription(String, "robot_rl/safety/state", lambda m: states.append(m.data), qos("latched"))
+    node.create_subscription(String, "servos/status", lambda m: status.append(m.data), qos("latched"))
+    harness.wait(lambda: states and states[-1] == "IDLE", 60.0, "IDLE")
+    clients = {SetBool: "enable", Trigger: "reset"}
+    clients = {kind: node.create_client(kind, f"safety_supervisor/{name}") for kind, name in clients.items()}
+
+    def granted(request):
+        client = clients[SetBool if isinstance(request, SetBool.Request) else Trigger]
+        assert client.wait_for_service(10.0)
+        answer = client.call_async(request)
+        harness.wait(answer.done, 5.0)
+        return answer.result().success
+
+    def driven():
+        harness.wait(lambda: granted(SetBool.Request(data=True)), 10.0, "enabled")
+        harness.wait(lambda: follower.say()[1], 5.0, "driven")
+        np.testing.assert_allclose(follower.say()[0], 0.0, atol=0.01)
+
+    driven()
+    rival = another("intruder")
+    commands = rival.create_publisher(JointState, "joint_command", 1)
+    wanted = JointState(name=list(NAMES), position=[0.09] * 6)  # near enough to be followed from a rightful writer
+
+    def sends(until):
+        end = time.monotonic() + 10.0
+        while not until():
+            commands.publish(wanted)
+            np.testing.assert_allclose(follower.say()[0], 0.0, atol=0.01)
+            assert time.monotonic() < end, (states, status, said.read_text()[-2000:])
+            time.sleep(0.01)
+
+    sends(lambda: states[-1] == "FAULT")
+    sentence = "/intruder publishes on /joint_command, and this driver obeys /safety_supervisor alone"
+    harness.wait(lambda: any(sentence in told for told in status), 5.0, "the sentence")
+    begin = time.monotonic()
+    sends(lambda: time.monotonic() > begin + 0.5)  # the supervisor is silent by now
+    assert not granted(Trigger.Request())
+    rival.destroy_publisher(commands)
+    harness.wait(lambda: status[-1] == "ok", 10.0, "ok without the intruder")
+    harness.wait(lambda: granted(Trigger.Request()), 10.0, "reset")
+    driven()
+    follower.say("pull")
+    harness.wait(lambda: "is gone (" in status[-1], 5.0, "the sentence of a pulled cable")
+    follower.say("plug")
+    harness.wait(lambda: status[-1] == "ok", 10.0, "ok with the port")
+    harness.wait(lambda: granted(Trigger.Request()), 10.0, "reset")
+    driven()
+    deployed.send_signal(signal.SIGINT)
+    assert deployed.wait(20.0) == 0, said.read_text()
+
+
+@pytest.mark.skipif(not ROBOTS.exists(), reason="the folder shared/data/robots is absent")
+def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
+    pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
+    leader, path = arms[1], tmp_path / "my_arm.yaml"
+    ready, table = yaml.safe_load(card.find("so101").read_text()), yaml.safe_load(path.read_text())
+    table |= {"workspace": ready["workspace"], "model": {"path": str(ROBOTS / ready["model"]["path"])}}
+    path.write_text(yaml.safe_dump(table, sort_keys=False))
+    keys, terminal = pty.openpty()
+    command("leader", *page("robot leader my_leader"), stdin=terminal)
+    session, said = command(
+        "hil", *page("hil env=reach robot=my_arm"), "human.port=0", "demos=0", "total_steps=1000",
+        "eval_every=0", "policy.hidden=[16,16]", "policy.batch_size=16",
+    )  # fmt: skip
+    harness.wait(lambda: session.poll() or list(tmp_path.glob("runs/hil/*/log")), 60.0, "a session")
+    assert session.poll() is None, said.read_text()
+    time.sleep(1.5)  # the policy drives
+    begin = time.monotonic()
+    while not any(path.read_text() for path in tmp_path.glob("runs/hil/*/log/manifest.jsonl")):  # the first episode
+        assert session.poll() is None, said.read_text()
+        assert time.monotonic() < begin + 40.0, said.read_text()[-2000:]
+        way = min(0.2 * (time.monotonic() - begin), 0.4)
+        leader.say(f"turn 1 {2048 + way * TURN}")
+        if way < 0.4:
+            os.write(keys, b" ")
+        time.sleep(0.05)
+    os.close(keys)
+    session.send_signal(signal.SIGINT)
+    session.wait(20.0)
+    (episode, *_) = Recording(next(tmp_path.glob("runs/hil/*/log")))
+    steps = to_steps(episode)
+    driven = np.array([step.action_exec for step in steps if step.human])
+    assert 10 <= len(driven) < len(steps) - 10
+    np.testing.assert_allclose(driven[:, 1:], 0.0, atol=1e-6)  # the joints that the leader did not move
+    told = json.loads(next(tmp_path.rglob("io.json")).read_text())
+    way = told["action_high"][0] * driven[:, 0].sum()
+    assert 0.25 < way < 0.41  # without what it moved before the grip was seen
+    assert np.abs([step.action_exec[1:] for step in steps if not step.human]).max() > 0.1
