@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from robot_rl import extras
 from robot_rl.tables import read_table
-from robot_rl.types import Action, Array, IOSpec, Loaded, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Loaded, Obs, Policy, PolicyParts, Port
 from robot_rl.types.options import Count, Positive
 
 FILE = "policy.onnx"
@@ -22,6 +22,40 @@ KINDS = {"tensor(float)": "float32", "tensor(uint8)": "uint8"}
 IN, OUT = "_in", "_out"
 """Ends of the names of an input and an output that are one memory: rsl_rl's convention (h_in, h_out)."""
 _LARGEST = 2**31  # bytes: what one file of the format can hold
+
+
+MakePort: TypeAlias = Callable[[Mapping[str, object], tuple[str, ...]], Port]
+"""(options of a world, names of the joints) -> port of that world."""
+
+
+class End(Protocol):
+    """An input or an output of a graph, as ONNX Runtime tells it.
+
+    Attributes:
+        name: of it.
+        type: such as "tensor(float)".
+        shape: a number for each axis, or a name or None where any size will do.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+class Session(Protocol):
+    """What is used of `onnxruntime.InferenceSession`."""
+
+    def get_inputs(self) -> list[End]:
+        """What it takes."""
+        ...
+
+    def get_outputs(self) -> list[End]:
+        """What it gives."""
+        ...
+
+    def run(self, output_names: list[str], input_feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs of these names."""
+        ...
 
 
 def graph_of(path: Path) -> Path | None:
@@ -38,9 +72,9 @@ class RowMemory:
         start: name -> value at the begin of an episode.
     """
 
-    def __init__(self, start: Mapping[Any, np.ndarray]) -> None:
+    def __init__(self, start: Mapping[str, np.ndarray]) -> None:
         self._start = dict(start)
-        self._rows: list[dict[Any, np.ndarray]] = []
+        self._rows: list[dict[str, np.ndarray]] = []
 
     def __bool__(self) -> bool:
         return bool(self._start)
@@ -52,7 +86,7 @@ class RowMemory:
         elif len(rows) == len(self._rows):
             self._rows = [dict(self._start) if gone else row for gone, row in zip(np.asarray(rows), self._rows)]
 
-    def of(self, count: int) -> list[dict[Any, np.ndarray]]:
+    def of(self, count: int) -> list[dict[str, np.ndarray]]:
         """The memories of `count` rows, to be changed in place."""
         if len(self._rows) != count:
             self._rows = [dict(self._start) for _ in range(count)]
@@ -166,14 +200,14 @@ def read_io(folder: Path) -> IOSpec:
         raise ValueError(f"{folder / 'io.json'} cannot be read: {error}") from error
 
 
-def load_for_robot(path: str, *, device: str, threads: int, make_port: Callable[[Any, tuple[str, ...]], Any]) -> Loaded:
+def load_for_robot(path: str, *, device: str, threads: int, make_port: MakePort) -> Loaded:
     """A graph for the policy node, without torch.
 
     Args:
         path: folder or file.
         device: where it computes.
         threads: of ONNX Runtime.
-        make_port: (options of a world, names of the joints) -> port of that world.
+        make_port: makes the port of the world that the policy was trained in.
 
     Raises:
         ValueError: no graph, or one that does not fit its io.json.
@@ -181,16 +215,14 @@ def load_for_robot(path: str, *, device: str, threads: int, make_port: Callable[
     return exported(OnnxPolicy(path, device=device, threads=threads), Path(path).expanduser(), FILES, make_port)
 
 
-def exported(
-    policy: Any, path: Path, files: tuple[str, ...], make_port: Callable[[Any, tuple[str, ...]], Any]
-) -> Loaded:
+def exported(policy: Policy, path: Path, files: tuple[str, ...], make_port: MakePort) -> Loaded:
     """A policy that was read from an exported folder, or from a file of others with its io.json, for the policy node.
 
     Args:
         policy: in [-1, 1] of its own interface.
         path: folder or file.
         files: names of those in the folder that make the policy what it is.
-        make_port: (options of a world, names of the joints) -> port of that world.
+        make_port: makes the port of the world that the policy was trained in.
     """
     folder = path if path.is_dir() else path.parent
     facts = json.loads((folder / "meta.json").read_text()) if (folder / "meta.json").is_file() else {}
@@ -222,7 +254,7 @@ def read_file(file: Path) -> bytes:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def open_graph(data: bytes, file: Path, device: str, threads: int) -> Any:
+def open_graph(data: bytes, file: Path, device: str, threads: int) -> Session:
     """A session of ONNX Runtime; of the graph nothing but the graph is loaded.
 
     Args:
@@ -251,7 +283,7 @@ def open_graph(data: bytes, file: Path, device: str, threads: int) -> Any:
         raise ValueError(f"{file} cannot be read as an ONNX graph: {first_line(error)}") from error
 
 
-def _memory(session: Any) -> tuple[RowMemory, dict[str, str]]:
+def _memory(session: Session) -> tuple[RowMemory, dict[str, str]]:
     """What a graph remembers: its begin, and input -> output."""
     outputs = {item.name: item for item in session.get_outputs()}
     start, links = {}, {}
@@ -263,7 +295,7 @@ def _memory(session: Any) -> tuple[RowMemory, dict[str, str]]:
     return RowMemory(start), links
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: End, b: End) -> bool:
     """Whether two ends have one type and, where they have numbers, one shape."""
     sizes = len(a.shape) == len(b.shape) and all(
         x == y for x, y in zip(a.shape, b.shape) if {type(x), type(y)} == {int}
@@ -271,7 +303,7 @@ def _alike(a: Any, b: Any) -> bool:
     return sizes and a.type == b.type
 
 
-def _match(session: Any, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _match(session: Session, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Key of an observation -> (name of the input, its type)."""
     inputs = {item.name: item for item in session.get_inputs() if item.name not in memory}
     if len(inputs) == 1 and set(io.obs) == {"state"}:
