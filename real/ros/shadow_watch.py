@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from rclpy.node import Node
@@ -105,7 +105,7 @@ class ShadowWatch:
         imu = state.sensors.get(self._spec.imu) if self._spec.imu else None
         self.watched.take(ShadowSample(now, state.stamp, state.position, state.velocity, imu, shots))
 
-    def aspect(self, values: Mapping[str, Any]) -> tuple[int, str, dict[str, Any]]:
+    def aspect(self, values: Mapping[str, object]) -> tuple[int, str, dict[str, object]]:
         """For the diagnostics."""
         report = self._report
         told = {**values, "shadow": str(self.path)}

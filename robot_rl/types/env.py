@@ -111,8 +111,8 @@ class StepEnv(Protocol):
 class VecEnv(StepEnv, Protocol):
     """Gymnasium's `VectorEnv` with a passport: what our engines, robots and their wrappers are."""
 
-    def render(self) -> Any:
-        """(H, W, 3) uint8 pictures, one a copy."""
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """(H, W, 3) uint8 pictures, one a copy; None where none were asked for."""
         ...
 
     def close(self) -> None:
