@@ -12,11 +12,10 @@ import numpy as np
 
 from robot_rl.policies.nets.progress import true_values
 from robot_rl.policies.nets.reference import FRAMES
-from robot_rl.policies.vla.critic import TinyCritic
-from robot_rl.policies.vla.critic_clips import Clips
-from robot_rl.policies.vla.critic_report import CriticReport
+from robot_rl.policies.vla.critic_report import Clips, CriticReport
 from robot_rl.policies.vla.critic_report import evaluate as table
 from robot_rl.policies.vla.critic_report import lines as rows_of
+from robot_rl.policies.vla.interface import MomentCritic, ReferenceCritic
 
 CONDITIONS = ("sentence", "reference", "both", "picture")
 TRAPS = ("wrong_reference", "right_sentence_wrong_reference", "wrong_sentence_right_reference")
@@ -42,7 +41,7 @@ class References:
         ValueError: a goal that fewer than two clips show.
     """
 
-    def __init__(self, critic: TinyCritic, clips: Clips, *, frames: int = FRAMES, seed: int = 0) -> None:
+    def __init__(self, critic: ReferenceCritic, clips: Clips, *, frames: int = FRAMES, seed: int = 0) -> None:
         self.critic, self.clips, self.frames = critic, clips, frames
         self._pool = clips.showing(frames)
         short = [goal for goal, rows in enumerate(self._pool) if len(rows) < 2]
@@ -52,9 +51,9 @@ class References:
                 "clips (robot-rl critic clips count=240 seed=2)"
             )
         self._random = np.random.default_rng([seed, 3])
-        self._kept: dict[int, TinyCritic] = {}
+        self._kept: dict[int, MomentCritic] = {}
 
-    def draw(self, goal: int, clip: int) -> TinyCritic:
+    def draw(self, goal: int, clip: int) -> MomentCritic:
         """The critic, shown a random reference of `goal` that is not `clip`."""
         rows = self._pool[goal][self._pool[goal] != clip]
         row = int(self._random.choice(rows))
@@ -64,7 +63,7 @@ class References:
 
 
 def evaluate(
-    critic: TinyCritic,
+    critic: ReferenceCritic,
     clips: Clips,
     *,
     phrasing: str = "held_out",
@@ -94,7 +93,9 @@ def evaluate(
     for name in CONDITIONS[1:]:
         drawn = References(critic, clips, frames=1 if name == "picture" else frames, seed=seed)
 
-        def ask(text: str, goal: int, clip: int, name: str = name, drawn: References = drawn) -> tuple[TinyCritic, str]:
+        def ask(
+            text: str, goal: int, clip: int, name: str = name, drawn: References = drawn
+        ) -> tuple[MomentCritic, str]:
             return drawn.draw(goal, clip), text if name == "both" else ""
 
         told[name] = table(critic, clips, phrasing=phrasing, seed=seed, on_clip=on_clip, ask=ask, loops=loops)
@@ -102,7 +103,7 @@ def evaluate(
 
 
 def traps(
-    critic: TinyCritic, clips: Clips, *, phrasing: str = "held_out", frames: int = FRAMES, seed: int = 0
+    critic: ReferenceCritic, clips: Clips, *, phrasing: str = "held_out", frames: int = FRAMES, seed: int = 0
 ) -> dict[str, dict[str, float]]:
     """Every clip that meets its goal, with something else shown or told under every other goal; see `TRAPS`."""
     sentences = clips.held_out if phrasing == "held_out" else clips.phrasings

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from robot_rl.advantage import RowIds, gae, group_advantage, policy_loss, row_weight, value_loss_rows
 from robot_rl.advantage.weights import drop_zero_variance
 from robot_rl.data.seen import StepSample
-from robot_rl.policies.vla.chunk_policy import ChunkPolicy
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
-from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
+from robot_rl.policies.vla.player import ChunkPolicy, Recipe, VlaPlanner, VlaPlayer, save_folder
 from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StateDict, StepEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Positive, Rate, Share, Whole
 
