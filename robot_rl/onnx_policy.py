@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,11 +24,12 @@ IN, OUT = "_in", "_out"
 _LARGEST = 2**31  # bytes: what one file of the format can hold
 
 
+K = TypeVar("K")
 MakePort: TypeAlias = Callable[[Mapping[str, object], tuple[str, ...]], Port]
 """(options of a world, names of the joints) -> port of that world."""
 
 
-class End(Protocol):
+class OnnxEnd(Protocol):
     """An input or an output of a graph, as ONNX Runtime tells it.
 
     Attributes:
@@ -42,14 +43,14 @@ class End(Protocol):
     shape: list[int | str | None]
 
 
-class Session(Protocol):
+class OnnxGraph(Protocol):
     """What is used of `onnxruntime.InferenceSession`."""
 
-    def get_inputs(self) -> list[End]:
+    def get_inputs(self) -> list[OnnxEnd]:
         """What it takes."""
         ...
 
-    def get_outputs(self) -> list[End]:
+    def get_outputs(self) -> list[OnnxEnd]:
         """What it gives."""
         ...
 
@@ -65,16 +66,16 @@ def graph_of(path: Path) -> Path | None:
     return path / FILE if (path / FILE).is_file() else None
 
 
-class RowMemory:
+class RowMemory(Generic[K]):
     """What each row of a batch remembers; another number of rows begins anew for all.
 
     Args:
         start: name -> value at the begin of an episode.
     """
 
-    def __init__(self, start: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, start: Mapping[K, np.ndarray]) -> None:
         self._start = dict(start)
-        self._rows: list[dict[str, np.ndarray]] = []
+        self._rows: list[dict[K, np.ndarray]] = []
 
     def __bool__(self) -> bool:
         return bool(self._start)
@@ -86,7 +87,7 @@ class RowMemory:
         elif len(rows) == len(self._rows):
             self._rows = [dict(self._start) if gone else row for gone, row in zip(np.asarray(rows), self._rows)]
 
-    def of(self, count: int) -> list[dict[str, np.ndarray]]:
+    def of(self, count: int) -> list[dict[K, np.ndarray]]:
         """The memories of `count` rows, to be changed in place."""
         if len(self._rows) != count:
             self._rows = [dict(self._start) for _ in range(count)]
@@ -254,7 +255,7 @@ def read_file(file: Path) -> bytes:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def open_graph(data: bytes, file: Path, device: str, threads: int) -> Session:
+def open_graph(data: bytes, file: Path, device: str, threads: int) -> OnnxGraph:
     """A session of ONNX Runtime; of the graph nothing but the graph is loaded.
 
     Args:
@@ -283,7 +284,7 @@ def open_graph(data: bytes, file: Path, device: str, threads: int) -> Session:
         raise ValueError(f"{file} cannot be read as an ONNX graph: {first_line(error)}") from error
 
 
-def _memory(session: Session) -> tuple[RowMemory, dict[str, str]]:
+def _memory(session: OnnxGraph) -> tuple[RowMemory[str], dict[str, str]]:
     """What a graph remembers: its begin, and input -> output."""
     outputs = {item.name: item for item in session.get_outputs()}
     start, links = {}, {}
@@ -295,7 +296,7 @@ def _memory(session: Session) -> tuple[RowMemory, dict[str, str]]:
     return RowMemory(start), links
 
 
-def _alike(a: End, b: End) -> bool:
+def _alike(a: OnnxEnd, b: OnnxEnd) -> bool:
     """Whether two ends have one type and, where they have numbers, one shape."""
     sizes = len(a.shape) == len(b.shape) and all(
         x == y for x, y in zip(a.shape, b.shape) if {type(x), type(y)} == {int}
@@ -303,7 +304,7 @@ def _alike(a: End, b: End) -> bool:
     return sizes and a.type == b.type
 
 
-def _match(session: Session, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _match(session: OnnxGraph, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Key of an observation -> (name of the input, its type)."""
     inputs = {item.name: item for item in session.get_inputs() if item.name not in memory}
     if len(inputs) == 1 and set(io.obs) == {"state"}:
