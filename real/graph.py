@@ -131,7 +131,7 @@ class NodeSpec:
     name: str
     executable: str
     namespace: str = ""
-    parameters: dict[str, object] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
     params_file: str = ""
     restart: str = "never"
     essential: bool = False
@@ -203,7 +203,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
     elif robot_card is not None and robot_card.servos is not None:
         add("servo_arm", {"rate": args.rate, "realtime": priority}, essential=True, grace=1.0)
     flight = {"flight": str(Path(args.flight).expanduser().resolve())} if args.flight else {}
-    supervisor: dict[str, object] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart, **flight}
+    supervisor: dict[str, Any] = {"rate": args.rate, "realtime": priority, "autostart": args.autostart, **flight}
     if robot_card is not None:
         supervisor |= of_card(robot_card)[1]
     if args.model:
@@ -335,7 +335,7 @@ def holds_checkpoint(folder: Path) -> bool:
     )
 
 
-def _parameters(path: str, what: str = "params_file") -> dict[str, object]:
+def _parameters(path: str, what: str = "params_file") -> dict[str, Any]:
     """What a file of ROS parameters, or of a robot, says.
 
     Raises:

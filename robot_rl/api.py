@@ -50,7 +50,7 @@ class RunResult:
     """
 
     folder: Path
-    summary: Mapping[str, object] = field(repr=False)
+    summary: Mapping[str, Any] = field(repr=False)
 
     def __fspath__(self) -> str:
         return str(self.folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from robot_rl import checkpoint, parallel
 from robot_rl.checkpoint import CheckpointError
@@ -77,7 +77,7 @@ class Checkpoints:
         states = {name: part.state_dict() for name, part in self.parts.states.items() if name == "learner"}
         return self._write(step, states, facts, {}, name=BEST)
 
-    def best(self) -> dict[str, object]:
+    def best(self) -> dict[str, Any]:
         """The facts of the best one so far, or nothing."""
         path = self.root / BEST
         return checkpoint.read_meta(path) if (path / "meta.json").exists() else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -196,7 +196,7 @@ class Assembler:
             row.valid = row.valid and not self._fault
         self._sent = value
 
-    def end(self, *, terminated: bool | None = None) -> dict[str, Column] | None:
+    def end(self, *, terminated: bool | None = None) -> dict[str, Any] | None:
         """Columns of the episode, None when there is no step.
 
         Args:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def machine() -> dict[str, str]:
     return {"robot_rl": VERSION, "numpy": np.__version__, "processor": platform.machine(), "system": platform.system()}
 
 
-def spec_table(spec: RobotSpec) -> dict[str, object]:
+def spec_table(spec: RobotSpec) -> dict[str, Any]:
     """A RobotSpec as the table that `RobotSpec.from_dict` makes the same one of."""
     return {key: _plain(value) for key, value in _stated(spec).items()}
 

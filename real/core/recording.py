@@ -396,7 +396,7 @@ class SessionRecorder:
             self._bag = None
 
 
-def attributes(spec: RobotSpec, settings: RecordSettings) -> dict[str, object]:
+def attributes(spec: RobotSpec, settings: RecordSettings) -> dict[str, Any]:
     """Attributes of an episode file."""
     rules = settings.rules
     return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.segments import Segments
-from robot_rl.types import Array, Batches, Episode, IOSpec, Obs, StateDict, Step, Transitions
+from robot_rl.types import Batches, Episode, IOSpec, Obs, StateDict, Step, Transitions
 
 
 class Replay:
@@ -63,7 +64,7 @@ class Replay:
         """What the buffer holds, see `TransitionRing.episodes`."""
         return self._ring.episodes(rows)
 
-    def look(self, most: int) -> tuple[Obs, Array | None, int]:
+    def look(self, most: int) -> tuple[Obs, Any, int]:
         """Observations and actions of evenly spaced rows, and how many steps came in; see `data.seen.Looked`."""
         ring, layout = self._ring, self._layout
         slots = (ring.oldest + space_rows(len(ring), most)) % ring.capacity

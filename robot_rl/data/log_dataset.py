@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -223,7 +224,7 @@ class LogDataset:
         rows = self._arrays.put(self.store.start_obs[self.episodes], "int64")
         return {key: self._read(f"obs/{key}", rows) for key in self.keys}
 
-    def look(self, most: int) -> tuple[Obs, Array | None, int]:
+    def look(self, most: int) -> tuple[Obs, Any, int]:
         """Observations and actions of evenly spaced steps of those in use, and how many; see `data.seen.Looked`."""
         index = space_rows(self._length, most)
         run = np.searchsorted(self._before, index, "right") - 1

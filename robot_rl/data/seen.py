@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ MOST_PICTURES = 256
 class Looked(Protocol):
     """What can be looked at without being changed."""
 
-    def look(self, most: int) -> tuple[Obs, Array | None, int]:
+    def look(self, most: int) -> tuple[Obs, Any, int]:
         """Observations and actions of evenly spaced rows, at most `most`, and how many steps there are in all.
 
         Pictures are (n, H, W, 3) of at most MOST_PICTURES rows, or their mosaics (n, 48).
@@ -72,7 +72,7 @@ class RowSample:
             self._mark, where = self._mark[kept], torch.as_tensor(np.flatnonzero(kept))
             self._parts = {key: [rows[where.to(rows.device)]] for key, rows in self._join().items()}
 
-    def look(self, most: int) -> tuple[Obs, Array | None, int]:
+    def look(self, most: int) -> tuple[Obs, Any, int]:
         """See `Looked`."""
         if not self._count:
             return {}, None, 0
@@ -114,7 +114,7 @@ class StepSample(RowSample):
         if len(self._steps) == self.BLOCK:
             self._flush()
 
-    def look(self, most: int) -> tuple[Obs, Array | None, int]:
+    def look(self, most: int) -> tuple[Obs, Any, int]:
         """See `Looked`."""
         self._flush()
         return super().look(most)

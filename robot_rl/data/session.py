@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
@@ -125,7 +125,7 @@ def next_path(folder: str | os.PathLike[str]) -> Path:
     return Path(folder) / f"episode_{max(numbers, default=-1) + 1:06d}.hdf5"
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, object]]:
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns and attributes of an episode or a joined file; JSON attributes come back as they were.
 
     Raises:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Policy, Step, VecEnv
+from robot_rl.types import Array, Policy, Step
 
 LONGEST = 20_000
 """Steps of an episode after which an evaluation waits no longer for its end: far beyond the limits of our worlds."""
@@ -65,7 +66,7 @@ def by_task(result: Evaluation, names: Sequence[str]) -> dict[str, tuple[int, in
 
 
 def evaluate(
-    env: VecEnv,
+    env: Any,
     policy: Policy,
     *,
     episodes: int,
@@ -154,7 +155,7 @@ def evaluate(
     return result
 
 
-def evaluate_midway(env: VecEnv, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
+def evaluate_midway(env: StepEnv, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
     """`evaluate` a policy that is in the midst of something else, such as its training, and goes on with that.
 
     What acting depends on beside the weights (a memory of the episodes under way, a chunk, noise) is put back.

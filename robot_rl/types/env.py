@@ -111,7 +111,7 @@ class StepEnv(Protocol):
 class VecEnv(StepEnv, Protocol):
     """Gymnasium's `VectorEnv` with a passport: what our engines, robots and their wrappers are."""
 
-    def render(self) -> tuple[np.ndarray, ...] | None:
+    def render(self) -> Any:
         """(H, W, 3) uint8 pictures, one a copy; None where none were asked for."""
         ...
 
