@@ -10,7 +10,7 @@ import numpy as np
 
 from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Policy, Step
+from robot_rl.types import Array, Policy, Step, StepEnv
 
 LONGEST = 20_000
 """Steps of an episode after which an evaluation waits no longer for its end: far beyond the limits of our worlds."""
