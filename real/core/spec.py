@@ -369,14 +369,10 @@ def _convert(kind: str, value: object, where: str) -> object:
         return CalibrationCard.model_validate(dict(_mapping(value, where)))
     if kind.startswith("float"):
         return _number(value, where)
-    if kind == "bool":
-        if not isinstance(value, bool):
-            raise SpecError(f"{where} is {value!r}, expected true or false")
-        return value
-    if kind == "str":
-        if not isinstance(value, str):
-            raise SpecError(f"{where} is {value!r}, expected text; quote it")
-        return value
+    if kind == "bool" and not isinstance(value, bool):
+        raise SpecError(f"{where} is {value!r}, expected true or false")
+    if kind == "str" and not isinstance(value, str):
+        raise SpecError(f"{where} is {value!r}, expected text; quote it")
     if kind.startswith("tuple[float"):
         return tuple(_number(v, f"{where}[{i}]") for i, v in enumerate(_sequence(value, where)))
     if kind.startswith("tuple[str"):
