@@ -58,7 +58,7 @@ def run(path: str = "", episodes: int = 20, seed: int = 5000, quick: bool = Fals
             action = policy.act(obs, deterministic=True)
             spent.append(time.process_time() - begun)
             points = cfg.policy.encoder.name in ("selftrained", "robot")  # others see no named points
-            for name, far in (distances(env, obs, action.extras["sight"][0]) if points else {}).items():
+            for name, far in (distances(env, obs, np.asarray(action.extras["sight"][0])) if points else {}).items():
                 found.setdefault(name, []).append(far)
             obs, _, _, truncated, info = env.step(action.value)
             won += bool(info["success"][0])

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Generic, Protocol, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator
+from typing_extensions import Buffer
 
 from robot_rl.extras import require
 from robot_rl.types.card import CalibrationCard
 from robot_rl.types.options import Number
 
+M = TypeVar("M")
 LARGEST = 32 * 1024 * 1024
 """Bytes of a message above which it is refused."""
 MOST_PIXELS = 8192 * 8192
@@ -51,7 +53,7 @@ class RawImage(Protocol):
     encoding: str
     is_bigendian: int
     step: int
-    data: Any
+    data: Buffer
 
 
 class PictureError(ValueError):
@@ -73,7 +75,7 @@ def raw_pixels(message: RawImage) -> np.ndarray:
     row, promised = width * channels * np.dtype(kind).itemsize, height * step
     if promised > LARGEST:
         raise PictureError(f"image of {width} x {height} has {promised} bytes, expected at most {LARGEST}")
-    data = np.frombuffer(message.data, np.uint8)
+    data = np.frombuffer(memoryview(message.data), np.uint8)
     if not row or step < row or len(data) < promised or not promised:
         raise PictureError(
             f"image of {width} x {height} {message.encoding} has step {step} and {len(data)} bytes, expected a step "
@@ -87,14 +89,14 @@ def raw_pixels(message: RawImage) -> np.ndarray:
     return pixels if channels == 3 else pixels[..., 0]
 
 
-def compressed_pixels(data: Any) -> np.ndarray:
+def compressed_pixels(data: Buffer) -> np.ndarray:
     """(H, W, 3) uint8 RGB of a JPEG or PNG.
 
     Raises:
         PictureError: not a picture, more than 32 MB, or more pixels than any camera of ours has.
     """
     cv2 = require("cv2")
-    raw = np.frombuffer(data, np.uint8)
+    raw = np.frombuffer(memoryview(data), np.uint8)
     if not 0 < len(raw) <= LARGEST:
         raise PictureError(f"picture has {len(raw)} bytes, expected 1 to {LARGEST}")
     size = jpeg_size(raw.tobytes())
@@ -119,7 +121,7 @@ def png(pixels: np.ndarray) -> bytes:
     return coded.tobytes()
 
 
-def straightened(decode: Callable[[Any], np.ndarray], calibration: CalibrationCard) -> Callable[[Any], np.ndarray]:
+def straightened(decode: Callable[[M], np.ndarray], calibration: CalibrationCard) -> Callable[[M], np.ndarray]:
     """`decode` with what the lens bends made straight, so that a pinhole of the same matrix describes the pictures.
 
     Args:
@@ -135,7 +137,7 @@ def straightened(decode: Callable[[Any], np.ndarray], calibration: CalibrationCa
     bend = np.array(calibration.distortion, float)
     maps = cv2.initUndistortRectifyMap(matrix, bend, None, matrix, (width, height), cv2.CV_16SC2) if bend.any() else ()
 
-    def look(message: Any) -> np.ndarray:
+    def look(message: M) -> np.ndarray:
         pixels = decode(message)
         if pixels.shape[:2] != (height, width):
             raise PictureError(
@@ -188,7 +190,7 @@ def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.ascontiguousarray(pixels.astype(np.uint8, copy=False))
 
 
-class Camera:
+class Camera(Generic[M]):
     """The newest picture of one camera, decoded when it is asked for, and whether the camera still lives.
 
     A camera that sends the same picture again and again is frozen: sensors have noise, so identical bytes for
@@ -206,8 +208,8 @@ class Camera:
     def __init__(
         self,
         name: str,
-        decode: Callable[[Any], np.ndarray],
-        payload: Callable[[Any], Any],
+        decode: Callable[[M], np.ndarray],
+        payload: Callable[[M], Buffer],
         *,
         timeout: float = 0.5,
         freeze_time: float = 1.0,
@@ -218,13 +220,13 @@ class Camera:
         self.errors = 0
         self.last_error = ""
         self._decode, self._payload = decode, payload
-        self._newest: tuple[Any, float] | None = None
+        self._newest: tuple[M, float] | None = None
         self._shown: tuple[float, np.ndarray] | None = None
         self._failed_at = -np.inf
         self._print = -1
         self._changed = np.nan
 
-    def take(self, message: object, arrival: float) -> None:
+    def take(self, message: M, arrival: float) -> None:
         """Store a message; decode it at once only if `eager`.
 
         Args:
@@ -237,7 +239,7 @@ class Camera:
             self._look()
 
     @property
-    def newest(self) -> tuple[Any, float] | None:
+    def newest(self) -> tuple[M, float] | None:
         """The newest message as it came, and when; None before the first. Callable from any thread."""
         return self._newest
 

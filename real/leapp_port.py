@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from robot_rl.leapp_bundle import Bundle, Tensor
 from robot_rl.real.core.spec import EFFORT, PD, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.legged_port import COMMAND, GAINS, IMU, check_trained
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, Obs
 
 JOINTS = ("state/joint/position", "state/joint/velocity")
 """Kinds of what is measured of joints."""
@@ -88,7 +87,7 @@ class LeappPort:
     def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
         """Nothing: what is remembered is in the bundle."""
 
-    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> Obs:
         """{input: (1, …) float32}.
 
         Raises:

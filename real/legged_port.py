@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from robot_rl.legs import Body, observe, target_of
 from robot_rl.real.core.spec import PD, RobotSpec
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, Obs
 from robot_rl.types.policy_card import PolicyCard
 
 IMU, COMMAND = "imu", "velocity_command"
@@ -93,7 +92,7 @@ class LeggedPort:
         self._count = 0
         self._action = np.zeros(len(self._order))
 
-    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> Obs:
         """{"state": (1, S) float32}; one call is one decision of the gait's clock, whose first is one period in."""
         self._count += 1
         imu = np.asarray(task[IMU], float)

@@ -10,8 +10,8 @@ import numpy as np
 
 from robot_rl.data.units import in_units, meaning_of
 from robot_rl.real.core.spec import POSITION, Mode, RobotSpec
-from robot_rl.real.port import Port, SpecPort, TrainedPort, ported
-from robot_rl.types import Loaded, Options, Policy, Seen
+from robot_rl.real.port import SpecPort, TrainedPort, ported
+from robot_rl.types import Loaded, Options, Policy, Port, Seen
 from robot_rl.types.options import Count, Positive, Whole
 
 

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from robot_rl.real.cameras import resized
 from robot_rl.real.core.spec import PD, POSITION, RobotSpec, check_mapping
-from robot_rl.types import IOSpec
+from robot_rl.types import IOSpec, Obs, Port
 
 UNITS = {"absolute": "rad", "delta": "rad", "velocity": "rad/s", "effort": "N*m"}
 _PARTS = ("joint_positions", "joint_velocities", "last_action")
 IMAGE = "image."
 """Begin of the observation keys that are pictures; the camera's name follows."""
-
-
-class Port(Protocol):
-    """Observation and action terms of one robot; `robot_rl.sim.port.WorldPort` takes them from a world."""
-
-    io: IOSpec
-    external: tuple[str, ...]
-    cameras: tuple[str, ...]
-
-    def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
-        """Take the measured robot (J,) as the start."""
-        ...
-
-    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Observation for a policy, with a batch axis of 1."""
-        ...
-
-    def act(self, action: np.ndarray) -> np.ndarray:
-        """(1, A) action in [-1, 1] -> (J,) command in the mode of the robot."""
-        ...
 
 
 @runtime_checkable
@@ -117,7 +97,7 @@ class SpecPort:
         """Begin commands at the measured position."""
         self._command, self._action = np.array(position, float), np.zeros(len(position))
 
-    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> Obs:
         """{"state": (1, S) float32}."""
         parts = {"joint_positions": position, "joint_velocities": velocity, "last_action": self._action, **task}
         return {"state": np.concatenate([np.asarray(parts[key], float) for key in self._keys])[None].astype(np.float32)}
@@ -172,7 +152,7 @@ class SightedPort:
         """Take the measured robot (J,) as the start."""
         self._port.reset(position, velocity, task)
 
-    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> Obs:
         """The port's observation and (1, H, W, 3) uint8 per camera; `task` holds the pictures by "image.<camera>"."""
         full = self._port.observe(position, velocity, task)
         obs = {key: full[key] for key in self._blind}

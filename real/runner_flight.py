@@ -18,8 +18,8 @@ from robot_rl.data.flight_read import AlteredFlight, Record
 from robot_rl.real.core.flight import machine
 from robot_rl.real.core.flight_replay import Difference
 from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints
-from robot_rl.real.port import IMAGE, Port
-from robot_rl.types import Policy, Seen
+from robot_rl.real.port import IMAGE
+from robot_rl.types import Policy, Port, Seen
 
 _numbers = count()
 
@@ -49,7 +49,7 @@ class RecordedRunner(PolicyRunner):
         *,
         identity: str,
         flight: FlightWriter,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         seen: Seen | None = None,
         say: Callable[[str], object] = print,
     ) -> None:
@@ -228,7 +228,7 @@ class PolicyReplay:
             r.first = Difference(r.ticks, 1e-9 * (when - (self._begin or when)), what, *words)
 
 
-def _way(a: Any, b: Any) -> float:
+def _way(a: np.ndarray | None, b: np.ndarray | None) -> float:
     """Largest difference of two arrays; infinite where they have no common shape or one is not finite."""
     if a is None or b is None or np.shape(a) != np.shape(b):
         return 0.0 if a is None and b is None else math.inf
@@ -236,7 +236,7 @@ def _way(a: Any, b: Any) -> float:
     return float(way.max(initial=0.0)) if np.isfinite(way).all() else math.inf
 
 
-def _tell(value: Any) -> str:
+def _tell(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_tell(item)}" for key, item in value.items())
     text = "nothing" if value is None else str(np.asarray(value).tolist())

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from typing_extensions import is_protocol
 
 from robot_rl import extras
-from robot_rl.types import Learner, Options
+from robot_rl.types import Learner, Options, Port
 from robot_rl.words import Refused, expected, near, option_error
 
 PLACES: dict[str, dict[str, str]] = {
@@ -231,7 +231,7 @@ def make_world(node: str | Mapping[str, Any]) -> Any:
         raise ValueError(str(error)) from error
 
 
-def world_port(node: Mapping[str, object], joints: Sequence[str], *, proprio: Sequence[str] | None = None) -> Any:
+def world_port(node: Mapping[str, object], joints: Sequence[str], *, proprio: Sequence[str] | None = None) -> Port:
     """What a policy of the world of a node drives a robot through: `WorldPort`, or `LeggedPort` of one that walks."""
     world = make_world(node)
     walks = tool("world_parts")(world).policy_card

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.types import IOSpec, Obs
+from robot_rl.types import IOSpec, Obs, StateDict
 
 
 class _World:
@@ -45,11 +45,11 @@ class _World:
         """The observation as these environments give it."""
         return obs["state"] if self.plain else obs
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = self.env.state_dict() if self.started else None
         return {"made_of": self.made_of, "started": self.started, "state": state}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: StateDict) -> None:
         self.made_of, self.started = state["made_of"], state["started"]
         self._open()
         if self.started:
@@ -71,7 +71,7 @@ class WorldEnv(gymnasium.Env):
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (an instance variable to gymnasium)
 
-    def __init__(self, name: str, render_mode: str | None = None, **options: Any) -> None:
+    def __init__(self, name: str, render_mode: str | None = None, **options: object) -> None:
         self._world = _World(name, 1, render_mode, options)
         self.render_mode, self.io = render_mode, self._world.io
         self.observation_space, self.action_space = self._world.space, self._world.env.single_action_space
@@ -93,7 +93,7 @@ class WorldEnv(gymnasium.Env):
         found |= {f"reward_{name}": float(term[0]) for name, term in info.get("reward_terms", {}).items()}
         return self._row(last), float(reward[0]), bool(terminated[0]), bool(truncated[0]), found
 
-    def render(self) -> Any:
+    def render(self) -> np.ndarray | None:
         """(H, W, 3) uint8, or None without a render_mode."""
         return None if self.render_mode is None else self._world.env.render()[0]
 
@@ -118,7 +118,7 @@ class WorldVectorEnv(VectorEnv):
     metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
     autoreset_mode = AutoresetMode.SAME_STEP  # where Gymnasium's own keep it, and TorchRL looks
 
-    def __init__(self, name: str, num_envs: int = 1, render_mode: str | None = None, **options: Any) -> None:
+    def __init__(self, name: str, num_envs: int = 1, render_mode: str | None = None, **options: object) -> None:
         self._world = _World(name, num_envs, render_mode, options)
         self.num_envs, self.render_mode, self.io = num_envs, render_mode, self._world.io
         self.single_observation_space = self._world.space
@@ -140,7 +140,7 @@ class WorldVectorEnv(VectorEnv):
             info = {**info, "final_obs": self._world.of(info["final_obs"]), "_final_obs": terminated | truncated}
         return self._world.of(obs), reward, terminated, truncated, info
 
-    def render(self) -> Any:
+    def render(self) -> tuple[np.ndarray, ...] | None:
         """N pictures (H, W, 3) uint8, or None without a render_mode."""
         return None if self.render_mode is None else self._world.env.render()
 

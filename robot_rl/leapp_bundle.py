@@ -89,7 +89,7 @@ class _Pipeline(BaseModel):
     data_flow: dict[str, tuple[str, ...]] = {}
     feedback_flow: dict[str, tuple[str, ...]] = {}
     initial_values: str | None = None
-    configs: dict[str, Any] = {}
+    configs: dict[str, object] = {}
 
 
 class _Description(BaseModel):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from robot_rl import extras
 from robot_rl.tables import read_table
-from robot_rl.types import Action, Array, IOSpec, Loaded, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Loaded, Obs, Policy, PolicyParts, Port
 from robot_rl.types.options import Count, Positive
 
 FILE = "policy.onnx"
@@ -24,6 +24,41 @@ IN, OUT = "_in", "_out"
 _LARGEST = 2**31  # bytes: what one file of the format can hold
 
 
+K = TypeVar("K")
+MakePort: TypeAlias = Callable[[Mapping[str, object], tuple[str, ...]], Port]
+"""(options of a world, names of the joints) -> port of that world."""
+
+
+class OnnxEnd(Protocol):
+    """An input or an output of a graph, as ONNX Runtime tells it.
+
+    Attributes:
+        name: of it.
+        type: such as "tensor(float)".
+        shape: a number for each axis, or a name or None where any size will do.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+class OnnxGraph(Protocol):
+    """What is used of `onnxruntime.InferenceSession`."""
+
+    def get_inputs(self) -> list[OnnxEnd]:
+        """What it takes."""
+        ...
+
+    def get_outputs(self) -> list[OnnxEnd]:
+        """What it gives."""
+        ...
+
+    def run(self, output_names: list[str], input_feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs of these names."""
+        ...
+
+
 def graph_of(path: Path) -> Path | None:
     """The graph that a path stands for: the file itself, or `policy.onnx` in a folder; None where it is neither."""
     if path.suffix == ".onnx" and path.is_file():
@@ -31,16 +66,16 @@ def graph_of(path: Path) -> Path | None:
     return path / FILE if (path / FILE).is_file() else None
 
 
-class RowMemory:
+class RowMemory(Generic[K]):
     """What each row of a batch remembers; another number of rows begins anew for all.
 
     Args:
         start: name -> value at the begin of an episode.
     """
 
-    def __init__(self, start: Mapping[Any, np.ndarray]) -> None:
+    def __init__(self, start: Mapping[K, np.ndarray]) -> None:
         self._start = dict(start)
-        self._rows: list[dict[Any, np.ndarray]] = []
+        self._rows: list[dict[K, np.ndarray]] = []
 
     def __bool__(self) -> bool:
         return bool(self._start)
@@ -52,7 +87,7 @@ class RowMemory:
         elif len(rows) == len(self._rows):
             self._rows = [dict(self._start) if gone else row for gone, row in zip(np.asarray(rows), self._rows)]
 
-    def of(self, count: int) -> list[dict[Any, np.ndarray]]:
+    def of(self, count: int) -> list[dict[K, np.ndarray]]:
         """The memories of `count` rows, to be changed in place."""
         if len(self._rows) != count:
             self._rows = [dict(self._start) for _ in range(count)]
@@ -166,14 +201,14 @@ def read_io(folder: Path) -> IOSpec:
         raise ValueError(f"{folder / 'io.json'} cannot be read: {error}") from error
 
 
-def load_for_robot(path: str, *, device: str, threads: int, make_port: Callable[[Any, tuple[str, ...]], Any]) -> Loaded:
+def load_for_robot(path: str, *, device: str, threads: int, make_port: MakePort) -> Loaded:
     """A graph for the policy node, without torch.
 
     Args:
         path: folder or file.
         device: where it computes.
         threads: of ONNX Runtime.
-        make_port: (options of a world, names of the joints) -> port of that world.
+        make_port: makes the port of the world that the policy was trained in.
 
     Raises:
         ValueError: no graph, or one that does not fit its io.json.
@@ -181,16 +216,14 @@ def load_for_robot(path: str, *, device: str, threads: int, make_port: Callable[
     return exported(OnnxPolicy(path, device=device, threads=threads), Path(path).expanduser(), FILES, make_port)
 
 
-def exported(
-    policy: Any, path: Path, files: tuple[str, ...], make_port: Callable[[Any, tuple[str, ...]], Any]
-) -> Loaded:
+def exported(policy: Policy, path: Path, files: tuple[str, ...], make_port: MakePort) -> Loaded:
     """A policy that was read from an exported folder, or from a file of others with its io.json, for the policy node.
 
     Args:
         policy: in [-1, 1] of its own interface.
         path: folder or file.
         files: names of those in the folder that make the policy what it is.
-        make_port: (options of a world, names of the joints) -> port of that world.
+        make_port: makes the port of the world that the policy was trained in.
     """
     folder = path if path.is_dir() else path.parent
     facts = json.loads((folder / "meta.json").read_text()) if (folder / "meta.json").is_file() else {}
@@ -222,7 +255,7 @@ def read_file(file: Path) -> bytes:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def open_graph(data: bytes, file: Path, device: str, threads: int) -> Any:
+def open_graph(data: bytes, file: Path, device: str, threads: int) -> OnnxGraph:
     """A session of ONNX Runtime; of the graph nothing but the graph is loaded.
 
     Args:
@@ -251,7 +284,7 @@ def open_graph(data: bytes, file: Path, device: str, threads: int) -> Any:
         raise ValueError(f"{file} cannot be read as an ONNX graph: {first_line(error)}") from error
 
 
-def _memory(session: Any) -> tuple[RowMemory, dict[str, str]]:
+def _memory(session: OnnxGraph) -> tuple[RowMemory[str], dict[str, str]]:
     """What a graph remembers: its begin, and input -> output."""
     outputs = {item.name: item for item in session.get_outputs()}
     start, links = {}, {}
@@ -263,7 +296,7 @@ def _memory(session: Any) -> tuple[RowMemory, dict[str, str]]:
     return RowMemory(start), links
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: OnnxEnd, b: OnnxEnd) -> bool:
     """Whether two ends have one type and, where they have numbers, one shape."""
     sizes = len(a.shape) == len(b.shape) and all(
         x == y for x, y in zip(a.shape, b.shape) if {type(x), type(y)} == {int}
@@ -271,7 +304,7 @@ def _alike(a: Any, b: Any) -> bool:
     return sizes and a.type == b.type
 
 
-def _match(session: Any, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _match(session: OnnxGraph, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Key of an observation -> (name of the input, its type)."""
     inputs = {item.name: item for item in session.get_inputs() if item.name not in memory}
     if len(inputs) == 1 and set(io.obs) == {"state"}:

@@ -103,7 +103,7 @@ class PickCube(gymnasium.Env):
         """(3,) where the block is now [m]."""
         return np.array(self.data.sensor("block_pos").data, np.float32)
 
-    def render(self) -> Any:
+    def render(self) -> np.ndarray:
         """The front camera."""
         return self._base.render()[0]
 

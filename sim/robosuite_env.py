@@ -70,7 +70,7 @@ class RobosuiteTask(gymnasium.Env):
         seen, reward, _, _ = self._base.step(action)
         return self._see(seen), float(reward), False, False, {"success": bool(self._base._check_success())}
 
-    def render(self) -> Any:
+    def render(self) -> np.ndarray:
         """(480, 640, 3) uint8 of the camera in front."""
         return self._base.sim.render(camera_name="frontview", width=640, height=480)[::-1]
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -20,6 +20,10 @@ from robot_rl.extras import require
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Options, OwnLoop, PolicyParts, StateDict, StepEnv
 from robot_rl.types.option_words import near
 
+if TYPE_CHECKING:
+    from stable_baselines3.common.policies import BasePolicy
+
+V = TypeVar("V")
 Tick = Callable[[int, Metrics], bool]
 Due = Callable[[int, int], bool]
 
@@ -116,7 +120,7 @@ class Sb3(OwnLoop[Sb3Options, None]):
             )
             self.env_steps = int(self._model.num_timesteps)
 
-    def train(self, env: Any, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
+    def train(self, env: StepEnv, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """`attach` and `run` in one call."""
         self.attach(env)
         self.run(total_steps, tick, due=due)
@@ -161,10 +165,10 @@ class Sb3LivePolicy:
 
     parts = PolicyParts()
 
-    def __init__(self, io: IOSpec, policy: Any) -> None:
+    def __init__(self, io: IOSpec, policy: BasePolicy) -> None:
         self.io, self._policy = io, policy
 
-    def follow(self, policy: Any) -> None:
+    def follow(self, policy: BasePolicy) -> None:
         """Act with another SB3 policy module from now on."""
         self._policy = policy
 
@@ -209,14 +213,14 @@ class VectorEnvForSb3(_vec_env.VecEnv):
                 )
         self._inner: Any = env
         self._rows, self._obs = rows, dict[str, object]()
-        boxes = {key: _box(shape, dtype) for key, (shape, dtype) in io.obs.items()}
-        space = boxes["state"] if list(boxes) == ["state"] else gymnasium.spaces.Dict(_for_sb3(boxes))
+        boxes = _for_sb3({key: _box(shape, dtype) for key, (shape, dtype) in io.obs.items()})
+        space = gymnasium.spaces.Dict(boxes) if isinstance(boxes, dict) else boxes
         count = 1 if env is None else env.num_envs
         super().__init__(count, space, gymnasium.spaces.Box(-1.0, 1.0, (io.action_dim,), np.float32))
         self._action = np.zeros((count, io.action_dim), np.float32)
         self._return, self._length = np.zeros(count), np.zeros(count, np.int64)
 
-    def reset(self) -> Any:
+    def reset(self) -> Obs | np.ndarray:
         """First observations."""
         seed = self._seeds[0]
         obs, _ = self._inner.reset(seed=seed)
@@ -324,12 +328,12 @@ def _algorithm(name: str) -> Any:
     raise ValueError(f"there is no algorithm {name!r}; expected one of {', '.join([*sorted(known), *CONTRIB])}")
 
 
-def _box(shape: tuple[int, ...], dtype: str) -> gymnasium.spaces.Box:
+def _box(shape: tuple[int, ...], dtype: str) -> gymnasium.spaces.Space:
     low, high = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
     return gymnasium.spaces.Box(low, high, shape, np.dtype(dtype).type)
 
 
-def _for_sb3(obs: Obs) -> Any:
+def _for_sb3(obs: dict[str, V]) -> dict[str, V] | V:
     """SB3's form: the bare array of a lone "state", else a dictionary whose keys may name torch modules."""
     if list(obs) == ["state"]:
         return obs["state"]

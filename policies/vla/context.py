@@ -11,9 +11,8 @@ where they differ: ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from robot_rl.policies.nets.critic_scores import Platt, fit_platt
 from robot_rl.policies.nets.reference import BOTH, SHOWN, TOLD, RefClip
 from robot_rl.policies.vla.context_clips import ContextBatch, ContextSampler, ShowOptions
 from robot_rl.policies.vla.context_net import TEXT, ContextNet
+from robot_rl.policies.vla.context_report import ContextReport, evaluate
 from robot_rl.policies.vla.critic import Clips, CriticTrainer, CriticTraining, ReadFrames, TinyCritic
 from robot_rl.policies.vla.interface import checked_goal
 from robot_rl.types import Array, StateDict
@@ -175,11 +175,11 @@ class ContextLearner(CriticTrainer[ContextCriticOptions, ContextNet, ContextBatc
         self.platt = told
         return told
 
-    def evaluate(self, clips: Clips, **options: Any) -> dict[str, Any]:
+    def evaluate(
+        self, clips: Clips, *, phrasing: str = "held_out", on_clip: Callable[[int], None] | None = None
+    ) -> ContextReport:
         """The report of `context_report.evaluate` on the present weights."""
-        from robot_rl.policies.vla.context_report import evaluate  # it imports this file
-
-        return evaluate(self.critic(), clips, frames=self.o.frames_shown, **options)
+        return evaluate(self.critic(), clips, phrasing=phrasing, frames=self.o.frames_shown, on_clip=on_clip)
 
     def critic(self, readout: str | None = None) -> ContextCritic:
         """The critic with the present weights (shared, not copied), shown nothing yet."""

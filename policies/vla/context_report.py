@@ -7,18 +7,25 @@ right reference against a wrong sentence. None of them is done.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from robot_rl.policies.nets.progress import true_values
 from robot_rl.policies.nets.reference import FRAMES
-from robot_rl.policies.vla.critic_report import Clips
+from robot_rl.policies.vla.critic_report import Clips, CriticReport
 from robot_rl.policies.vla.critic_report import evaluate as table
 from robot_rl.policies.vla.critic_report import lines as rows_of
+from robot_rl.policies.vla.interface import MomentCritic, ReferenceCritic
 
 CONDITIONS = ("sentence", "reference", "both", "picture")
 TRAPS = ("wrong_reference", "right_sentence_wrong_reference", "wrong_sentence_right_reference")
+
+
+class ContextReport(CriticReport):
+    """The report of the sentences alone, the same of each of `CONDITIONS`, and numbers of each of `TRAPS`."""
+
+    conditions: dict[str, CriticReport]
+    traps: dict[str, dict[str, float]]
 
 
 class References:
@@ -34,7 +41,7 @@ class References:
         ValueError: a goal that fewer than two clips show.
     """
 
-    def __init__(self, critic: Any, clips: Clips, *, frames: int = FRAMES, seed: int = 0) -> None:
+    def __init__(self, critic: ReferenceCritic, clips: Clips, *, frames: int = FRAMES, seed: int = 0) -> None:
         self.critic, self.clips, self.frames = critic, clips, frames
         self._pool = clips.showing(frames)
         short = [goal for goal, rows in enumerate(self._pool) if len(rows) < 2]
@@ -44,9 +51,9 @@ class References:
                 "clips (robot-rl critic clips count=240 seed=2)"
             )
         self._random = np.random.default_rng([seed, 3])
-        self._kept: dict[int, object] = {}
+        self._kept: dict[int, MomentCritic] = {}
 
-    def draw(self, goal: int, clip: int) -> Any:
+    def draw(self, goal: int, clip: int) -> MomentCritic:
         """The critic, shown a random reference of `goal` that is not `clip`."""
         rows = self._pool[goal][self._pool[goal] != clip]
         row = int(self._random.choice(rows))
@@ -56,15 +63,15 @@ class References:
 
 
 def evaluate(
-    critic: Any,
+    critic: ReferenceCritic,
     clips: Clips,
     *,
     phrasing: str = "held_out",
     frames: int = FRAMES,
     seed: int = 0,
     on_clip: Callable[[int], None] | None = None,
-    **options: Any,
-) -> dict[str, Any]:
+    loops: int = 100,
+) -> ContextReport:
     """Judge a critic on labelled clips; references are other clips of the same set, of the same task.
 
     Args:
@@ -74,27 +81,29 @@ def evaluate(
         frames: R.
         seed: of sentences, loops and references.
         on_clip: called with the clips done so far, in each condition anew.
-        options: of `critic_report.evaluate`.
+        loops: closed loops of frames for the cycle residual.
 
     Returns:
         The report of the sentences alone, as for any critic, with "conditions" (name -> report of the same form;
         "reference" leaves the sentence empty, "picture" shows the last frame alone) and "traps" (name -> pairs,
         false_done, value, and their truth where one goal is asked), over all clips that meet a goal.
     """
-    plain = table(critic, clips, phrasing=phrasing, seed=seed, on_clip=on_clip, **options)
-    told: dict[str, Any] = {"sentence": dict(plain)}
+    plain = table(critic, clips, phrasing=phrasing, seed=seed, on_clip=on_clip, loops=loops)
+    told: dict[str, CriticReport] = {"sentence": plain}
     for name in CONDITIONS[1:]:
         drawn = References(critic, clips, frames=1 if name == "picture" else frames, seed=seed)
 
-        def ask(text: str, goal: int, clip: int, name: str = name, drawn: References = drawn) -> tuple[Any, str]:
+        def ask(
+            text: str, goal: int, clip: int, name: str = name, drawn: References = drawn
+        ) -> tuple[MomentCritic, str]:
             return drawn.draw(goal, clip), text if name == "both" else ""
 
-        told[name] = table(critic, clips, phrasing=phrasing, seed=seed, on_clip=on_clip, ask=ask, **options)
+        told[name] = table(critic, clips, phrasing=phrasing, seed=seed, on_clip=on_clip, ask=ask, loops=loops)
     return {**plain, "conditions": told, "traps": traps(critic, clips, phrasing=phrasing, frames=frames, seed=seed)}
 
 
 def traps(
-    critic: Any, clips: Clips, *, phrasing: str = "held_out", frames: int = FRAMES, seed: int = 0
+    critic: ReferenceCritic, clips: Clips, *, phrasing: str = "held_out", frames: int = FRAMES, seed: int = 0
 ) -> dict[str, dict[str, float]]:
     """Every clip that meets its goal, with something else shown or told under every other goal; see `TRAPS`."""
     sentences = clips.held_out if phrasing == "held_out" else clips.phrasings
@@ -128,7 +137,7 @@ def traps(
     return out
 
 
-def lines(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+def lines(report: ContextReport) -> list[tuple[str, str, str]]:
     """Rows (what, measured, wanted): the table of sentences, each condition side by side, and the traps."""
     rows = rows_of(report)
     parts = [rows_of(report["conditions"][name]) for name in CONDITIONS]

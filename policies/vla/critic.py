@@ -12,9 +12,9 @@ Farebrother et al., Stop Regressing, 2024. Remaining work as label, goal on feat
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from robot_rl.policies.nets.progress_net import BINS, CriticNet
 from robot_rl.policies.nets.reference import RefClip
 from robot_rl.policies.nets.value_heads import hl_gauss_head
 from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, DrawOptions, FrameBatch
-from robot_rl.policies.vla.critic_report import evaluate
+from robot_rl.policies.vla.critic_report import CriticReport, evaluate
 from robot_rl.policies.vla.interface import (
     CriticMeta,
     CriticOutput,
@@ -190,7 +190,7 @@ class TinyCritic:
         return logits.softmax(-1) @ self._centres.to(logits.device)
 
 
-def _rows(moments: ReadFrames, rows: Any) -> ReadFrames:
+def _rows(moments: ReadFrames, rows: slice) -> ReadFrames:
     return ReadFrames(moments.reading[rows], moments.s[rows], moments.done[rows], moments.images[rows])
 
 
@@ -404,9 +404,11 @@ class CriticLearner(CriticTrainer[TinyCriticOptions, CriticNet, FrameBatch]):
         self.platt = fit_platt(scores, met)
         return self.platt
 
-    def evaluate(self, clips: Clips, **options: Any) -> dict[str, object]:
+    def evaluate(
+        self, clips: Clips, *, phrasing: str = "held_out", on_clip: Callable[[int], None] | None = None
+    ) -> CriticReport:
         """The report of `critic_report.evaluate` on the present weights."""
-        return evaluate(self.critic(), clips, **options)
+        return evaluate(self.critic(), clips, phrasing=phrasing, on_clip=on_clip)
 
     def critic(self, readout: str | None = None) -> TinyCritic:
         """The critic with the present weights (shared, not copied)."""

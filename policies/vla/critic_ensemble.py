@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 from robot_rl.policies.nets.cautious import combine
 from robot_rl.policies.nets.progress import U_MIN, share_of_log
 from robot_rl.policies.nets.reference import RefClip
+from robot_rl.policies.vla.critic import TinyCritic
 from robot_rl.policies.vla.interface import CriticOutput, Trajectory
 from robot_rl.types import Array
 
@@ -40,7 +40,7 @@ class CriticEnsemble:
         ValueError: no members, members of different picture sizes or views, unknown combination, negative caution.
     """
 
-    def __init__(self, members: Sequence[Any], how: str = "mean", caution: float = 1.0) -> None:
+    def __init__(self, members: Sequence[TinyCritic], how: str = "mean", caution: float = 1.0) -> None:
         if not members:
             raise ValueError("an ensemble needs at least one critic")
         shapes = {(member.meta.image_size, member.meta.views) for member in members}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from robot_rl.advantage.weights import drop_zero_variance
 from robot_rl.data.seen import StepSample
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
-from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, save_folder
+from robot_rl.policies.vla.player import ChunkPolicy, Recipe, VlaPlanner, VlaPlayer, save_folder
 from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StateDict, StepEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Positive, Rate, Share, Whole
 
@@ -71,6 +73,42 @@ class VlaGrpoOptions(Options):
     """Recipe of a fresh policy (see `Recipe`), to begin without init=."""
 
 
+@dataclass(frozen=True)
+class _Decisions:
+    """R decisions of the episodes that teach; all but `obs` and `trace`, whose names are those of `Wave`, (R, ...)."""
+
+    obs: dict[str, Tensor]
+    goal: list[str]
+    trace: dict[str, Tensor]
+    logp: Tensor
+    mask: Tensor
+    advantage: Tensor
+    target: Tensor
+    episode: Tensor
+
+    @classmethod
+    def join(cls, parts: Sequence[_Decisions]) -> _Decisions:
+        """One behind another."""
+
+        def cat(name: str) -> Tensor:
+            return torch.cat([vars(part)[name] for part in parts])
+
+        def each(name: str) -> dict[str, Tensor]:
+            return {key: torch.cat([vars(part)[name][key] for part in parts]) for key in vars(parts[0])[name]}
+
+        tensors = {name: cat(name) for name in ("logp", "mask", "advantage", "target", "episode")}
+        return cls(each("obs"), [text for part in parts for text in part.goal], each("trace"), **tensors)
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """(R, L) of each entry of `logp` in the loss: every episode counts alike, and every entry of it."""
+        if not self.goal:
+            return self.logp
+        whole = self.episode[:, None].expand_as(self.mask)
+        weight = row_weight(self.mask.flatten(), "seq_mean_token_mean", RowIds(episode=whole.flatten()))
+        return torch.as_tensor(weight).view_as(self.mask).to(self.logp.dtype)
+
+
 class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
     """Learner of whole episodes; it brings its own loop. One decision (chunk) is one turn.
 
@@ -106,9 +144,9 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         recipe = Recipe.from_dict(options.scratch) if options.scratch else Recipe((), (8, 8), (), 1, 1, "gaussian")
         self.policy = VlaPlayer(io, VlaPlanner(io, recipe, seed=seed, device=device))
         self.memory = SuccessMemory()
-        self._env: Any = None
+        self._env: StepEnv | None = None
         self._ready, self._steps = options.scratch is not None, 0
-        self._first: Any = None  # as it began: its readings are what clips are compared by
+        self._first: ChunkPolicy | None = None  # as it began: its readings are what clips are compared by
         self.env_steps, self.seen_rows = 0, StepSample()
         if self._ready:
             self._begin(options.explore)
@@ -154,8 +192,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         Raises:
             ValueError: no environment, or no policy to begin with.
         """
-        if self._env is None:
-            raise ValueError("VlaGrpo has no environment to learn in; call attach(env) first")
+        self._attached()
         if not self._ready:
             raise ValueError("this learner improves a policy: add init=<run of policy=vla/imitation>")
         if self.o.progress == "srpo" and self.o.demos and not self.env_steps:
@@ -170,15 +207,21 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
             if tick is not None and tick(self.env_steps, metrics):
                 return
 
+    def _attached(self) -> StepEnv:
+        if self._env is None:
+            raise ValueError("VlaGrpo has no environment to learn in; call attach(env) first")
+        return self._env
+
     def collect(self) -> tuple[list[Wave], Metrics]:
         """Waves of one round: as many as it takes for `groups` groups with spread, `refills` + the least at most."""
-        per_wave = self._env.num_envs // self.o.group_size
+        env = self._attached()
+        per_wave = env.num_envs // self.o.group_size
         least = -(-self.o.groups // per_wave)
         waves: list[Wave] = []
         useful = 0
         while len(waves) < least or (len(waves) < least + self.o.refills and useful < self.o.groups):
             seeds = np.repeat(self._starts.integers(2**31, size=per_wave), self.o.group_size)
-            wave = play(self._env, self.planner, seeds, generator=self._samples, rows=self.seen_rows)
+            wave = play(env, self.planner, seeds, generator=self._samples, rows=self.seen_rows)
             waves.append(wave)
             if self.o.advantage == "gae":
                 useful += per_wave
@@ -237,7 +280,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
                 clips, _ = self.clips(wave)
                 for i in np.flatnonzero(wave.success):
                     self.memory.add(wave.goal[i], clips[i])
-        count = len(rows["advantage"])
+        count = len(rows.goal)
         if not count:
             return {"train/decisions": 0.0}
         found: list[dict[str, float]] = []
@@ -245,15 +288,15 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         for _ in range(self.o.epochs):
             order = torch.as_tensor(generator.permutation(count), device=self._device)
             for part in order.split(self.o.minibatch):
-                found.append(self._update(rows, part, count))
+                found.append(self._update(rows, part))
             if self.o.target_kl and found[-1]["kl"] > self.o.target_kl:
                 break
         out = {f"train/{name}": float(np.mean([x[name] for x in found])) for name in found[0]}
         return {**out, "train/decisions": float(count), "train/updates": float(len(found))}
 
-    def _rows(self, waves: Sequence[Wave]) -> dict[str, Any]:
+    def _rows(self, waves: Sequence[Wave]) -> _Decisions:
         """Decisions of all kept episodes, one behind another."""
-        columns: dict[str, list[Any]] = {}
+        parts: list[_Decisions] = []
         episodes = 0
         for wave in waves:
             score = self.scores(wave)
@@ -262,21 +305,20 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
             step, row = (torch.as_tensor(x, device=self._device) for x in np.nonzero(alive))
             mask = wave.executed[step, row]
             per_action = wave.logp.shape[-1] // mask.shape[-1]
-            new = {f"obs.{key}": x[step, row] for key, x in wave.obs.items()}
-            new |= {f"trace.{key}": x[step, row] for key, x in wave.trace.items()}
-            new |= {"logp": wave.logp[step, row], "mask": mask.repeat_interleave(per_action, dim=1)}
-            new |= {"advantage": advantage[step, row], "target": target[step, row], "episode": row + episodes}
-            for key, x in new.items():
-                columns.setdefault(key, []).append(x)
-            columns.setdefault("goal", []).extend(wave.goal[int(i)] for i in row)
+            parts.append(
+                _Decisions(
+                    obs={key: x[step, row] for key, x in wave.obs.items()},
+                    goal=[wave.goal[int(i)] for i in row],
+                    trace={key: x[step, row] for key, x in wave.trace.items()},
+                    logp=wave.logp[step, row],
+                    mask=mask.repeat_interleave(per_action, dim=1),
+                    advantage=advantage[step, row],
+                    target=target[step, row],
+                    episode=row + episodes,
+                )
+            )
             episodes += wave.executed.shape[1]
-        rows: dict[str, Any] = {key: x if key == "goal" else torch.cat(x) for key, x in columns.items()}
-        if not len(rows["mask"]):
-            return {**rows, "weight": rows["logp"]}
-        whole = rows["episode"][:, None].expand_as(rows["mask"])
-        weight = row_weight(rows["mask"].flatten(), "seq_mean_token_mean", RowIds(episode=whole.flatten()))
-        rows["weight"] = torch.as_tensor(weight).view_as(rows["mask"]).to(rows["logp"].dtype)
-        return rows
+        return _Decisions.join(parts)
 
     def _credit(self, wave: Wave, score: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
         """(K, N) advantages and value targets, and (N,) bool episodes that teach."""
@@ -297,22 +339,21 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         found = (found - inside.mean()) / (inside.std() + 1e-8)
         return found.T.to(self._device), target.T.to(self._device), np.ones(episodes, bool)
 
-    def _update(self, rows: dict[str, Any], part: Tensor, count: int) -> dict[str, float]:
-        obs = {key[4:]: x for key, x in rows.items() if key.startswith("obs.")}
-        trace = {key[6:]: x[part] for key, x in rows.items() if key.startswith("trace.")}
-        goal = [rows["goal"][int(i)] for i in part]
-        logp, entropy, value = self.planner.model.evaluate(moments(obs, part), goal, trace)
-        old, mask = rows["logp"][part], rows["mask"][part]
+    def _update(self, rows: _Decisions, part: Tensor) -> dict[str, float]:
+        trace = {key: x[part] for key, x in rows.trace.items()}
+        goal = [rows.goal[int(i)] for i in part]
+        logp, entropy, value = self.planner.model.evaluate(moments(rows.obs, part), goal, trace)
+        old, mask = rows.logp[part], rows.mask[part]
         if not self._checked:
             self._check(logp.detach(), old, mask)
-        weight = rows["weight"][part] * (count / len(part))
-        advantage = rows["advantage"][part][:, None].expand_as(logp)
+        weight = rows.weight[part] * (len(rows.goal) / len(part))
+        advantage = rows.advantage[part][:, None].expand_as(logp)
         loss = policy_loss(logp, old, advantage, mask=mask, clip=self.o.clip, aggregation=weight)
         total = loss
         if self.o.entropy_coef and not bool(torch.isnan(entropy).any()):
             total = total - self.o.entropy_coef * (entropy * mask).sum() / mask.sum().clamp_min(1)
         if self.o.advantage == "gae":
-            total = total + self.o.value_coef * value_loss_rows(value, rows["target"][part], clip=None).mean()
+            total = total + self.o.value_coef * value_loss_rows(value, rows.target[part], clip=None).mean()
         self._steps += 1
         for group in self._optimiser.param_groups:
             group["lr"] = group["rate"] * min(1.0, self._steps / max(1, self.o.lr_warmup))
@@ -342,12 +383,13 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
 
     def _remember_expert(self) -> None:
         """Successes of the scripted expert for the memory, `demos` for each sentence."""
-        expert = self._env.parts.expert
+        env = self._attached()
+        expert = env.parts.expert
         if expert is None:
             raise ValueError("demos needs an environment with a scripted expert; set demos=0")
         for _ in range(20):
-            seeds = self._starts.integers(2**31, size=self._env.num_envs)
-            wave = play(self._env, self.planner, seeds, generator=self._samples, expert=expert)
+            seeds = self._starts.integers(2**31, size=env.num_envs)
+            wave = play(env, self.planner, seeds, generator=self._samples, expert=expert)
             clips, still = self.clips(wave)
             for i, text in enumerate(wave.goal):
                 if wave.success[i] and self.memory.count(text) < self.o.demos:
@@ -368,7 +410,6 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         """Weights, those at the beginning, optimiser, memory, generators and counters."""
         if self._first is None:
             return {"kind": "vla_grpo"}  # has no policy yet
-        draw: Any = self._starts.bit_generator.state["state"]
         return {
             "kind": "vla_grpo",
             "policy": self.policy.state_dict(),
@@ -376,7 +417,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
             "optimiser": copy.deepcopy(self._optimiser.state_dict()),
             "memory": self.memory.state_dict(),
             "samples": self._samples.get_state(),
-            "starts": [str(draw["state"]), str(draw["inc"])],
+            "starts": self._starts.bit_generator.state,
             "steps": self._steps,
             "env_steps": self.env_steps,
             "rows": self.seen_rows.state_dict(),
@@ -401,8 +442,6 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
         self.memory.load_state_dict(state["memory"])
         self._samples.set_state(torch.as_tensor(state["samples"]).cpu())
-        place: Any = self._starts.bit_generator.state
-        place["state"] = {"state": int(state["starts"][0]), "inc": int(state["starts"][1])}
-        self._starts.bit_generator.state = place
+        self._starts.bit_generator.state = state["starts"]
         self._steps, self.env_steps = int(state["steps"]), int(state["env_steps"])
         self.seen_rows.load_state_dict(state["rows"])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from robot_rl.data.seen import StepSample
+from robot_rl.policies.vla.interface import ActionChunk
 from robot_rl.policies.vla.player import VLAObs, VlaPlanner
-from robot_rl.types import StepEnv
+from robot_rl.types import Array, Obs, StepEnv
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def play(
     seeds: np.ndarray,
     *,
     generator: torch.Generator,
-    expert: Callable[[Any], np.ndarray] | None = None,
+    expert: Callable[[Obs], Array] | None = None,
     rows: StepSample | None = None,
 ) -> Wave:
     """One episode per copy of the environment, from the start that its seed names.
@@ -75,7 +75,10 @@ def play(
     raw = env.reset(seed=[int(seed) for seed in seeds])[0]
     over, success = np.zeros(count, bool), np.zeros(count, bool)
     goal: list[str] = []
-    parts: dict[str, list[Any]] = {"obs": [], "trace": [], "logp": [], "value": [], "executed": [], "reward": []}
+    looks: list[VLAObs] = []
+    chunks: list[ActionChunk] = []
+    executions: list[Tensor] = []
+    gains: list[np.ndarray] = []
     steps = 0
     while not over.all():
         seen, texts = planner.sight(raw, planner.device)
@@ -86,7 +89,7 @@ def play(
         for j in range(k):
             executed[:, j] = ~over
             steps += int((~over).sum())
-            move = action[:, j] if expert is None else expert(raw)
+            move = action[:, j] if expert is None else np.asarray(expert(raw))
             if rows is not None:
                 rows.step(raw, move, ~over)
             raw, reward, terminated, truncated, info = env.step(move)
@@ -98,24 +101,22 @@ def play(
             over |= ended
             if over.all():
                 break
-        parts["obs"].append(seen)
-        for name, value in (("trace", chunk.trace), ("logp", chunk.logp), ("value", chunk.value)):
-            parts[name].append(value)
-        parts["executed"].append(torch.as_tensor(executed, device=planner.device))
-        parts["reward"].append(gained)
-    looks: list[VLAObs] = parts["obs"]
+        looks.append(seen)
+        chunks.append(chunk)
+        executions.append(torch.as_tensor(executed, device=planner.device))
+        gains.append(gained)
     obs = {f"image.{name}": torch.stack([x.images[name] for x in looks]) for name in looks[0].images}
     if looks[0].state is not None:
         obs["state"] = torch.stack([x.state for x in looks if x.state is not None])
     return Wave(
         obs=obs,
         goal=goal,
-        trace={name: torch.stack([x[name] for x in parts["trace"]]) for name in parts["trace"][0]},
-        logp=torch.stack(parts["logp"]),
-        value=torch.stack(parts["value"]),
-        executed=torch.stack(parts["executed"]),
+        trace={name: torch.stack([chunk.trace[name] for chunk in chunks]) for name in chunks[0].trace},
+        logp=torch.stack([chunk.logp for chunk in chunks]),
+        value=torch.stack([chunk.value for chunk in chunks]),
+        executed=torch.stack(executions),
         success=success,
-        reward=np.stack(parts["reward"]),
+        reward=np.stack(gains),
         group=np.unique(seeds, return_inverse=True)[1].astype(np.int64),
         steps=steps,
     )

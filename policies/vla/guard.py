@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from robot_rl.extras import require
 from robot_rl.policies.nets.critic_scores import voc
+from robot_rl.policies.vla.chunk_policy import ChunkPolicy
 from robot_rl.policies.vla.interface import NORMS, ActionStats, MomentCritic, PolicyMeta
 
 CHECKS = (
@@ -106,18 +107,18 @@ class Inspection:
     skipped: tuple[str, ...] = ()
 
 
-Probe = Callable[[Any], np.ndarray]
+Probe = Callable[[ChunkPolicy], np.ndarray]
 """The model's answers to fixed observations, as one flat array."""
 
 
 def save(
-    folder: Path, policy: Any, config: Mapping[str, object], *, probe: Probe, frozen: Collection[str] = ()
+    folder: Path, policy: ChunkPolicy, config: Mapping[str, object], *, probe: Probe, frozen: Collection[str] = ()
 ) -> None:
     """Write a checkpoint folder; it appears whole or not at all.
 
     Args:
         folder: to write; must not exist.
-        policy: a module with `meta` and `stats`.
+        policy: to be written.
         config: plain values from which `build` of `load` makes the same module.
         probe: answers that are kept on the card.
         frozen: name prefixes of parameters that training leaves at their initial values.
@@ -157,12 +158,12 @@ def save(
 
 def load(
     folder: Path,
-    build: Callable[[dict[str, object], PolicyMeta, ActionStats], Any],
+    build: Callable[[dict[str, object], PolicyMeta, ActionStats], ChunkPolicy],
     robot: RobotFacts,
     *,
     probe: Probe,
     accept: Collection[str] = (),
-) -> tuple[Any, Inspection]:
+) -> tuple[ChunkPolicy, Inspection]:
     """Read a checkpoint folder and refuse it if anything on it does not fit the robot or itself.
 
     Args:
@@ -399,7 +400,7 @@ def _check_data(guard: _Guard, numbers: dict[str, np.ndarray], meta: PolicyMeta,
             )
 
 
-def _check_tokenizer(guard: _Guard, policy: Any, meta: PolicyMeta) -> None:
+def _check_tokenizer(guard: _Guard, policy: ChunkPolicy, meta: PolicyMeta) -> None:
     here = policy.backbone.fingerprint()
     if here != meta.tokenizer:
         guard.fail("tokenizer", f"the model was trained with {meta.tokenizer}, this one reads with {here}")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robot_rl.policies.nets.reference import RefClip
 from robot_rl.types import Array
 from robot_rl.types import ProgressCritic as Scorer
 
@@ -47,7 +48,7 @@ class CriticMeta:
     goal_kinds: tuple[str, ...] = ("text",)
     unit: str = "share of remaining work"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
@@ -130,6 +131,14 @@ class MomentCritic(Scorer, Protocol):
         ...
 
 
+class ReferenceCritic(MomentCritic, Protocol):
+    """One whose goal may be shown."""
+
+    def shown(self, reference: RefClip | None) -> MomentCritic:
+        """The same critic, shown a clip of its goal, or none."""
+        ...
+
+
 @dataclass(frozen=True)
 class PolicyMeta:
     """What a policy is: everything that has to agree before its actions may reach a robot.
@@ -172,7 +181,7 @@ class PolicyMeta:
     norm: str = "quantile"
     tokenizer: dict[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
@@ -364,6 +373,11 @@ class Backbone(Protocol):
 
     width: int
     image_size: tuple[int, int]
+
+    @property
+    def vocabulary(self) -> int:
+        """Words that it knows."""
+        ...
 
     def __call__(self, images: Tensor, goal: Sequence[str]) -> Tensor:
         """(B, V, H, W, 3) uint8 and B sentences -> (B, width) float32."""

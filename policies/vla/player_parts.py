@@ -82,12 +82,12 @@ class Recipe:
     horizon: int
     exec_len: int
     head: str
-    head_options: dict[str, Any] = field(default_factory=dict)
+    head_options: dict[str, object] = field(default_factory=dict)
     trunk: tuple[int, ...] = (256, 256)
     backbone: dict[str, Any] = field(default_factory=lambda: {"kind": "tiny"})
     suffix: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return json.loads(json.dumps(self.__dict__))
 

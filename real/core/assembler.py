@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from robot_rl.data.session import Column
 from robot_rl.real.core.alignment import JointMerger, Timeline
 from robot_rl.real.core.codec import ActionCodec, StateCodec
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.robot import RobotState
 
+Picture: TypeAlias = bytes | np.ndarray
+"""JPEG or PNG, or pixels (H, W, C) or (H, W)."""
 TICKS = ("executed", "rate", "command")
 
 
@@ -67,7 +70,7 @@ class _Row:
     reward: float = 0.0
     success: bool = False
     valid: bool = True
-    images: dict[str, Any] = field(default_factory=dict)
+    images: dict[str, Picture] = field(default_factory=dict)
 
 
 class Assembler:
@@ -91,7 +94,7 @@ class Assembler:
         self._line: Timeline[RobotState] = Timeline(512)
         self._sensors: dict[str, np.ndarray] = {}
         self._effort: np.ndarray | None = None
-        self._images: dict[str, Any] = {}
+        self._images: dict[str, Picture] = {}
         self._commands: deque[tuple[str, float, np.ndarray]] = deque(maxlen=64)  # trace, stamp, first point
         self._sent: np.ndarray | None = None
         self._due = -np.inf
@@ -146,7 +149,7 @@ class Assembler:
         """A reading of any other sensor."""
         self._sensors[name] = value
 
-    def image(self, camera: str, value: Any) -> None:
+    def image(self, camera: str, value: Picture) -> None:
         """A picture: JPEG or PNG bytes, or an array (H, W, C) or (H, W)."""
         self._images[camera] = value
 
@@ -212,7 +215,7 @@ class Assembler:
         states = self._codec()
         action = np.stack([self.codec.action(row.value, row.before) for row in rows])
         nothing = np.full(len(self.spec.joints), np.nan, np.float32)
-        columns: dict[str, Any] = {
+        columns: dict[str, Column] = {
             "observations": np.stack([states.vector(row.state, row.last) for row in rows]),
             "actions": action,
             "rewards": reward,
@@ -310,17 +313,13 @@ class Assembler:
         return self._states
 
 
-def _pictures(camera: str, shots: list[Any]) -> dict[str, Any]:
+def _pictures(camera: str, shots: Sequence[Picture | None]) -> dict[str, Column]:
     """Columns of one camera: every picture once, and which of them each row saw; cameras are slower than steps."""
-    pictures, seen, places = [], np.full(len(shots), -1, np.int32), {}
-    for row, shot in enumerate(shots):
-        if shot is not None:
-            place = places.setdefault(id(shot), len(pictures))
-            if place == len(pictures):
-                pictures.append(shot)
-            seen[row] = place
-    if not all(isinstance(shot, bytes) for shot in pictures):
-        if len({shot.shape if isinstance(shot, np.ndarray) else None for shot in pictures}) != 1:
-            return {}
-        pictures = np.stack(pictures)
-    return {f"images/{camera}": pictures, f"infos/picture_{camera}": seen}
+    pictures = {id(shot): shot for shot in shots if shot is not None}
+    places = {key: place for place, key in enumerate(pictures)}
+    seen = np.array([places.get(id(shot), -1) for shot in shots], np.int32)
+    files = [shot for shot in pictures.values() if isinstance(shot, bytes)]
+    arrays = [shot for shot in pictures.values() if isinstance(shot, np.ndarray)]
+    if arrays and (files or len({shot.shape for shot in arrays}) > 1):
+        return {}
+    return {f"images/{camera}": np.stack(arrays) if arrays else files, f"infos/picture_{camera}": seen}

@@ -30,8 +30,9 @@ def spec_table(spec: RobotSpec) -> dict[str, Any]:
     return {key: _plain(value) for key, value in _stated(spec).items()}
 
 
-def _stated(item: Any) -> dict[str, Any]:
+def _stated(item: object) -> dict[str, object]:
     """Fields of a dataclass that are not at their defaults."""
+    assert is_dataclass(item)
     found = {}
     for entry in fields(item):
         default = entry.default if entry.default_factory is MISSING else entry.default_factory()
@@ -41,7 +42,7 @@ def _stated(item: Any) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if is_dataclass(value):
         return {key: _plain(item) for key, item in _stated(value).items()}
     if isinstance(value, tuple):
@@ -135,11 +136,11 @@ class RecordedSupervisor(SafetySupervisor):
             super().shutdown()
             self._tell("shutdown", ())
 
-    def _tell(self, name: str, arguments: tuple[Any, ...], result: list[str] | None = None) -> None:
+    def _tell(self, name: str, arguments: tuple[object, ...], result: list[str] | None = None) -> None:
         self._flight.put("call", self._now, (name, arguments, None if result is None else tuple(result)))
 
 
-def tell_model(model: str, site: str) -> dict[str, Any]:
+def tell_model(model: str, site: str) -> dict[str, str]:
     """The fact of a model that a workspace is kept with: a file, with its SHA-256, or a name, which has none."""
     file = Path(model).expanduser()
     if not file.is_file():

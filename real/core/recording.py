@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import bag, session
-from robot_rl.real.core.assembler import Assembler, StepRules
+from robot_rl.real.core.assembler import Assembler, Picture, StepRules
 from robot_rl.real.core.spec import TWIST, RobotSpec
 
 JOINTS = "sensor_msgs/msg/JointState"
@@ -146,7 +146,7 @@ def vector(message: Any) -> np.ndarray:
     return np.asarray(message.data, float)
 
 
-def _picture(message: Any) -> Any:
+def _picture(message: Any) -> Picture:
     """JPEG as it came; raw colours and greys as PNG bytes, since minutes of pixels would fill the memory."""
     if hasattr(message, "format"):
         return bytes(memoryview(message.data))
@@ -210,7 +210,7 @@ class RecordSettings:
     max_steps: int = 100_000
     queue: int = 20_000
     rules: StepRules = field(default_factory=StepRules)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 class SessionRecorder:
@@ -238,7 +238,7 @@ class SessionRecorder:
         self._newest: dict[str, tuple[str, bytes, int]] = {}  # role -> message that an episode begins with
         self._bag: bag.BagWriter | None = None
         # a message waits in the queue; so does a request, which keeps its place among the messages
-        self._queue: queue.Queue[tuple[str, Any, int]] = queue.Queue(settings.queue)
+        self._queue: queue.Queue[tuple[str, bytes | Future[str], int]] = queue.Queue(settings.queue)
         self._origin = time.time_ns() - time.monotonic_ns()
         self._last = 0
         self._over = False
@@ -286,22 +286,22 @@ class SessionRecorder:
 
     def _ask(self, what: str) -> Future[str]:
         future: Future[str] = Future()
-        self._queue.put((f"!{what}", future, self.now()))
+        self._queue.put((what, future, self.now()))
         return future
 
     def _work(self) -> None:
         answers = {"start": self._start, "stop": self._stop, "discard": self._discard, "close": self._close}
         while True:
             role, item, when = self._queue.get()
-            if not role.startswith("!"):
+            if isinstance(item, bytes):
                 self._message(role, item, when)
                 continue
             try:
-                item.set_result(answers[role[1:]]())
+                item.set_result(answers[role]())
             except (OSError, ValueError, RuntimeError) as error:
                 self._fail(error)
                 item.set_exception(error)
-            if role == "!close":
+            if role == "close":
                 return
 
     def _message(self, role: str, raw: bytes, when: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from robot_rl.real.core.legs_spec import LegsSpec
 from robot_rl.real.core.status_spec import StatusSpec
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import CalibrationCard, Card
+
+T = TypeVar("T")
 
 Mode = Literal["position", "velocity", "effort", "twist", "pd"]
 """What a command says of each joint."""
@@ -252,7 +254,7 @@ class RobotSpec:
         return lower, upper, np.minimum(self.margin, 0.05 * (upper - lower))
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> RobotSpec:
+    def from_dict(cls, raw: object) -> RobotSpec:
         """Build from plain dicts and lists, as YAML and Hydra give them.
 
         Raises:
@@ -331,26 +333,27 @@ def check_mapping(spec: RobotSpec) -> None:
         )
 
 
-def _mapping(raw: Any, where: str) -> Mapping[str, Any]:
+def _mapping(raw: object, where: str) -> Mapping[str, object]:
     if not isinstance(raw, Mapping):
         raise SpecError(f"{where} is {raw!r}, expected a table of keys")
     return raw
 
 
-def _sequence(raw: Any, where: str) -> Sequence[Any]:
+def _sequence(raw: object, where: str) -> Sequence[object]:
     if isinstance(raw, (str, bytes)) or not isinstance(raw, Sequence):
         raise SpecError(f"{where} is {raw!r}, expected a list")
     return raw
 
 
-def _build(kind: type, raw: Any, where: str) -> Any:
+def _build(kind: type[T], raw: object, where: str) -> T:
     """Construct a dataclass from a table: unknown, missing and mistyped keys are errors that name the key."""
     table, dot = _mapping(raw, where or "robot spec"), f"{where}." if where else ""
+    assert is_dataclass(kind)
     known = {item.name: item for item in fields(kind)}
     for key in table:
         if key not in known:
             raise SpecError(f"{dot}{key} is not a key of the spec; valid keys: {', '.join(known)}")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, item in known.items():
         if name in table:
             values[name] = _convert(str(item.type), table[name], f"{dot}{name}")
@@ -359,21 +362,17 @@ def _build(kind: type, raw: Any, where: str) -> Any:
     return kind(**values)
 
 
-def _convert(kind: str, value: Any, where: str) -> Any:
+def _convert(kind: str, value: object, where: str) -> object:
     if value is None and kind.endswith("| None"):
         return None
     if kind.startswith("CalibrationCard"):
         return CalibrationCard.model_validate(dict(_mapping(value, where)))
     if kind.startswith("float"):
         return _number(value, where)
-    if kind == "bool":
-        if not isinstance(value, bool):
-            raise SpecError(f"{where} is {value!r}, expected true or false")
-        return value
-    if kind == "str":
-        if not isinstance(value, str):
-            raise SpecError(f"{where} is {value!r}, expected text; quote it")
-        return value
+    if kind == "bool" and not isinstance(value, bool):
+        raise SpecError(f"{where} is {value!r}, expected true or false")
+    if kind == "str" and not isinstance(value, str):
+        raise SpecError(f"{where} is {value!r}, expected text; quote it")
     if kind.startswith("tuple[float"):
         return tuple(_number(v, f"{where}[{i}]") for i, v in enumerate(_sequence(value, where)))
     if kind.startswith("tuple[str"):
@@ -381,7 +380,7 @@ def _convert(kind: str, value: Any, where: str) -> Any:
     return value
 
 
-def _number(value: Any, where: str) -> float:
+def _number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SpecError(f"{where} is {value!r}, expected a number (YAML reads 1e3 as text; write 1.0e+3)")
     return float(value)

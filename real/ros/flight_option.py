@@ -6,7 +6,6 @@ import math
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 from rclpy.node import Node
 
@@ -57,6 +56,6 @@ def open_flight(node: Node, what: str, spec: RobotSpec, model: str = "") -> Flig
     return flight
 
 
-def tell_flight(flight: FlightWriter | None) -> dict[str, Any]:
+def tell_flight(flight: FlightWriter | None) -> dict[str, object]:
     """For the diagnostics."""
     return {} if flight is None else {"flight": flight.problem or str(flight.path)}

@@ -6,7 +6,6 @@ import functools
 import time
 from dataclasses import replace
 from math import inf, isfinite, isnan, nan
-from typing import Any
 
 import numpy as np
 from rclpy.node import Node
@@ -159,7 +158,7 @@ class RobotInputs:
             self._pushed[name] = arrival, value
         self._heard[name], self._values[name] = when, value
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+    def _aspect(self) -> tuple[int, str, dict[str, object]]:
         now = time.monotonic()
         values: dict[str, object] = {}
         problems = [f"{topic}: QoS {policy} does not match" for topic, policy in self._health.mismatches.items()]

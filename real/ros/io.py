@@ -35,7 +35,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint  # noqa: E
 Array = np.ndarray
 LEASE = 0.5
 """Seconds without a sign of life after which a command source counts as dead; a second watchdog below ours."""
-TYPES: dict[str, Any] = {
+TYPES: dict[str, object] = {
     "sensor_msgs/JointState": JointState,
     "sensor_msgs/Imu": Imu,
     "sensor_msgs/Image": Image,

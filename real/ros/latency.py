@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -112,7 +111,7 @@ class Probe:
         arrived, finished = message.velocity
         self.rows[index, 1:] = arrived - begun, finished - arrived, now - begun
 
-    def summary(self, rate: float) -> dict[str, Any]:
+    def summary(self, rate: float) -> dict[str, object]:
         """Percentiles in ms, missed periods, and the rate that was held."""
         rows, starts = self.rows[: self.sent], self.starts[: self.sent]
         span, periods = starts[-1] - starts[0], int(self.index[self.sent - 1] - self.index[0])

@@ -26,7 +26,7 @@ from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import bound, has_card
 from robot_rl.real.legged_port import COMMAND, IMU
 from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints, Unfit, fitted
-from robot_rl.real.port import IMAGE, Port
+from robot_rl.real.port import IMAGE
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
 from robot_rl.real.ros.flight_option import LAST, declare_flight, open_flight, tell_flight
@@ -48,7 +48,7 @@ from robot_rl.real.ros.node_base import (
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.shadow_watch import ShadowWatch, shadow_facts
 from robot_rl.real.runner_flight import RecordedRunner, digests
-from robot_rl.types import Loaded
+from robot_rl.types import Loaded, Port
 
 
 class LoadPolicy(Protocol):

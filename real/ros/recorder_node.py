@@ -111,7 +111,7 @@ class RecorderNode(Node):
         take = partial(self.recorder.put, role)
         return self.create_subscription(message_class(kind), topic, take, qos("record"), raw=True)
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+    def _aspect(self) -> tuple[int, str, dict[str, object]]:
         report = self.recorder.report
         free = session.free_bytes(self.recorder.folder)
         dropped, before = report.dropped + report.broken, sum(self._seen)

@@ -33,7 +33,7 @@ class RobotStatus:
 
     def __init__(self, node: Node, spec: RobotSpec, health: Health, estop: Callable[..., None]) -> None:
         self._spec, self._estop = spec.status, estop
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, object] = {}
         self.made: list[Any] = []
         for name, item in spec.status.items():
             kind = message_kind(name, item)

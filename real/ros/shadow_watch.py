@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from rclpy.node import Node
@@ -15,13 +15,12 @@ from robot_rl.real.core.shadow import Shadow, ShadowSample
 from robot_rl.real.core.shadow_report import ShadowReport, card_digest, report_path
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.legged_port import IMU
-from robot_rl.real.port import Port
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
 from robot_rl.real.ros.io import JointTrajectory, read_executed
 from robot_rl.real.ros.node_base import OK, WARN, Health, steady_timer, subscribe
 from robot_rl.real.runner_flight import digests
-from robot_rl.types import Loaded, Seen
+from robot_rl.types import Loaded, Port, Seen
 from robot_rl.types.io import mosaic
 
 EVERY = 1.0
@@ -106,7 +105,7 @@ class ShadowWatch:
         imu = state.sensors.get(self._spec.imu) if self._spec.imu else None
         self.watched.take(ShadowSample(now, state.stamp, state.position, state.velocity, imu, shots))
 
-    def aspect(self, values: Mapping[str, Any]) -> tuple[int, str, dict[str, Any]]:
+    def aspect(self, values: Mapping[str, object]) -> tuple[int, str, dict[str, object]]:
         """For the diagnostics."""
         report = self._report
         told = {**values, "shadow": str(self.path)}

@@ -226,7 +226,7 @@ class TeleopNode(Node):
     def _on_error(self, error: Exception) -> None:
         self.get_logger().error(f"exception in the teleop loop: {error}", throttle_duration_sec=1.0)
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+    def _aspect(self) -> tuple[int, str, dict[str, object]]:
         if self._mode == "joy" and (self._joy is None or time.monotonic() - self._joy[1] > self._timeout):
             return WARN, "no message on joy", {"held": self._was_held}
         return OK, "holds the robot" if self._was_held else "hands off", {"held": self._was_held}

@@ -295,6 +295,18 @@ def take(path: Path, item: object) -> np.ndarray:
     return np.asarray(item[()])
 
 
+def dataset(path: Path, group: h5py.Group, key: str) -> h5py.Dataset:
+    """The array of that name in a group of a file; nothing of it is read.
+
+    Raises:
+        BadData: there is none, or the name is that of a group.
+    """
+    item = group.get(key)
+    if not isinstance(item, h5py.Dataset) or item.shape is None:
+        raise refusal("types", f"{path}: {group.name}/{key} is no array", "write the file again")
+    return item
+
+
 def npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an archive, every claim compared with what lies in the archive.
 

@@ -20,7 +20,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
@@ -28,12 +28,14 @@ import numpy as np
 from robot_rl.atomic import new_hdf5, write_bytes
 from robot_rl.data import foreign
 
+Column: TypeAlias = "np.ndarray | list[bytes]"
+"""(N, ...) numbers, or N pictures as JPEG or PNG."""
 SCHEMA = 1
 PICTURES, SEEN = "images/", "infos/picture_"
 CORE = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
 
 
-def check(columns: Mapping[str, Any]) -> int:
+def check(columns: Mapping[str, Column]) -> int:
     """Number of rows of a table of columns.
 
     Raises:
@@ -67,7 +69,7 @@ def _index_of(key: str) -> str:
     return SEEN + key.removeprefix(PICTURES) if key.startswith(PICTURES) else ""
 
 
-def write(path: str | os.PathLike[str], columns: Mapping[str, object], attributes: Mapping[str, object]) -> Path:
+def write(path: str | os.PathLike[str], columns: Mapping[str, Column], attributes: Mapping[str, object]) -> Path:
     """Write one episode; the file appears when it is complete and on the disk.
 
     Args:
@@ -86,7 +88,7 @@ def write(path: str | os.PathLike[str], columns: Mapping[str, object], attribute
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         for key, value in columns.items():
-            if isinstance(value, list) and value and isinstance(value[0], (bytes, bytearray)):
+            if isinstance(value, list) and value:
                 table = file.create_dataset(key, (len(value),), dtype=h5py.vlen_dtype(np.uint8))
                 for i, item in enumerate(value):
                     table[i] = np.frombuffer(item, np.uint8)
@@ -129,7 +131,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ValueError: not an HDF5 file, or one that claims more than it holds.
     """
-    columns: dict[str, object] = {}
+    columns: dict[str, Column] = {}
     with foreign.hdf5(Path(path)) as file:
 
         def visit(key: str, item: object) -> None:
@@ -142,7 +144,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return columns, attributes
 
 
-def _parse(value: object) -> Any:
+def _parse(value: object) -> object:
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return json.loads(value)
@@ -179,8 +181,7 @@ def join(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
             file.visititems(lambda k, v, keys=keys: keys.add(k) if isinstance(v, h5py.Dataset) else None)
             shared = keys if not i else shared & keys
             for key in ("observations", "actions"):
-                item: Any = file[key]
-                shape = tuple(item.shape[1:])
+                shape = foreign.dataset(path, file, key).shape[1:]
                 if widths.setdefault(key, shape) != shape:
                     raise ValueError(f"{path}: {key} has shape {shape}, the first episode {widths[key]}")
     rows = 0
@@ -195,15 +196,16 @@ def join(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
 
 
 def _append(target: h5py.File, source: h5py.File, keys: Sequence[str], rows: int) -> int:
-    before = {key: len(target[key]) if key in target else 0 for key in keys}  # type: ignore[arg-type]
+    origin, made = Path(source.filename), Path(target.filename)
+    before = {key: len(foreign.dataset(made, target, key)) if key in target else 0 for key in keys}
     for key in keys:
-        item: Any = source[key]
+        item = foreign.dataset(origin, source, key)
         if key not in target:
             target.create_dataset(key, (0, *item.shape[1:]), item.dtype, maxshape=(None, *item.shape[1:]), chunks=True)
-        table: Any = target[key]
+        table = foreign.dataset(made, target, key)
         if table.shape[1:] != item.shape[1:]:
             raise ValueError(f"{source.filename}: {key} has shape {item.shape[1:]}, earlier episodes {table.shape[1:]}")
-        values = foreign.take(Path(source.filename), item)
+        values = foreign.take(origin, item)
         if key.startswith(SEEN):  # pictures of earlier episodes lie before these
             values = np.where(values < 0, values, values + before.get(PICTURES + key.removeprefix(SEEN), 0))
         table.resize(before[key] + len(item), axis=0)
@@ -212,7 +214,7 @@ def _append(target: h5py.File, source: h5py.File, keys: Sequence[str], rows: int
                 table[before[key] + k] = value
         else:
             table[before[key] :] = values
-    return rows + len(source["actions"])  # type: ignore[arg-type]
+    return rows + len(foreign.dataset(origin, source, "actions"))
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:

@@ -116,7 +116,10 @@ def evaluate(
             policy.reset()
             waiting[:], returns[:], lengths[:] = False, 0.0, 0
         if len(result.frames) < frames:
-            result.frames.append(np.asarray(env.render()[0]))
+            shown = env.render()
+            if shown is None:
+                raise ValueError("the environment draws nothing, so there is no film; make it with render=True")
+            result.frames.append(np.asarray(shown[0]))
         action = policy.act(stepper.obs, deterministic=deterministic)
         row = stepper.step(action.value)
         if on_step is not None:

@@ -112,7 +112,7 @@ class VecEnv(StepEnv, Protocol):
     """Gymnasium's `VectorEnv` with a passport: what our engines, robots and their wrappers are."""
 
     def render(self) -> Any:
-        """(H, W, 3) uint8 pictures, one a copy."""
+        """(H, W, 3) uint8 pictures, one a copy; None where none were asked for."""
         ...
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class Needs:
     return_bootstrap: bool = False
     rewardless: bool = False
     expert: bool = False
-    progress: Any = None
+    progress: str | None = None
     goals: Mapping[str, Any] | None = None
     hindsight: int = 0
     goal_pictures: Mapping[str, Any] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -106,6 +106,26 @@ class Policy(Protocol):
         ...
 
 
+class Port(Protocol):
+    """What a policy sees and does on a robot; `robot_rl.sim.port.WorldPort` takes the terms from a world."""
+
+    io: IOSpec
+    external: tuple[str, ...]
+    cameras: tuple[str, ...]
+
+    def reset(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> None:
+        """Take the measured robot (J,) as the start."""
+        ...
+
+    def observe(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> Obs:
+        """Observation for a policy, with a batch axis of 1."""
+        ...
+
+    def act(self, action: np.ndarray) -> np.ndarray:
+        """(1, A) action in [-1, 1] -> (J,) command in the mode of the robot."""
+        ...
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A trained policy as the policy node of a robot gets it from its loader.
@@ -121,7 +141,7 @@ class Loaded:
 
     policy: Policy
     io: IOSpec
-    make_port: Callable[[tuple[str, ...]], Any] | None
+    make_port: Callable[[tuple[str, ...]], Port] | None
     identity: str
     known: str | None = None
     files: tuple[str, ...] = ()

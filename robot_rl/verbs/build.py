@@ -24,7 +24,7 @@ from robot_rl.leapp_bundle import bundle_of
 from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.onnx_policy import FILES, OnnxPolicy, exported, graph_of, read_io
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, TrainedPolicy, VecEnv
+from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, TrainedPolicy, VecEnv
 from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
@@ -87,7 +87,7 @@ def foreign(cfg: DictConfig, path: str, io: IOSpec) -> TrainedPolicy:
     return build.make("policy", plain(cfg.policy), path=path, io=io, device=str(cfg.device), seed=int(cfg.seed))
 
 
-def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSpec | None = None) -> Any:
+def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSpec | None = None) -> Policy:
     """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
     from robot_rl import checkpoint
     from robot_rl.data.units import agree, in_units, meaning_of
@@ -98,19 +98,20 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
         own, known = meaning_of(own, known, read_action_meaning(cfg))
         io = agree(own, world, known)
     if graph_of(path):
-        policy: Any = OnnxPolicy(str(path), io, device=str(cfg.device))
+        policy: Policy = OnnxPolicy(str(path), io, device=str(cfg.device))
     elif bundle_of(path):
         policy = LeappPolicy(str(path), io, device=str(cfg.device), trust=cfg.get("trust") is True)
     else:
         made = OmegaConf.merge(run_config, {"device": cfg.device})
-        policy = learner_factory(made)(io.acting).policy  # type: ignore[arg-type]
-        policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
+        learner = learner_factory(made)(io.acting)  # type: ignore[arg-type]
+        learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
+        policy = learner.policy
     if world is None:
         return policy
     return in_units(policy, own, world, known, lambda line: print(line, file=sys.stderr))
 
 
-def load_teacher(path: str) -> TrainedPolicy:
+def load_teacher(path: str) -> Policy:
     """The policy of a run or checkpoint, on the CPU, for a learner that copies it.
 
     Raises:
@@ -122,7 +123,7 @@ def load_teacher(path: str) -> TrainedPolicy:
     return load_policy(OmegaConf.create({"device": "cpu"}), stored_config(folder), folder)
 
 
-def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, TrainedPolicy]:
+def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, Policy]:
     """What an evaluation is of: `path` as a run of ours, or, with `policy=`, as a policy of another project.
 
     Returns:
@@ -311,11 +312,11 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     if isinstance(policy, ChunkedPolicy):
         policy.patience = 0.25 / io.control_hz  # a chunk that takes longer must not delay a command
     world = OmegaConf.select(run_config, "env.world")
-    make_port: Callable[[tuple[str, ...]], Any] | None = None
+    make_port: Callable[[tuple[str, ...]], Port] | None = None
     if world is not None:
         node = plain(world)
 
-        def of_world(joints: tuple[str, ...]) -> Any:
+        def of_world(joints: tuple[str, ...]) -> Port:
             # whoever is to drive is proven against it, pictures included; who learned from pictures saw no goal
             return build.world_port(node, joints, proprio=io.obs_names if "tool" in io.obs else None)
 

@@ -233,7 +233,7 @@ def _port(found: Card, given: str) -> str:
     return port
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: Mapping[str, object]) -> str:
     state = row["faults"] or "well"
     return (
         f"id {row['id']}, model {row['model']}, at {row['position']}, {row['volts']:.1f} V, {row['celsius']} C, "

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from robot_rl import build
-from robot_rl.types import Action, IOSpec, Loaded, Obs, PolicyParts
+from robot_rl.types import Action, IOSpec, Loaded, Obs, PolicyParts, Port
 from robot_rl.types.data import Array
 from robot_rl.types.policy_card import FILE, PolicyCard
 from robot_rl.words import Refused
@@ -35,7 +34,7 @@ def load_torchscript(card: PolicyCard, file: Path, *, device: str, trust: bool) 
         raise Refused(f"{file} is no TorchScript that can be read: {str(error).splitlines()[0]}") from error
     kind = build.tool("legged_port")
 
-    def make_port(joints: tuple[str, ...]) -> Any:
+    def make_port(joints: tuple[str, ...]) -> Port:
         return kind(card, joints)
 
     policy = TorchScriptPolicy(module, kind(card, card.joints).io, card.action_clip, device)

@@ -31,7 +31,7 @@ from robot_rl.recorded import Cause
 from robot_rl.run import Run, reason
 from robot_rl.schedule import Schedule
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Sampler, Seen, Stateful, TrainedPolicy, VecEnv
+from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Policy, Sampler, Seen, Stateful, VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
 from robot_rl.verbs.build import EnvMaker
@@ -452,9 +452,7 @@ class TrainJob:
         return film(self._plain, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
 
 
-def record_video(
-    make_env: Callable[..., VecEnv], policy: TrainedPolicy, path: Path, episodes: int, seed: int
-) -> Path | str:
+def record_video(make_env: Callable[..., VecEnv], policy: Policy, path: Path, episodes: int, seed: int) -> Path | str:
     """`film`, or why there is no film; nothing is raised."""
     try:
         return film(make_env, policy, path, episodes, seed)
@@ -464,7 +462,7 @@ def record_video(
 
 def film(
     make_env: Callable[..., VecEnv],
-    policy: TrainedPolicy,
+    policy: Policy,
     path: Path,
     episodes: int,
     seed: int,

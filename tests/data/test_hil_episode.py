@@ -7,8 +7,6 @@ from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_episode, to
 from robot_rl.data.hil_record import EndReason, Invalid, RewardSource
 from tests.human import traces
 
-RLIF = EpisodeRules(w_task=0.0, w_rlif=1.0)
-
 
 def closed(trace, rules=None, reason=EndReason.TIMEOUT, **more):
     out = traces.draft(trace, rules, **more)
@@ -33,17 +31,16 @@ def closed(trace, rules=None, reason=EndReason.TIMEOUT, **more):
     ],
 )
 def test_rlif_labels_on_a_hand_made_trace(trace, expected):
-    steps = closed(trace, RLIF).steps
-    assert [step.reward for step in steps] == expected
+    steps = closed(trace).steps
     assert [step.reward_rlif for step in steps] == expected
 
 
-def test_rlif_keeps_both_parts_and_weighs_them():
-    out = traces.draft("ppHH", EpisodeRules(w_task=2.0, w_rlif=0.5))
+def test_rlif_keeps_both_rewards_and_a_method_weighs_them():
+    out = traces.draft("ppHH")
     out.steps[1].reward_task = 3.0
     out.close(EndReason.TIMEOUT)
     out.settled()
-    assert (out.steps[1].reward_task, out.steps[1].reward_rlif, out.steps[1].reward) == (3.0, -1.0, 5.5)
+    assert (out.steps[1].reward_task, out.steps[1].reward_rlif, out.steps[1].reward) == (3.0, -1.0, 3.0)
 
 
 def test_rlif_terminal_on_takeover_does_not_bootstrap():
@@ -52,9 +49,9 @@ def test_rlif_terminal_on_takeover_does_not_bootstrap():
 
 
 def test_rlif_safety_stop_counts_when_asked():
-    rules = EpisodeRules(w_task=0.0, w_rlif=1.0, stop_as_intv=True)
-    assert [s.reward for s in closed("ppp", rules, EndReason.SAFETY_STOP).steps] == [0, 0, -1]
-    assert [s.reward for s in closed("ppp", RLIF, EndReason.SAFETY_STOP).steps] == [0, 0, 0]
+    rules = EpisodeRules(stop_as_intv=True)
+    assert [s.reward_rlif for s in closed("ppp", rules, EndReason.SAFETY_STOP).steps] == [0, 0, -1]
+    assert [s.reward_rlif for s in closed("ppp", reason=EndReason.SAFETY_STOP).steps] == [0, 0, 0]
 
 
 def test_spans_are_numbered_and_closed():

@@ -61,7 +61,7 @@ class Point(VectorEnv):
 
 def test_adapter_ended_rows_carry_their_true_successor_and_kind_of_end():
     env = VectorEnvForSb3(Point(), IO)
-    assert env.reset().tolist() == [[0, 0], [0, 0]]
+    assert np.asarray(env.reset()).tolist() == [[0, 0], [0, 0]]
     action = np.full((2, 1), 0.5, np.float32)
     obs, infos = None, []
     for _ in range(5):

@@ -21,6 +21,10 @@ from tests.real.calibration_scene import ARM, JOINTS, SIZE, TOOL, Scene, board_o
 TIP = Tool(str(ARM), TOOL, JOINTS)
 
 
+def as_it_is(picture: np.ndarray) -> np.ndarray:
+    return picture
+
+
 def views_of(made: Scene) -> list[Shot]:
     return [Shot(f"{i}", picture, TIP.pose(row)) for i, (picture, row) in enumerate(zip(made.pictures, made.joints))]
 
@@ -156,12 +160,12 @@ def test_lens_bends_as_that_of_opencv_and_pictures_are_made_straight_again() -> 
     assert np.linalg.norm(bent - straight) > 5.0  # 12 pixels
     picture = np.zeros((480, 640, 3), np.uint8)
     cv2.circle(picture, tuple(np.rint(bent).astype(int).tolist()), 4, (255, 255, 255), -1)
-    seen = straightened(lambda message: message, card)(picture)[..., 0].astype(float)
+    seen = straightened(as_it_is, card)(picture)[..., 0].astype(float)
     rows, columns = np.indices(seen.shape)
     middle = np.array([(columns * seen).sum(), (rows * seen).sum()]) / seen.sum()
     assert np.allclose(middle, straight, atol=1.0)
     with pytest.raises(PictureError, match=r"320 x 240, and the camera was calibrated with pictures of 640 x 480"):
-        straightened(lambda message: message, card)(picture[::2, ::2])
+        straightened(as_it_is, card)(picture[::2, ::2])
 
 
 def test_calibration_of_another_size_sees_the_same_point_at_the_same_part_of_the_picture() -> None:

@@ -258,7 +258,8 @@ def test_a_torchscript_part_runs_only_where_it_is_trusted(tmp_path: Path) -> Non
     port = loaded.make_port(("hip",))
 
     def ask() -> float:
-        return float(port.act(loaded.policy.act(port.observe(np.zeros(1), np.zeros(1), {})).value)[0])
+        action = loaded.policy.act(port.observe(np.zeros(1), np.zeros(1), {})).value
+        return float(port.act(np.asarray(action))[0])
 
     assert [ask(), ask()] == pytest.approx([0.01, 0.02])
     loaded.policy.reset()

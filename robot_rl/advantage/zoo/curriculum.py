@@ -81,7 +81,7 @@ class Start(NamedTuple):
     """A start state: its id (the group id of its rollouts), the history to restore, its parent and depth."""
 
     key: int
-    history: Any
+    history: object
     parent: int
     depth: int
 

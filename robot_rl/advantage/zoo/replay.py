@@ -16,7 +16,7 @@ class Substitute(NamedTuple):
     """Episode of the batch to be replaced, the stored rollout that replaces it, and that rollout's score."""
 
     episode: int
-    rollout: Any
+    rollout: object
     score: float
 
 
@@ -46,7 +46,7 @@ class SuccessReplay:
         if per_task < 1:
             raise ValueError(f"per_task is {per_task}, expected a positive number of rollouts")
         self.per_task, self.min_score, self.max_std, self.max_mean = per_task, min_score, max_std, max_mean
-        self._stored: dict[int, deque[tuple[Any, float]]] = {}
+        self._stored: dict[int, deque[tuple[object, float]]] = {}
         self._turn: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class TrajectoryBuffer:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}, expected a positive number of trajectories")
         self.max_age = max_age
-        self._items: deque[tuple[Any, float, int]] = deque(maxlen=capacity)
+        self._items: deque[tuple[object, float, int]] = deque(maxlen=capacity)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -121,7 +121,7 @@ class TrajectoryBuffer:
         """Store a trajectory with its behaviour log-probabilities, its score and the update that made it."""
         self._items.append((trajectory, float(score), int(update)))
 
-    def fresh(self, update: int) -> tuple[list[Any], np.ndarray]:
+    def fresh(self, update: int) -> tuple[list[object], np.ndarray]:
         """Trajectories that are at most `max_age` updates old, and their (n,) scores; older ones are dropped."""
         kept = [item for item in self._items if update - item[2] <= self.max_age]
         self._items = deque(kept, maxlen=self._items.maxlen)
