@@ -149,7 +149,7 @@ def test_reset_steps_are_stored_and_never_valid():
 
 
 def test_episode_and_steps_are_inverse():
-    out = closed("ppHH-pp", RLIF)
+    out = closed("ppHH-pp")
     episode = to_episode(out.steps, out.end_reason, {"io": traces.io()})
     assert len(episode) == 7
     again = to_steps(episode)
