@@ -221,6 +221,8 @@ def main(words: list[str]) -> None:
     """Train, save, judge, and write the card beside the weights."""
     given = dict(word.split("=", 1) for word in words)
     kinds = TrainOptions.__dataclass_fields__
+    if unknown := set(given) - set(kinds):
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(kinds)}")
     o = TrainOptions(**{key: type(kinds[key].default)(value) for key, value in given.items()})
     torch.set_num_threads(1)
     begun = time.process_time()
