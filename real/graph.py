@@ -383,6 +383,11 @@ def _check(args: GraphArgs) -> None:
         )
     if args.policy_path and args.follow_trajectory:
         raise GraphError("policy_path and follow_trajectory both speak as the policy, and one may: leave one out")
+    if args.auto_arm and args.follow_trajectory:
+        raise GraphError(
+            "auto_arm waits for a first command, and follow_trajectory takes no goal before the robot is enabled: "
+            "leave auto_arm out, and call /safety_supervisor/enable"
+        )
     robot_card = _card(args.robot_spec)
     if robot_card is not None and robot_card.legs is not None and args.teleop != "none":
         raise GraphError(

@@ -239,6 +239,8 @@ def test_graph_of_every_choice(arguments):
     assert names(GraphArgs(**without, follow_trajectory=True))[-1] == "follow_trajectory"
     with pytest.raises(GraphError, match="policy_path and follow_trajectory both speak as the policy"):
         graph(GraphArgs(**arguments, follow_trajectory=True))
+    with pytest.raises(GraphError, match="auto_arm waits for a first command"):
+        graph(GraphArgs(**{**without, "auto_arm": True}, follow_trajectory=True))
 
 
 def test_graph_flights_of_supervisor_and_policy_go_to_one_folder_or_nowhere(arguments, tmp_path):

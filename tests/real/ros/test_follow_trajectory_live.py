@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip(
-    "control_msgs", reason="control_msgs has no wheel: build_control_msgs.py builds it"
-)
+pytest.importorskip("control_msgs", reason="control_msgs has no wheel: build_control_msgs.py builds it")
 
 import control_msgs.action
 from action_msgs.msg import GoalStatus
