@@ -6,6 +6,10 @@ import difflib
 import os
 import sys
 
+# NumPy's BLAS reads this as it is loaded. Its threads wait for each other in busy loops: beside one busy process a PPO
+# update takes ten times as long with two of them as with one, and on an idle machine they gain nothing at our sizes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from robot_rl import child
 from robot_rl.verbs import answer
 from robot_rl.version import VERSION

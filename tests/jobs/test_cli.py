@@ -84,6 +84,21 @@ def test_reader_that_leaves_early_sees_no_traceback() -> None:
     assert "BrokenPipe" not in said
 
 
+def test_the_command_line_computes_with_one_blas_thread() -> None:
+    """As NumPy's own library says: what is set after it was loaded would have no effect."""
+    said = (
+        "import robot_rl.cli, numpy, ctypes, pathlib;"
+        "folder = pathlib.Path(numpy.__file__).parents[1] / 'numpy.libs';"
+        "library = ctypes.CDLL(str(next(folder.glob('libscipy_openblas*'))));"
+        "print(library.scipy_openblas_get_num_threads64_())"
+    )
+    env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    done = subprocess.run([sys.executable, "-c", said], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
+
+
 @pytest.mark.slow  # the other tests run the command line in their own process
 @pytest.mark.parametrize("verb", [*VERBS, "data session", "sweep", "doctor", "doctor ros", "doctor isaac"])
 def test_every_verb_starts_as_a_process(tmp_path: Path, verb: str) -> None:
