@@ -73,9 +73,10 @@ class PpoOptions(SurrogateOptions):
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     """Of the hidden layers."""
     normalize_obs: bool = True
-    """Shift and scale observations by running moments, updated between rollouts."""
+    """Move and scale observations by running moments, updated between rollouts."""
     obs_spread: Positive | None = 2.0
-    """Components that deviate more than this are shrunk to it, others are only shifted; null: all deviate by 1."""
+    """Components that deviate more than this are shrunk to it, those whose mean is further from 0 are moved to it,
+    others stay as they are; null: all get mean 0 and deviation 1."""
     normalize_reward: bool = True
     """Divide rewards by the running standard deviation of the discounted return; values are in those units."""
     normalize_advantage: bool = True

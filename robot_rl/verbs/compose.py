@@ -302,6 +302,9 @@ def _wrong_option(node: object, path: list[str]) -> str:
         if isinstance(node, (bool, int, float)):
             whole = ".".join(path[:depth])
             return f"{whole} is a value and holds no {'.'.join(path[depth:])}; set {whole}=..."
+        if node is None and depth > 1:  # an option of which nothing is set
+            whole, rest = ".".join(path[:depth]), ".".join(path[depth:])
+            return f"{whole} is null, so that {rest} cannot be set alone; give the whole: '{whole}={{{rest}: ...}}'"
         if not isinstance(node, DictConfig):  # a value with an inner form of its own, or a group that is null
             return "" if node is not None else f"{'.'.join(path)}: there is no {'.'.join(path[:depth])} here"
         if part not in list(node):  # `in` would not find what has still to be given

@@ -72,6 +72,7 @@ train policy=contrib/simba policy.tau=0 -> expected a number in (0, 1]
 train policy=contrib/dt policy.dropout=-1 -> expected a number in [0, 1)
 train advantage=gae -> policy.advantage is no option of online/sac
 train env.raech=3 -> env.raech is no option of mujoco
+train env.look.seed=3 -> env.look is null, so that seed cannot be set alone
 train env.world.rewards=sparse -> did you mean reward?
 train env.world.seconds=0 -> env.world.seconds is 0, expected a number above 0
 train track.tensorbord=true -> did you mean tensorboard?

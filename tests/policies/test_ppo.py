@@ -256,11 +256,14 @@ def test_moments_equal_those_of_all_rows():
 
 
 @pytest.mark.parametrize("kernel", ["numpy", "autograd"])
-def test_ppo_shrinks_what_is_large_and_does_not_magnify_what_hardly_varies(kernel):
-    """Components 9 and 11 (deviation 1), 0.9 and 1.1 (deviation 0.1), -4 and 4 (deviation 4), of 14, 1.3, 8."""
+def test_ppo_shrinks_what_is_large_and_leaves_what_is_small_as_it_is(kernel):
+    """Components 9 and 11 (deviation 1), 0.9 and 1.1 (deviation 0.1), -4 and 4 (deviation 4), of 14, 1.3, 8.
+
+    With a spread of 1 the first is moved from mean 10 to mean 1 and so 14 to 5; with 2, to mean 2 and so 14 to 6.
+    """
     seen = torch.tensor([[9.0, 0.9, -4.0], [11.0, 1.1, 4.0]])
     obs = {"state": torch.tensor([[14.0, 1.3, 8.0]])}
-    for spread, expected in ((1.0, [4.0, 0.3, 2.0]), (2.0, [4.0, 0.3, 4.0]), (None, [4.0, 3.0, 2.0])):
+    for spread, expected in ((1.0, [5.0, 1.3, 2.0]), (2.0, [6.0, 1.3, 4.0]), (None, [4.0, 3.0, 2.0])):
         policy = make(make_io(obs=3), kernel=kernel, obs_spread=spread).policy
         policy.observe({"state": seen})
         numpy = policy.normalized({"state": obs["state"].numpy()})
