@@ -47,6 +47,9 @@ from robot_rl.real.ros.parameters import check_parameters, declare
 
 MEND = "It has no wheel: source a ROS installation with the package control_msgs, or build it (docs/ros2.md)."
 MOVES = (State.ARMED.value, State.ACTIVE.value)
+HELD_BACK = "the supervisor held the command back (limit, rate, workspace or lead: `reasons` in its diagnostics)"
+JUST_NOW = 0.5
+"""Seconds before an abort in which a command that was held back is named with it."""
 TELL = 0.05
 """Seconds between two messages of feedback."""
 
@@ -97,6 +100,7 @@ class FollowTrajectoryNode(Node):
         self._step: FollowStep | None = None
         self._ended: FollowResult | None = None  # of the goal that runs, from the control thread
         self._present: tuple[np.ndarray, float] | None = None
+        self._held_back = -np.inf  # when the supervisor last sent something else than what was asked for
         self._supervisor, self._authority = "", ""
         self._seq, self._tag = 0, f"follow.{secrets.token_hex(2)}"
         self.health = health = Health(self, spec.name)
@@ -127,7 +131,10 @@ class FollowTrajectoryNode(Node):
     # ------------------------------------------------------------ callbacks
 
     def _on_executed(self, message: JointTrajectory) -> None:
-        self._present = np.array(message.points[0].positions, float), time.monotonic()
+        now = time.monotonic()
+        self._present = np.array(message.points[0].positions, float), now
+        if "c" in message.header.frame_id.rpartition("|")[2]:  # clipped, see `io.Executed`
+            self._held_back = now
 
     def _on_authority(self, message: String) -> None:
         self._authority = message.data
@@ -242,7 +249,10 @@ class FollowTrajectoryNode(Node):
         with self._lock:
             step = self._follower.tick(now, state.position, state.velocity)
             if step is not None:
-                self._step, self._ended = step, step.result or self._ended
+                result = step.result
+                if result is not None and result.status == "aborted" and now - self._held_back < JUST_NOW:
+                    result = result._replace(text=f"{result.text}; {HELD_BACK}")
+                self._step, self._ended = step, result or self._ended
         if step is not None:
             self._send(step.position if step.result is None else None)
         return now - state.stamp

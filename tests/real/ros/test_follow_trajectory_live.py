@@ -99,7 +99,8 @@ def test_goals_move_the_robot_and_end_as_they_should(client, live):
     status, result = client.end(handle)
     assert status == GoalStatus.STATUS_ABORTED
     assert result.error_code == FollowJointTrajectory.Result.PATH_TOLERANCE_VIOLATED
-    assert "j0 is 0.0" in result.error_string
+    assert result.error_string.startswith("j0 is ")  # how far depends on when it is looked at
+    assert "the supervisor held the command back" in result.error_string
 
     handle = client.begin((4.0, (0.5, 0.5, 0.5)))
     live.estop.publish(harness.Bool(data=True))
