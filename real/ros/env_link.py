@@ -41,6 +41,7 @@ from robot_rl.real.ros.node_base import (  # noqa: E402
     WARN,
     ControlLoop,
     Health,
+    Seen,
     hardware_id,
     publisher,
     spare_garbage,
@@ -328,7 +329,7 @@ class EnvLink:
         response.success, response.message = True, "labelled " + ("success" if value else "failure")
         return response
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+    def _aspect(self) -> Seen:
         values: Mapping[str, object] = {
             "state": self.state,
             "authority": self.authority,

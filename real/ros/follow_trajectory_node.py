@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from rclpy.action.server import ActionServer, CancelResponse, GoalResponse
+from rclpy.action.server import ActionServer, CancelResponse, GoalResponse, ServerGoalHandle
 from rclpy.node import Node
 from rclpy.task import Future
 from std_msgs.msg import String
@@ -38,6 +38,7 @@ from robot_rl.real.ros.node_base import (
     WARN,
     ControlLoop,
     Health,
+    Seen,
     publisher,
     spare_garbage,
     steady_timer,
@@ -57,7 +58,7 @@ TELL = 0.05
 class _Running(NamedTuple):
     """A goal that was accepted: its handle, and the future of its result, which the callback thread sets."""
 
-    handle: Any
+    handle: ServerGoalHandle
     result: Future
 
 
@@ -177,11 +178,11 @@ class FollowTrajectoryNode(Node):
         fresh = self._present is not None and now - self._present[1] < 0.1
         return self._present[0] if fresh and self._present is not None else state.position
 
-    def _on_accepted(self, handle: Any) -> None:
+    def _on_accepted(self, handle: ServerGoalHandle) -> None:
         self._running = _Running(handle, Future())
         handle.execute()
 
-    def _on_cancel(self, handle: Any) -> CancelResponse:
+    def _on_cancel(self, handle: ServerGoalHandle) -> CancelResponse:
         running = self._running
         if running is None or running.handle.goal_id != handle.goal_id:
             return CancelResponse.REJECT
@@ -192,7 +193,7 @@ class FollowTrajectoryNode(Node):
             self._finish(ended)
         return CancelResponse.ACCEPT if ended is not None else CancelResponse.REJECT
 
-    async def _execute(self, handle: Any) -> Any:
+    async def _execute(self, handle: ServerGoalHandle) -> Any:
         running = self._running
         assert running is not None
         ended = await running.result
@@ -267,7 +268,7 @@ class FollowTrajectoryNode(Node):
     def _on_error(self, error: Exception) -> None:
         self.get_logger().error(f"exception in the loop: {error}", throttle_duration_sec=1.0)
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+    def _aspect(self) -> Seen:
         if self._supervisor not in MOVES:
             return WARN, f"the supervisor is {self._supervisor or 'not there'}: goals are rejected", {}
         return OK, "a goal runs" if self._running is not None else "waits for goals", {}

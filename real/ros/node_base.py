@@ -215,7 +215,8 @@ def thaw_garbage() -> None:
 
 # ---------------------------------------------------------------- diagnostics
 
-Aspect = Callable[[], tuple[int, str, dict[str, Any]]]
+Seen = tuple[int, str, dict[str, object]]  # level, one sentence, and numbers by name
+Aspect = Callable[[], Seen]
 
 
 def hardware_id(robot: str, namespace: str) -> str:
@@ -248,16 +249,13 @@ class Health:
         self._timer = steady_timer(node, 0.2, self.update)
 
     def add(self, name: str, aspect: Aspect) -> None:
-        """Add an aspect: a function that returns level, one sentence, and numbers."""
+        """Add an aspect."""
         self._aspects[name] = aspect
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Aspect -> level, message and numbers, the same that are published."""
-        found = {}
-        for name, aspect in self._aspects.items():
-            level, message, values = aspect()
-            found[name] = {"level": level, "message": message, **values}
-        return found
+        seen = ((name, *aspect()) for name, aspect in self._aspects.items())
+        return {name: {"level": level, "message": message, **values} for name, level, message, values in seen}
 
     def update(self) -> None:
         """Publish when it is time or when a level has changed."""
@@ -309,7 +307,7 @@ class Health:
                 ):
                     del table[topic]
 
-    def _listening(self) -> tuple[int, str, dict[str, Any]]:
+    def _listening(self) -> Seen:
         found = [f"{topic}: QoS {policy} keeps a listener from hearing us" for topic, policy in self.listeners.items()]
         return (WARN, "; ".join(found), {}) if found else (OK, "all who listen hear us", {})
 
@@ -320,7 +318,7 @@ class Health:
         """
         told: set[str] = set()
 
-        def aspect() -> tuple[int, str, dict[str, Any]]:
+        def aspect() -> Seen:
             if not loop.alive:
                 return STALE, "not running", {}
             if loop.fifo not in ("on", "off") and loop.fifo not in told:

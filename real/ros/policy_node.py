@@ -39,6 +39,7 @@ from robot_rl.real.ros.node_base import (
     ControlLoop,
     Health,
     Ring,
+    Seen,
     freeze_garbage,
     publisher,
     steady_timer,
@@ -468,12 +469,12 @@ class PolicyNode(LifecycleNode):
         self._refused = f"{type(error).__name__}: {error}"
         self.get_logger().error(f"exception in the policy loop: {self._refused}", throttle_duration_sec=1.0)
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+    def _aspect(self) -> Seen:
         runner = self.runner
         if runner is None or self.loop is None:
             return WARN, "not active", {}
         times = self._latency.last()[:, 0] * 1e3
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             "id": runner.identity,
             "swaps": self._swaps,
             "deadline_misses": self._misses,

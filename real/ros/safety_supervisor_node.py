@@ -34,6 +34,7 @@ from robot_rl.real.ros.node_base import (
     WARN,
     ControlLoop,
     Health,
+    Seen,
     freeze_garbage,
     publisher,
     steady_timer,
@@ -448,14 +449,14 @@ class SafetySupervisorNode(LifecycleNode):
 
     # ------------------------------------------------------------ reports
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+    def _aspect(self) -> Seen:
         pipeline, last = self.pipeline, self._last
         if pipeline is None or last is None:
             return WARN, "not active", {}
         now = time.monotonic()
         state = State(last.verdict.state)
         faults = pipeline.safety.faults
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             "state": state.value,
             "fault": last.verdict.fault,
             "faults": ", ".join(faults),

@@ -23,6 +23,7 @@ from robot_rl.real.ros.node_base import (
     WARN,
     ControlLoop,
     Health,
+    Seen,
     publisher,
     spare_garbage,
     steady_timer,
@@ -129,8 +130,8 @@ class ServoArmNode(Node):
     def _on_error(self, error: Exception) -> None:
         self._tell(str(error) if isinstance(error, ServoError) else f"{type(error).__name__}: {error}")
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
-        values: dict[str, Any] = {"following": self._driver.following}
+    def _aspect(self) -> Seen:
+        values: dict[str, object] = {"following": self._driver.following}
         if self._reading is not None:
             values |= {
                 "celsius": self._reading.celsius.tolist(),

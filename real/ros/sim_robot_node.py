@@ -33,7 +33,7 @@ from robot_rl.real.ros.io import (
     motion_message,
     time_message,
 )
-from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
+from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, Seen, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.robot_status import tell_good
 from robot_rl.real.ros.trunk_topics import TrunkTopics, imu_of
@@ -471,7 +471,7 @@ class SimRobotNode(Node):
     def _on_error(self, error: Exception) -> None:
         self.get_logger().error(f"exception in the physics loop: {type(error).__name__}: {error}")
 
-    def _aspect(self) -> tuple[int, str, dict[str, Any]]:
+    def _aspect(self) -> Seen:
         real = max(time.monotonic() - self._started, 1e-9)
         values = {
             "realtime_factor": float(self._time / real),
