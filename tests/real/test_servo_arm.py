@@ -166,7 +166,7 @@ def test_calibration_by_hand_lands_on_the_card_and_in_the_servos(arm):
     ("hand", "said"),
     [
         ({"ends": (1250, 200, 1101, 1080, 0, 620)}, "shoulder_lift was moved over 0.61 rad, and its range"),
-        ({"ends": (1600, 1137, 1101, 1080, 0, 620)}, "is it the servo of this joint"),
+        ({"ends": (1600, 1137, 1101, 1080, 0, 620)}, "see whether it is the servo of this joint"),
         ({"ends": (1250, 1137, 1101, 1080, 0, 130)}, "gripper was moved over 0.40 rad"),
         ({"order": (1, 3, 2, 4, 5, 6)}, "you were asked to move shoulder_lift, and servo 3 (elbow_flex) is what moved"),
         ({"shares": (0.05,)}, "nobody moved shoulder_pan"),
