@@ -163,7 +163,7 @@ def _judge(plan: JointPlan, middle: int, ends: tuple[int, int]) -> MotorCard:
         return MotorCard(id=plan.number, homing=offset, low=0, high=4095, zero=float(told), sign=plan.sign)
     least, most = (HANDLE if plan.gripper else NARROW) * wanted, WIDE * wanted
     if not least <= span <= most:
-        more = "move it from end to end" if span < least else "see whether it is the servo of this joint, and this model"
+        more = "move it from end to end" if span < least else "see whether it is the servo of this joint"
         raise ValueError(
             f"{plan.name} was moved over {span:.2f} rad, and its range in the model is {wanted:.2f}, expected "
             f"{least:.2f} to {most:.2f}: {more}. Nothing was written"
