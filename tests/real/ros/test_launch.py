@@ -69,6 +69,7 @@ def test_every_combination_of_choices_starts_the_graph_or_is_refused_for_its_rea
         "teleop": TELEOP,
         "record": ("true", "false"),
         "auto_arm": ("true", "false"),
+        "follow_trajectory": ("true", "false"),
         "use_sim_time": ("true", "false"),
         "world": ("", "reach"),
         "policy_path": ("", str(run_folder)),
@@ -121,7 +122,7 @@ def test_a_session_is_started_on_the_robot_of_the_graph():
     (make,) = [item for item in description.entities if isinstance(item, OpaqueFunction)]
     started = [item for item in make.execute(context) if type(item) is ExecuteProcess]
     words = ["".join(part.perform(context) for part in word) for word in started[0].cmd]
-    assert words[3:] == ["hil", "env=ros2", "env.robot_spec=desk_arm", "env.namespace=left", "env.arm=true",
+    assert words[words.index("robot_rl") :] == ["robot_rl", "hil", "env=ros2", "env.robot_spec=desk_arm", "env.namespace=left", "env.arm=true",
                          "human=browser", "env.image_size=[32, 32]"]  # fmt: skip
 
 
