@@ -122,8 +122,8 @@ def test_a_session_is_started_on_the_robot_of_the_graph():
     (make,) = [item for item in description.entities if isinstance(item, OpaqueFunction)]
     started = [item for item in make.execute(context) if type(item) is ExecuteProcess]
     words = ["".join(part.perform(context) for part in word) for word in started[0].cmd]
-    assert words[words.index("robot_rl") :] == ["robot_rl", "hil", "env=ros2", "env.robot_spec=desk_arm", "env.namespace=left", "env.arm=true",
-                         "human=browser", "env.image_size=[32, 32]"]  # fmt: skip
+    place = ("env=ros2", "env.robot_spec=desk_arm", "env.namespace=left", "env.arm=true")
+    assert words[words.index("robot_rl") :] == ["robot_rl", "hil", *place, "human=browser", "env.image_size=[32, 32]"]
 
 
 def test_namespace_parameters_respawn_and_shutdown_rules_reach_the_actions(run_folder):
