@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from robot_rl.real.core.limiter_scalar import ScalarLimits
+from robot_rl.real.core.spec import RobotSpec
 
 FEW = 16
 """Up to so many joints are stepped in plain floats, which is several times faster than arrays."""
@@ -89,6 +90,21 @@ class JointLimits:
     stop_acceleration: ArrayLike | None = None
     jerk: ArrayLike | None = None
     continuous: ArrayLike | None = None
+
+
+def limits_of(spec: RobotSpec) -> JointLimits:
+    """Those of a robot's joints."""
+    lower, upper = spec.bounds()
+    jerk, stop, acceleration = spec.array("jerk"), spec.array("stop_acceleration"), spec.array("acceleration")
+    return JointLimits(
+        lower,
+        upper,
+        spec.array("velocity"),
+        acceleration,
+        stop_acceleration=np.where(np.isnan(stop), acceleration, stop),
+        jerk=np.where(np.isnan(jerk), np.inf, jerk),
+        continuous=[joint.continuous for joint in spec.joints],
+    )
 
 
 class JointLimiter:
@@ -216,12 +232,13 @@ class JointLimiter:
         if target.shape != self.lower.shape:
             raise ValueError(f"target has shape {target.shape}, expected {self.lower.shape}: one entry per joint")
         if self._few is not None and isinstance(period, float):
+            place = self.position.tolist()
             speed, at_limit, at_rate, kept = self._few.track(
-                target.tolist(), self._target.tolist(), self.position.tolist(), self.velocity.tolist(), period
+                target.tolist(), self._target.tolist(), place, self.velocity.tolist(), period
             )
             self._note(at_limit, at_rate)
             self._target = np.array(kept)
-            return self._take(np.array(speed), period)
+            return self._take_few(speed, place, period)
         known = np.isfinite(target)
         target = np.where(known, target, self.position)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -266,7 +283,7 @@ class JointLimiter:
             high, low = ((self.position + way).tolist() for way in under_way)
             speed, at_limit, at_rate = self._few.bound(wanted, high, low, self.velocity.tolist(), period)
             self._note(at_limit, at_rate)
-            self._take(np.array(speed), period)
+            self._take_few(speed, self.position.tolist(), period)
             return self.velocity
         high, low = self.position + under_way[0], self.position + under_way[1]
         self._move(np.where(np.isfinite(target), target, 0.0), high, low, period)
@@ -345,6 +362,13 @@ class JointLimiter:
     def _note(self, at_limit: list[bool], at_rate: list[bool]) -> None:
         self.at_limit = np.array(at_limit) if True in at_limit else self._nowhere
         self.at_rate = np.array(at_rate) if True in at_rate else self._nowhere
+
+    def _take_few(self, speed: list[float], place: list[float], period: float) -> Array:
+        """As `_take`, from the place (J,) of the step before, without an array operation."""
+        self._before, self._length, self.moved = (self.position, self.velocity), period, period
+        self.position = np.array([q + v * period for q, v in zip(place, speed)])
+        self.velocity = np.array(speed)
+        return self.position
 
     def _take(self, speed: Array, period: Period) -> Array:
         self._before, self._length = (self.position, self.velocity), period

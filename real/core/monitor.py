@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from robot_rl.legs import gravity
+from robot_rl.real.core.motion import Seen
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import PD, RobotSpec
 from robot_rl.real.core.turning import differences
@@ -39,6 +40,7 @@ class StateMonitor:
     Attributes:
         numbers: code -> what was measured and what was allowed, of the last finding.
         place: (J,) positions of the last good state as floats; () without one.
+        seen: its stamp [s], positions and velocities as floats, -inf without one.
     """
 
     def __init__(self, spec: RobotSpec, settings: SafetySettings) -> None:
@@ -48,6 +50,7 @@ class StateMonitor:
         self._lower, self._upper = (bound.tolist() for bound in spec.hard_bounds())
         self._turning = [joint.continuous for joint in spec.joints]
         self.place: Sequence[float] = ()
+        self.seen: Seen = -inf, (), ()
         self.adopt(settings)
         self._last: RobotState | None = None
         self._good_since: float | None = None
@@ -101,12 +104,13 @@ class StateMonitor:
         given = self._spec.array("limit_slack")
         self._slack = np.where(np.isnan(given), settings.limit_slack, given).tolist()
         self._fastest = (settings.velocity_factor * self._speed).tolist()
+        self._bounds = list(zip(self._lower, self._upper, self._slack, self._fastest))
         self._farthest = (settings.jump_factor * self._speed).tolist()  # per second
-        self._strongest = settings.velocity_factor * self._effort
+        self._strongest = (settings.velocity_factor * self._effort).tolist()
 
     def relearn(self) -> None:
         """Called at a reset: the next state need not be near the last one."""
-        self._last, self.place = None, ()
+        self._last, self.place, self.seen = None, (), (-inf, (), ())
 
     def _outside(self, place: Sequence[float]) -> list[float]:
         return [max(low - q, q - high) for low, q, high in zip(self._lower, place, self._upper)]
@@ -130,14 +134,14 @@ class StateMonitor:
         if now - state.stamp > self._set.state_timeout:
             codes.append(self._stale(now - state.stamp))
         if last is None or state.stamp > last.stamp:
-            codes += self._moved(state, place)
+            codes += self._moved(state, place, speed)
             if self._acceleration is not None:
                 codes += self._jolted(state.stamp, velocity, self._acceleration)
         if self._tilt is not None and self._imu in state.sensors:
             codes += self._fallen(state.sensors[self._imu][:4], self._tilt)
         return codes + self._limits(state, place, speed)
 
-    def _moved(self, state: RobotState, place: list[float]) -> list[str]:
+    def _moved(self, state: RobotState, place: list[float], speed: list[float]) -> list[str]:
         last = self._last
         if last is not None:
             elapsed = max(state.stamp - last.stamp, 1.0 / self._set.rate)
@@ -146,7 +150,7 @@ class StateMonitor:
             if any(map(gt, way, most)):
                 self._tell("state_jump", way, most, f"rad further within {1e3 * elapsed:.0f} ms")
                 return ["state_jump"]  # the last good state stays: the jump persists until a reset
-        self._last, self.place = state, place
+        self._last, self.place, self.seen = state, place, (state.stamp, place, speed)
         force = self._spec.force
         if force is not None and state.wrench is not None:
             self._push = float(np.linalg.norm(state.wrench[:3]))
@@ -177,10 +181,33 @@ class StateMonitor:
         return ["fallen"]
 
     def _limits(self, state: RobotState, place: list[float], velocity: list[float]) -> list[str]:
+        codes: list[str] = []
+        if self._forgiven:
+            codes = self._beyond(place, velocity)
+        else:  # one pass while all is well
+            for q, v, (low, high, slack, fastest) in zip(place, velocity, self._bounds):
+                if low - q > slack or q - high > slack or abs(v) > fastest:
+                    codes = self._beyond(place, velocity)
+                    break
+        if state.effort is not None:
+            effort = np.asarray(state.effort, float).tolist()
+            if any(not abs(e) <= most for e, most in zip(effort, self._strongest, strict=True)):
+                self._tell("effort_measured", np.abs(effort), self._strongest, "N m of effort")
+                codes.append("effort_measured")
+        if self._pushes >= 3 and self._spec.force is not None:
+            most = self._set.force_factor * self._spec.force
+            self.numbers["force"] = f"{self._push:.1f} N in 3 states, allowed {most:g}"
+            codes.append("force")
+        return codes
+
+    def _beyond(self, place: list[float], velocity: list[float]) -> list[str]:
+        """Which of the limits are left, and how far; what a reset has forgiven shrinks as the joints come back."""
         codes, outside, allowed = [], self._outside(place), self._slack
         if self._forgiven:
             self._forgiven = [min(before, max(way, 0.0)) for before, way in zip(self._forgiven, outside)]
             allowed = [more + slack for more, slack in zip(self._forgiven, self._slack)]
+            if not any(self._forgiven):
+                self._forgiven = []
         if any(map(gt, outside, allowed)):
             self._tell("limit_measured", outside, allowed, "rad outside its limits")
             codes.append("limit_measured")
@@ -188,15 +215,6 @@ class StateMonitor:
         if any(map(gt, speed, self._fastest)):
             self._tell("velocity_measured", speed, self._fastest, "rad/s fast")
             codes.append("velocity_measured")
-        if state.effort is not None:
-            effort = np.abs(np.asarray(state.effort, float))
-            if not (effort <= self._strongest).all():
-                self._tell("effort_measured", effort, self._strongest, "N m of effort")
-                codes.append("effort_measured")
-        if self._pushes >= 3 and self._spec.force is not None:
-            most = self._set.force_factor * self._spec.force
-            self.numbers["force"] = f"{self._push:.1f} N in 3 states, allowed {most:g}"
-            codes.append("force")
         return codes
 
     def _stale(self, age: float) -> str:

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from robot_rl.real.core.settings import SafetySettings
-from robot_rl.real.robot import RobotState
+
+Seen = tuple[float, Sequence[float], Sequence[float]]
+"""Stamp of a state [s], its (J,) positions [rad] and velocities [rad/s] in plain floats; -inf and nothing = none."""
 
 
 def farthest(names: Sequence[str], away: ArrayLike, where: str, most: float) -> str:
@@ -30,7 +32,8 @@ class FreezeWatch:
 
     def __init__(self, settings: SafetySettings, *, dead_time: float = 0.0) -> None:
         self._set, self._patience = settings, settings.freeze_time + dead_time
-        self._stamp, self._seen, self._speed = -inf, ([], []), 0.0  # of the last state, its numbers and largest speed
+        self._seen: Seen = -inf, (), ()
+        self._speed = 0.0  # the largest of what was seen
         self._since, self._now = inf, -inf
         self._way, self._samples = 0.0, 0
 
@@ -42,23 +45,22 @@ class FreezeWatch:
             f"while {self._way:.3f} rad were commanded"
         )
 
-    def check(self, state: RobotState | None, speed: float, now: float) -> bool:
+    def check(self, seen: Seen, speed: float, now: float) -> bool:
         """True when the states do not change although the robot should be moving.
 
         Args:
-            state: newest believable measurement.
+            seen: newest believable measurement.
             speed: largest commanded speed of any joint [rad/s].
             now: [s].
         """
         period, self._now = min(max(now - self._now, 0.0), 2.0 / self._set.rate), now
-        known, measured = self._stamp > -inf, self._speed
-        if state is not None and state.stamp > self._stamp:
-            seen = np.asarray(state.position).tolist(), np.asarray(state.velocity).tolist()
-            if known and seen == self._seen:
+        known, measured = self._seen[0] > -inf, self._speed
+        if seen[0] > self._seen[0]:
+            if known and seen[1:] == self._seen[1:]:
                 self._samples += 1
             else:
                 self._since, self._way, self._samples = now, 0.0, 0
-            self._stamp, self._seen, self._speed = state.stamp, seen, max(map(abs, seen[1]))
+            self._seen, self._speed = seen, max(map(abs, seen[2]))
         if known:
             self._way += period * max(speed, measured)
         return self._samples >= 3 and self._way > self._set.freeze_way and now - self._since > self._patience

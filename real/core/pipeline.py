@@ -18,15 +18,16 @@ from robot_rl.data.flight import FlightWriter
 from robot_rl.real.core.auto_arm import AutoArm
 from robot_rl.real.core.flight import RecordedSupervisor
 from robot_rl.real.core.intake import CommandMessage, Content, DoorOptions, Intake
-from robot_rl.real.core.machine import LATCHED, MOVABLE, State
+from robot_rl.real.core.machine import ACTIVE, ARMED, IDLE, LATCHED, MOVABLE, STOPPING
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import TWIST, RobotSpec
 from robot_rl.real.core.supervisor import SafetySupervisor
 from robot_rl.real.core.watchdogs import Watchdogs
-from robot_rl.real.robot import Level, RobotState, Verdict
+from robot_rl.real.robot import CLIPPED, HOLD, OK, STOP, RobotState, Verdict
 from robot_rl.types.options import NotNegative, Positive
 
 HEARTBEAT = "estop_heartbeat"
+BRAKING = (STOPPING, *LATCHED)
 
 
 class Controller(NamedTuple):
@@ -148,7 +149,7 @@ class CommandPipeline:
         self._soft = ""
         self._replaced = 0
         self._told = ("", "")
-        self._limit_times: dict[str, int] = {"ticks": 0, "clipped": 0}
+        self._followed = self._clipped = 0  # ticks
 
     # ------------------------------------------------------------ events, from any thread
 
@@ -208,7 +209,7 @@ class CommandPipeline:
         another place), so from then on nothing is said to it until it was asked again and the operator has reset.
         """
         before, now = self._controller.subscribers, view.subscribers
-        if 0 < before != now and self.safety.state in (State.STOPPING, *LATCHED):
+        if 0 < before != now and self.safety.state in BRAKING:
             self.safety.report("controller_gone" if now < before else "controller_changed")
         if view != self._controller:
             self._note("controller", view)
@@ -264,7 +265,7 @@ class CommandPipeline:
     @property
     def clip_ratio(self) -> float:
         """Share of the followed ticks that were clipped."""
-        return self._limit_times["clipped"] / max(self._limit_times["ticks"], 1)
+        return self._clipped / max(self._followed, 1)
 
     # ------------------------------------------------------------ one period
 
@@ -298,13 +299,13 @@ class CommandPipeline:
                 self.safety.soft_stop()
             self.safety.stand()
             out, verdict = self.safety.filter(command, state, now)
-            if self.door.mismatch and verdict.state == State.ARMED:
+            if self.door.mismatch and verdict.state == ARMED:
                 verdict = verdict._replace(reasons=tuple(dict.fromkeys((*verdict.reasons, "start_mismatch"))))
-            authority = self.door.authority if verdict.state == State.ACTIVE else "none"
+            authority = self.door.authority if verdict.state == ACTIVE else "none"
             flags = self._flags(verdict)
-            if verdict.publish or verdict.state == State.IDLE:  # at rest plans begin from where the robot is
+            if verdict.publish or verdict.state == IDLE:  # at rest plans begin from where the robot is
                 limiter = self.safety.limiter
-                self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is Level.OK)
+                self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is OK)
             trace = self.door.trace if authority != "none" else "supervisor/0"
             if verdict.state not in MOVABLE:
                 self.door.rest()
@@ -375,13 +376,14 @@ class CommandPipeline:
         return blocking
 
     def _flags(self, verdict: Verdict) -> str:
-        flags = "c" if verdict.level is Level.CLIPPED else ""
-        if verdict.state == State.ACTIVE:
-            self._limit_times["ticks"] += 1
-            self._limit_times["clipped"] += verdict.level is Level.CLIPPED
-        if verdict.level in (Level.HOLD, Level.STOP):
+        level, clipped = verdict.level, verdict.level is CLIPPED
+        flags = "c" if clipped else ""
+        if verdict.state == ACTIVE:
+            self._followed += 1
+            self._clipped += clipped
+        if level is HOLD or level is STOP:
             flags += "h"
-        if verdict.state in (State.STOPPING, *LATCHED) and not self.resting:
+        if verdict.state in BRAKING and not self.resting:
             flags += "b"
         if self.door.replaced != self._replaced:
             self._replaced = self.door.replaced

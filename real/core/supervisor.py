@@ -8,10 +8,21 @@ from math import inf, isfinite
 
 import numpy as np
 
-from robot_rl.real.core.limiter import JointLimiter, JointLimits, wrap
+from robot_rl.real.core.limiter import JointLimiter, limits_of, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter, Moment
 from robot_rl.real.core.limiter_pd import PdLimiter
-from robot_rl.real.core.machine import MOVABLE, WORDS, Event, SafetyMachine, State
+from robot_rl.real.core.machine import (
+    ACTIVE,
+    ARMED,
+    ESTOP,
+    IDLE,
+    MOVABLE,
+    STARTUP,
+    STOPPING,
+    WORDS,
+    Event,
+    SafetyMachine,
+)
 from robot_rl.real.core.monitor import GONE, UNTRUSTED, StateMonitor
 from robot_rl.real.core.motion import Farewell, FreezeWatch, Leash, PlaceWatch, UnderWay, farthest
 from robot_rl.real.core.settings import SafetySettings
@@ -19,7 +30,7 @@ from robot_rl.real.core.spec import EFFORT, PD, POSITION, VELOCITY, RobotSpec
 from robot_rl.real.core.turning import differences
 from robot_rl.real.core.watchdogs import Overrun
 from robot_rl.real.core.workspace import WorkspaceGuard
-from robot_rl.real.robot import Command, Level, RobotState, Verdict
+from robot_rl.real.robot import CLIPPED, HOLD, OK, STOP, Command, Level, RobotState, Verdict
 
 
 class SafetySupervisor:
@@ -60,23 +71,12 @@ class SafetySupervisor:
         if spec.workspace is not None and not spec.has_positions:
             raise ValueError(f"a workspace cannot be kept in {spec.mode} mode; leave it out")
         period = 1.0 / self.settings.rate
-        lower, upper = spec.bounds()
-        jerk, stop = spec.array("jerk"), spec.array("stop_acceleration")
-        acceleration = spec.array("acceleration")
-        limits = JointLimits(
-            lower,
-            upper,
-            spec.array("velocity"),
-            acceleration,
-            stop_acceleration=np.where(np.isnan(stop), acceleration, stop),
-            jerk=np.where(np.isnan(jerk), np.inf, jerk),
-            continuous=[joint.continuous for joint in spec.joints],
-        )
-        self.limiter = JointLimiter(limits, period=period, min_period=0.5 * period)
+        self.limiter = JointLimiter(limits_of(spec), period=period, min_period=0.5 * period)
         self._pd = PdLimiter(spec, period=period) if spec.mode == PD else None
         # of the modes in which torque is bounded, and where the joints go is for physics to decide
         self._efforts = EffortLimiter(spec, period=period) if spec.mode == EFFORT else self._pd
         self._moves = spec.has_positions or self._pd is not None  # commands say where the joints are to go
+        self._positions = spec.mode == POSITION
         self._turning = self.limiter.continuous.tolist()
         self._period, self._longest = period, 2.0 * period
         self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
@@ -105,7 +105,7 @@ class SafetySupervisor:
     @property
     def state(self) -> str:
         """Name of the state of the safety machine."""
-        return self._machine.state.value
+        return self._machine.name
 
     @property
     def still(self) -> bool:
@@ -167,7 +167,7 @@ class SafetySupervisor:
             was = self._machine.state
             refused = self._machine.handle(Event.ENABLE, self._now, blockers=self._blockers())
             last = self._monitor.last
-            if not refused and was is State.IDLE and last is not None:
+            if not refused and was is IDLE and last is not None:
                 self._settle_on(last.position)
                 self._heard = max(self._heard, self._now)
             return refused
@@ -248,9 +248,9 @@ class SafetySupervisor:
 
     def _watch_state(self, state: RobotState | None, now: float) -> None:
         self._codes = self._monitor.check(state, now)
-        if self._machine.state is State.ACTIVE and self._moves:
+        if self._machine.state is ACTIVE and self._moves:
             speed = max(map(abs, self.limiter.velocity.tolist())) if self._efforts is None else 0.0
-            if self._freeze.check(self._monitor.last, speed, now):
+            if self._freeze.check(self._monitor.seen, speed, now):
                 self._codes.append("state_frozen")
                 self._monitor.numbers["state_frozen"] = self._freeze.numbers
         else:
@@ -258,7 +258,7 @@ class SafetySupervisor:
         if self._machine.state in MOVABLE:
             for code in self._codes:
                 self._fault(code, self._monitor.numbers.get(code, ""))
-        elif self._machine.state is State.STARTUP and self._monitor.settled(now) and not self._outside:
+        elif self._machine.state is STARTUP and self._monitor.settled(now) and not self._outside:
             self._machine.handle(Event.READY, now)
         elif "state_jump" in self._codes and self._machine.state not in MOVABLE:
             self._monitor.relearn()  # at rest the new place is taken as the truth
@@ -266,12 +266,12 @@ class SafetySupervisor:
     def _watch_place(self) -> None:
         """ARMED means stay; repeating the command would drive a robot on that leaves, so the fault ends all sending."""
         last = self._monitor.last
-        if self._machine.state is not State.ARMED or not self.spec.has_positions or last is None:
+        if self._machine.state is not ARMED or not self.spec.has_positions or last is None:
             self._armed_at = None
             self._place.leave()
         elif self.limiter.still:
             self._armed_at = last.position if self._armed_at is None else self._armed_at
-            place = self.limiter.position if self.spec.mode == POSITION else self._armed_at
+            place = self.limiter.position if self._positions else self._armed_at
             away = np.abs(self._difference(last.position, place))
             if self._place.check(away):
                 self._fault(
@@ -300,7 +300,7 @@ class SafetySupervisor:
         self._heard = stamp
         if not value.size:
             self._target = None
-            if self._machine.state is State.ACTIVE:
+            if self._machine.state is ACTIVE:
                 # legs that were let down do not stand up again by themselves
                 self._machine.handle(Event.RELEASE if self._pd is None else Event.DISABLE, now)
                 self._begin_stop()
@@ -311,21 +311,21 @@ class SafetySupervisor:
         """Transitions that commands and time bring about."""
         if target is not None:
             self._target = target
-            if self._machine.state is State.ARMED:
+            if self._machine.state is ARMED:
                 if self._near(target):
                     self._machine.handle(Event.FOLLOW, now)
                 else:
                     reasons.append("start_mismatch")
-        if self._machine.state is State.ACTIVE and now - self._heard > self.settings.command_timeout:
+        if self._machine.state is ACTIVE and now - self._heard > self.settings.command_timeout:
             reasons.append("stale_command")
             self._lose()
-        if self._machine.state is State.STOPPING and self._stopped(now):
+        if self._machine.state is STOPPING and self._stopped(now):
             self._machine.handle(Event.STOPPED, now)
 
     def _lose(self) -> None:
         """The source of the commands has gone silent, or talks nonsense."""
         self._target = None
-        if self._pd is not None and self._machine.state is State.ACTIVE:
+        if self._pd is not None and self._machine.state is ACTIVE:
             self._fault("cmd_timeout", "a robot on legs does not stand up again by itself")
         else:
             self._machine.handle(Event.LOST, self._now)
@@ -339,7 +339,7 @@ class SafetySupervisor:
         return rested and (self._efforts.still or not (self._machine.leaving or self._pd is not None))
 
     def _near(self, target: np.ndarray) -> bool:
-        if self.spec.mode != POSITION:
+        if not self._positions:
             return self._pd is None or self._pd.ready(self.settings.lead_fault)
         last = self._monitor.last
         assert last is not None
@@ -348,29 +348,29 @@ class SafetySupervisor:
     def _output(self, now: float, reasons: list[str]) -> tuple[np.ndarray, Level]:
         machine, period = self._machine, now - self._moved_at
         last = self._monitor.last
-        if machine.state in (State.STARTUP, State.IDLE):
+        if machine.state in (STARTUP, IDLE):
             self._moved_at = now
             if last is not None:
                 self._settle_on(last.position)
-            reasons.append("starting" if machine.state is State.STARTUP else "not_enabled")
-            return self._resting(), Level.HOLD
+            reasons.append("starting" if machine.state is STARTUP else "not_enabled")
+            return self._resting(), HOLD
         if period < self.limiter.min_period:  # called again within one period: the answer stands
-            return self._sent, Level.OK if machine.state is State.ACTIVE else self._held()
+            return self._sent, OK if machine.state is ACTIVE else self._held()
         self._moved_at = now
         period = float(min(period, self._longest))  # a late tick must not make up for lost time
-        if machine.state is State.ACTIVE and self._target is not None:
+        if machine.state is ACTIVE and self._target is not None:
             return self._follow(self._target, period, now, reasons)
-        if machine.state is State.ESTOP and self.settings.estop_action != "brake":
+        if machine.state is ESTOP and self.settings.estop_action != "brake":
             if not self._zeroed:
                 self._settle_on(self.limiter.position)
             self._zeroed = True
         elif self._efforts is not None:
             self._rest_efforts(self._efforts, period, now)
-        elif machine.state is not State.ARMED or np.any(self.limiter.velocity):
+        elif machine.state is not ARMED or np.any(self.limiter.velocity):
             self.limiter.brake(period)
-        if machine.state is State.ARMED:
+        if machine.state is ARMED:
             reasons += [] if reasons else ["stale_command"]
-        elif machine.state is State.STOPPING:
+        elif machine.state is STOPPING:
             reasons.append("stopping")
         self._sent = self._resting()
         return self._sent, self._held()
@@ -381,7 +381,7 @@ class SafetySupervisor:
         before = limiter.position
         if not isinstance(limiter, JointLimiter):
             limiter.step(target, last.position, last.velocity, period)
-        elif self.spec.mode != POSITION:
+        elif not self._positions:
             before = last.position
             limiter.step_velocity(
                 target, before, under_way=self._under_way.ways(now, self._monitor.age(now)), period=period
@@ -396,15 +396,15 @@ class SafetySupervisor:
         if guard is not None and isinstance(limiter, JointLimiter) and guard.hold_back(limiter, before, period):
             reasons.append("workspace")
         self._sent = self._resting()
-        return self._sent, Level.CLIPPED if reasons else Level.OK
+        return self._sent, CLIPPED if reasons else OK
 
     def _rest_efforts(self, limiter: EffortLimiter | PdLimiter, period: float, now: float) -> None:
         last, state = self._monitor.last, self._machine.state
         if UNTRUSTED & set(self._codes) or self._monitor.age(now) > self.settings.state_timeout:
             last = None
-        over = state is State.STOPPING and now > self._stop_by
+        over = state is STOPPING and now > self._stop_by
         done, leaving = over or self._monitor.resting(), over or self._machine.leaving
-        limiter.stop(Moment(last, done, last_stop=leaving, armed=state is State.ARMED), period)
+        limiter.stop(Moment(last, done, last_stop=leaving, armed=state is ARMED), period)
 
     def _lead(self, target: np.ndarray, last: RobotState, now: float, reasons: list[str]) -> np.ndarray:
         """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
@@ -428,7 +428,7 @@ class SafetySupervisor:
         """The limiter's present command in the mode of the robot."""
         if self._efforts is not None:
             return self._efforts.command
-        return self.limiter.position if self.spec.mode == POSITION else self.limiter.velocity
+        return self.limiter.position if self._positions else self.limiter.velocity
 
     def _settle_on(self, position: np.ndarray) -> None:
         self.limiter.reset(position)
@@ -439,7 +439,7 @@ class SafetySupervisor:
         self._leash.slacken()
 
     def _held(self) -> Level:
-        return Level.STOP if self._machine.latching else Level.HOLD
+        return STOP if self._machine.latching else HOLD
 
     def _fault(self, code: str, numbers: str = "") -> None:
         self._numbers.setdefault(code, numbers)
@@ -448,12 +448,12 @@ class SafetySupervisor:
         self._begin_stop()
 
     def _begin_stop(self) -> None:
-        if self._machine.state is State.STOPPING:
+        if self._machine.state is STOPPING:
             slowest = (self._efforts or self.limiter).stop_seconds
             self._stop_by = self._now + 1.5 * slowest + 2.0 * self._period
 
     def _blockers(self) -> list[str]:
-        found = [code for code in self._codes if code != "limit_measured" or self._machine.state is State.IDLE]
+        found = [code for code in self._codes if code != "limit_measured" or self._machine.state is IDLE]
         found += self._outside
         if self._pressed:
             found.append("estop is pressed")
@@ -466,20 +466,20 @@ class SafetySupervisor:
     def _answer(
         self, value: np.ndarray, level: Level, reasons: list[str], command: Command | None
     ) -> tuple[Command, Verdict]:
-        machine = self._machine
-        if machine.latching or "bad_command" in reasons:
-            level = Level.STOP
+        machine, positions, latching = self._machine, self._positions, self._machine.latching
+        state = machine.state
+        if latching or "bad_command" in reasons:
+            level = STOP
             reasons += [WORDS.get(code, "operator" if code.startswith("estop") else "platform") for code in self.faults]
-        quiet = machine.state is State.STARTUP or (machine.state is State.IDLE and self.spec.mode == POSITION)
-        if machine.state is State.ESTOP and self.settings.estop_action == "halt":
-            quiet = True
-        if self.spec.mode == POSITION and machine.latching:
+        quiet = state is STARTUP or (state is IDLE and positions)
+        quiet |= state is ESTOP and self.settings.estop_action == "halt"
+        if positions and latching:
             gone, astray = not GONE.isdisjoint((*self.faults, *self._codes)), "left_place" in self.faults
             quiet |= self._farewell.over(self._now, self.limiter.still, gone=gone, astray=astray)
         else:
             self._farewell.begin(self.limiter.still)
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
-        verdict = Verdict(level, tuple(dict.fromkeys(reasons)), self.state, machine.cause, not quiet)
+        verdict = Verdict(level, tuple(dict.fromkeys(reasons)), machine.name, machine.cause, not quiet)
         return Command(self._now, value.copy(), source, seq, self._pd and self._pd.gains), verdict
 
     def _emergency(self, now: float, error: Exception) -> tuple[Command, Verdict]:
@@ -492,9 +492,9 @@ class SafetySupervisor:
             if self._efforts is not None:
                 self._efforts.stop(Moment(None, True), self._period)
             self._sent = self._resting()
-        quiet = self._machine.state is State.STARTUP
+        quiet = self._machine.state is STARTUP
         self._moved_at = self._now
         return (
             Command(self._now, self._sent.copy(), "supervisor", gains=self._pd and self._pd.gains),
-            Verdict(Level.STOP, ("internal",), self.state, self._machine.cause, not quiet),
+            Verdict(STOP, ("internal",), self.state, self._machine.cause, not quiet),
         )

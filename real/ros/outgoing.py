@@ -100,6 +100,9 @@ class ExecutedMessage:
     def __init__(self, spec: RobotSpec) -> None:
         self._field, self._point = FIELDS[spec.mode], JointTrajectoryPoint()
         self._message = JointTrajectory(joint_names=list(spec.names), points=[self._point])
+        # each field of a message is a property in Python, so what is filled every tick is looked up once
+        self._header, self._stamp = self._message.header, self._message.header.stamp
+        self._span, self._period = self._point.time_from_start, 0.0
 
     def fill(
         self, value: np.ndarray, stamp: float, told: tuple[str, str, str], *, velocity: np.ndarray, period: float
@@ -113,10 +116,12 @@ class ExecutedMessage:
             velocity: (J,) commanded [rad/s].
             period: time over which the command moved to `value` [s]; it travels as `time_from_start`.
         """
-        header, point = self._message.header, self._point
-        set_time(header.stamp, stamp)
-        header.frame_id = "|".join(told)
+        point = self._point
+        set_time(self._stamp, stamp)
+        self._header.frame_id = "|".join(told)
         point.velocities = velocity.tolist()
         setattr(point, self._field, value.tolist())
-        set_time(point.time_from_start, period)
+        if period != self._period:
+            self._period = period
+            set_time(self._span, period)
         return self._message
