@@ -41,6 +41,8 @@ def main(arguments):
         sys.stdout.write(json.dumps(rows[-1]) + "\n")
         sys.stdout.flush()
     whole = [row for row in rows if row["state"] == "ACTIVE"]
+    if not whole:
+        sys.exit("no round stayed ACTIVE to its end, see above; try again on a quieter machine")
     told = {name: statistics.median(row[name] for row in whole) for name in ("ratio_p50", "ratio_p99")}
     sys.stdout.write(json.dumps({"median": told, "load": os.getloadavg()[0], "cores": os.cpu_count()}) + "\n")
 
