@@ -47,6 +47,8 @@ class RobotEncoder(PointEncoder):
     Networks from Simulation to the Real World.
     """
 
+    meets = 1.5
+
     def __init__(self, options: RobotEncoderOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         check_interface(io, "robot")
         places = places_of(io)
@@ -125,7 +127,8 @@ class Weights:
         }
         rows = torch.tensor([known.index(point) for point in points])
         try:
-            net = HeatMaps(len(points), torch.Generator(), len(own["first.bias"]))
+            further = sum(key.startswith("further.") and key.endswith(".bias") for key in own)
+            net = HeatMaps(len(points), torch.Generator(), len(own["first.bias"]), further)
             net.load_state_dict({key: value[rows] if key.startswith("out.") else value for key, value in own.items()})
         except (KeyError, IndexError, RuntimeError) as error:
             raise ValueError(f"the tensors of {name} in {self._path} do not fit its net; {_REMEDY}") from error
