@@ -44,6 +44,7 @@ CAMERAS = {"ball": {"world": ("front", "side")}, "hole": {"world": ("front", "si
 POINTS = {"ball": Places(grips=True, turns=False), "hole": Places(grips=False, turns=True)}
 MIX = {"ball": 0.1, "hole": 0.4}
 """Of the pictures' colours (`spoil`): cubes and balls are known by theirs, holes are not."""
+LONGER = {"ball": 1.6, "hole": 1.0}
 SEEN = {"cameras": "own", "proprio": "own", "camera_size": [SIZE, SIZE], "camera_quality": "fast", "supersample": 2}
 
 
@@ -55,7 +56,7 @@ class TrainOptions:
     scenes: int = 3200
     """Of each kind of net, each with a look and a state of its own."""
     steps: int = 3000
-    """Of each net, batches of 32."""
+    """Of each net, batches of 32; times `LONGER`."""
     width: int = 24
     further: int = 2
     """See `HeatMaps`."""
@@ -112,7 +113,7 @@ def drive(world: str, count: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def draw(world: str, number: int, scenes: int, o: TrainOptions, kind: str) -> dict[str, Pictures]:
-    """Pictures of a world, a new scene for each state, seen by some cameras near each of the world's.
+    """Pictures of a world, a new scene for each state, seen by `VIEWS` cameras near each of the world's.
 
     Args:
         world: its name.
@@ -172,18 +173,19 @@ def spoil(pictures: torch.Tensor, mix: float, generator: torch.Generator) -> tor
 def train(name: str, pictures: Pictures, o: TrainOptions) -> HeatMaps:
     """One net."""
     generator = torch.Generator().manual_seed(o.seed)
-    mix = MIX[name.split(".")[0]]
+    kind = name.split(".")[0]
+    steps = round(o.steps * LONGER[kind])
     net = HeatMaps(pictures.places.shape[1], generator, o.width, o.further)
     optimiser = torch.optim.Adam(net.parameters(), lr=o.lr)
     begun, losses = time.process_time(), []
-    for step in range(o.steps):
+    for step in range(steps):
         for group in optimiser.param_groups:
-            group["lr"] = o.lr * min(1.0, step / 100) * 0.5 * (1.0 + math.cos(math.pi * step / o.steps))
+            group["lr"] = o.lr * min(1.0, step / 100) * 0.5 * (1.0 + math.cos(math.pi * step / steps))
         pick = torch.randint(len(pictures.pixels), (32,), generator=generator)
         moved, shift = disturb(pictures.pixels[pick], 6, generator)
         places, inside = pictures.places[pick] + shift[:, None], pictures.inside[pick]
         inside = inside & ((places > 0.0) & (places < SIZE)).all(-1)
-        logits = net(spoil(moved, mix, generator))
+        logits = net(spoil(moved, MIX[kind], generator))
         loss = heat_loss(logits, places, inside, pictures.known[pick])
         near = smooth_l1_loss(find_points(logits)[0], places, reduction="none", beta=0.5).mean(-1).clamp_max(4.0)
         weight = pictures.known[pick] * inside

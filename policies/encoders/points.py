@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from robot_rl.policies.encoders.points_labels import Places
 from robot_rl.policies.nets.heat_maps import HeatMaps, find_points
-from robot_rl.policies.nets.pinhole import project, triangulate
+from robot_rl.policies.nets.pinhole import triangulate
 from robot_rl.types import IOSpec, Metrics, Options, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Positive
@@ -55,8 +55,6 @@ class PointEncoder:
         io: what a method sees: "state" alone, the features.
         width: numbers that `see` and `follow` give of a frame, as one row.
         fits: how often it was fitted.
-        meets: pixels by which rays of cameras miss each other (root of the sum of squares) at which a point counts as
-            much less, since one of them sees something else; None where that changes nothing.
 
     Source: our design. Heat maps as in Tompson et al. (`HeatMaps`); points as what a policy sees as in Manuelli et al.,
     kPAM.
@@ -65,7 +63,6 @@ class PointEncoder:
     keys = ("state", "tool", "sight")
     remembers = True
     settle = 0
-    meets: float | None = None
 
     def __init__(
         self, io: IOSpec, places: Places, near: float | None, nets: list[HeatMaps], *, device: str = "cpu"
@@ -108,8 +105,8 @@ class PointEncoder:
             tool: (B, 4) pose of the tool.
 
         Returns:
-            (B, P, 3) places [m], and (B, P) confidences in (0, 1]: that of the camera that is least sure, less where
-            rays do not meet (`meets`).
+            (B, P, 3) places [m], and (B, P) confidences in (0, 1]: that of the camera that is least sure, as far as
+            `believe` leaves it.
         """
         found = [
             find_points(net(torch.as_tensor(pictures[key]).to(self._device)))
@@ -117,13 +114,18 @@ class PointEncoder:
         ]
         pixels, mass = zip(*found)
         places = triangulate(self._cameras, tool, pixels, [share.square() for share in mass])
-        sure = torch.stack(mass).amin(0)
-        if self.meets is not None:
-            apart = torch.stack(
-                [(project(c, tool, places)[0] - p).square().sum(-1) for c, p in zip(self._cameras, pixels)]
-            ).sum(0)
-            sure = sure * (-0.5 * apart / self.meets**2).exp().clamp_min(1e-3)
-        return places, sure
+        return places, self.believe(torch.stack(mass).amin(0), places, pixels, tool)
+
+    def believe(self, sure: Tensor, places: Tensor, pixels: Sequence[Tensor], tool: Tensor) -> Tensor:
+        """(B, P) confidences after a second thought; here as they are.
+
+        Args:
+            sure: (B, P) of the camera that is least sure.
+            places: (B, P, 3) of points [m].
+            pixels: of each camera (B, P, 2), from which they come.
+            tool: (B, 4) pose of the tool.
+        """
+        return sure
 
     def follow(self, places: Tensor, sure: Tensor, trail: Trail | None) -> Trail:
         """The running estimate of what stands still, after one more look; None begins an episode."""
