@@ -3,8 +3,8 @@
     python -m benchmarks.robot_encoder seed=0                      # the file and the card of the package
     python -m benchmarks.robot_encoder out=/tmp/mine.safetensors   # another file; encoder.path= takes it
 
-Scripted experts with more and less noise drive the worlds; where things are is the simulator's truth. States are
-drawn in scenes of many looks by cameras in many places, and one net for each kind of camera learns heat maps of the
+Scripted experts with more and less noise drive the worlds; where things are is the simulator's truth. Each state is
+drawn in a look of its own by cameras in many places, and one net for each kind of camera learns heat maps of the
 points.
 """
 
@@ -45,6 +45,7 @@ POINTS = {"ball": Places(grips=True, turns=False), "hole": Places(grips=False, t
 MIX = {"ball": 0.1, "hole": 0.4}
 """Of the pictures' colours (`spoil`): cubes and balls are known by theirs, holes are not."""
 LONGER = {"ball": 1.6, "hole": 1.0}
+"""Times the steps of a training."""
 SEEN = {"cameras": "own", "proprio": "own", "camera_size": [SIZE, SIZE], "camera_quality": "fast", "supersample": 2}
 
 

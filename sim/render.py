@@ -188,6 +188,8 @@ class Cameras:
         Args:
             model: with the same meshes and as many textures, of the same sizes; all else may differ.
         """
+        if self._context is None:
+            raise RuntimeError("the renderer is closed")
         self._model, self._data = model, mujoco.MjData(model)
         self._context.make_current()
         for texture in range(model.ntex):

@@ -62,7 +62,7 @@ class RobotEncoder(PointEncoder):
         super().__init__(io, places, options.near, nets, device=device)
 
     def believe(self, sure: Tensor, places: Tensor, pixels: Sequence[Tensor], tool: Tensor) -> Tensor:
-        """Less where rays of the cameras do not meet, and for a goal seen where the object is: one is taken for another."""
+        """Less where rays of the cameras do not meet, and for a goal that is seen where the object is."""
         apart = [
             (project(camera, tool, places)[0] - pixel).square().sum(-1) for camera, pixel in zip(self._cameras, pixels)
         ]

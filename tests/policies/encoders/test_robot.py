@@ -29,6 +29,13 @@ def reach():
     env.close()
 
 
+@pytest.fixture(scope="module")
+def pick():
+    env = made("pick")
+    yield env.io
+    env.close()
+
+
 def errors(world: str, look: int, kind: str, steps: int) -> np.ndarray:
     """(steps, P) metres from where the points of a scene are, while the expert drives."""
     env = made(world, look={"seed": look, "range": kind})
@@ -79,7 +86,7 @@ def test_one_net_gives_the_points_that_a_world_has(reach):
     assert RobotEncoder(RobotEncoderOptions(), reach).places.names == ("goal",)
 
 
-def test_rays_that_do_not_meet_are_not_believed(reach):
+def test_rays_that_do_not_meet_are_not_believed(reach, monkeypatch):
     """One camera sees the goal 6 pixels higher than it is: rays miss by 3 each, less what their slope takes up."""
     encoder, tool = RobotEncoder(RobotEncoderOptions(), reach), torch.zeros(1, 4)
     goal = torch.tensor([[[0.45, 0.02, 0.1]]])
@@ -91,12 +98,22 @@ def test_rays_that_do_not_meet_are_not_believed(reach):
 
     sure = []
     for higher in (0.0, 6.0):
-        encoder._nets = [lambda _: heat("image.front", 0.0), lambda _, up=higher: heat("image.side", up)]
+        found = [lambda _: heat("image.front", 0.0), lambda _, up=higher: heat("image.side", up)]
+        monkeypatch.setattr(encoder, "_nets", found)
         places, confidence = encoder.see({"image.front": np.zeros(1), "image.side": np.zeros(1)}, tool)
         assert torch.allclose(places, goal, atol=0.003) is (higher == 0.0)
         sure.append(float(confidence))
     assert sure[0] > 0.8
     assert math.exp(-0.5 * (3.0**2 + 3.0**2) / 1.5**2) < sure[1] / sure[0] < 0.1
+
+
+@pytest.mark.parametrize(("apart", "kept"), [(0.0, 0.03), (0.015, 1.0 - math.exp(-0.5)), (0.06, 1.0)])
+def test_a_goal_that_is_seen_where_the_object_is_counts_little(pick, apart, kept):
+    encoder, tool = RobotEncoder(RobotEncoderOptions(), pick), torch.zeros(1, 4)
+    places = torch.tensor([[[0.45, 0.0, 0.1], [0.45, apart, 0.1]]])
+    pixels = [project(pick.calibration[key], tool, places)[0] for key in ("image.front", "image.side")]
+    sure = encoder.believe(torch.tensor([[0.9, 0.8]]), places, pixels, tool)
+    assert sure[0].numpy() == pytest.approx([0.9, 0.8 * kept], abs=1e-3)
 
 
 def test_it_stays_as_it_is_and_its_weights_travel_with_a_run(reach):
