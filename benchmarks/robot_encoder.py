@@ -3,8 +3,8 @@
     python -m benchmarks.robot_encoder seed=0                      # the file and the card of the package
     python -m benchmarks.robot_encoder out=/tmp/mine.safetensors   # another file; encoder.path= takes it
 
-Scripted experts with more and less noise drive the worlds; where things are is the simulator's truth. States are
-drawn in scenes of many looks by cameras in many places, and one net for each kind of camera learns heat maps of the
+Scripted experts with more and less noise drive the worlds; where things are is the simulator's truth. Each state is
+drawn in a look of its own by cameras in many places, and one net for each kind of camera learns heat maps of the
 points.
 """
 
@@ -35,12 +35,17 @@ from robot_rl.sim.look import Look, dress
 from robot_rl.sim.world import parts_of
 
 SIZE = 64
-VIEWS = 4
+VIEWS = 2
 """Of each camera in a scene."""
-SHOWS = {"ball.world": ("pick", "pick", "reach"), "hole.world": ("insert",), "hole.tool": ("insert",)}
-"""Net -> worlds that teach it, each with as many scenes; one that stands twice has twice as many."""
-CAMERAS = {"world": ("front", "side"), "tool": ("wrist",)}
+SHOWS = {"ball": ("pick", "pick", "reach"), "hole": ("insert",)}
+"""What is looked for -> worlds that teach it, each with as many scenes; one that stands twice has twice as many."""
+CAMERAS = {"ball": {"world": ("front", "side")}, "hole": {"world": ("front", "side"), "tool": ("wrist",)}}
+"""What is looked for -> what carries the cameras -> their names; each makes a net."""
 POINTS = {"ball": Places(grips=True, turns=False), "hole": Places(grips=False, turns=True)}
+MIX = {"ball": 0.1, "hole": 0.4}
+"""Of the pictures' colours (`spoil`): cubes and balls are known by theirs, holes are not."""
+LONGER = {"ball": 1.6, "hole": 1.0}
+"""Times the steps of a training."""
 SEEN = {"cameras": "own", "proprio": "own", "camera_size": [SIZE, SIZE], "camera_quality": "fast", "supersample": 2}
 
 
@@ -49,13 +54,12 @@ class TrainOptions:
     """Of a training; `main` takes them as words."""
 
     seed: int = 0
-    scenes: int = 240
-    """Of each net, each with a look of its own."""
-    states: int = 20
-    """Drawn in each scene."""
-    steps: int = 2500
-    """Of each net, batches of 32."""
+    scenes: int = 3200
+    """Of each kind of net, each with a look and a state of its own."""
+    steps: int = 3000
+    """Of each net, batches of 32; times `LONGER`."""
     width: int = 24
+    further: int = 2
     """See `HeatMaps`."""
     lr: float = 2e-3
     precise: float = 2.0
@@ -109,54 +113,60 @@ def drive(world: str, count: int, seed: int) -> dict[str, np.ndarray]:
     return {key: np.concatenate([row[key] for row in rows])[order] for key in rows[0]}
 
 
-def draw(world: str, number: int, scenes: int, o: TrainOptions, mount: str, places: Places) -> Pictures:
-    """Pictures of a world in many scenes, each state as some of the scene's cameras of this mount see it.
+def draw(world: str, number: int, scenes: int, o: TrainOptions, kind: str) -> dict[str, Pictures]:
+    """Pictures of a world, a new scene for each state, seen by `VIEWS` cameras near each of the world's.
 
     Args:
         world: its name.
         number: of the part; others have other states and looks.
         scenes: how many.
         o: of the training.
-        mount: what carries the cameras.
-        places: the points.
+        kind: what is looked for.
+
+    Returns:
+        What carries the cameras -> pictures.
     """
     made: Any = api.make(world, 1, seed=0)
-    states = drive(world, scenes * o.states, o.seed + 1000 * number)
-    rng = np.random.default_rng((o.seed, number, len(mount)))
-    found: list[tuple[torch.Tensor, ...]] = []
-    for scene in range(scenes):
-        model = require("mujoco").MjModel.from_xml_string(
-            dress(made.world.mjcf(), Look(seed=1000 * (o.seed + number) + scene, range="known"), VIEWS)
-        )
-        painters = Painters(model, parts_of(made.world).markers)
-        names = [f"{name}_{i}" for name in CAMERAS[mount] for i in range(VIEWS)]
-        cameras = calibrate(made.world, model, names, (SIZE, SIZE))
-        some = {key: value[scene * o.states : (scene + 1) * o.states] for key, value in states.items()}
-        where = labels(some, places)
-        for name in names:  # each state, on average, by as many of the scene's cameras as a world has
-            mine = np.flatnonzero(rng.uniform(size=o.states) < len(CAMERAS[mount]) / len(names))
-            if not len(mine):
-                continue
-            task = {"goal": some["marker"][mine]} if "marker" in some else {}
-            pixels = painters.paint(some["qpos"][mine], task, [name], (SIZE, SIZE), quality="fast", supersample=2)[name]
-            tool = torch.from_numpy(some["tool"][mine]).float()
-            there = torch.from_numpy(where[mine]).float()
-            pixel, inside = project(cameras[f"image.{name}"], tool, there.nan_to_num())
-            found.append((torch.from_numpy(pixels), pixel, inside, (~there.isnan().any(-1)).float()))
-        painters.close()
+    states = drive(world, scenes, o.seed + 1000 * number)
+    where = torch.from_numpy(labels(states, POINTS[kind])).float()
+    tools = torch.from_numpy(states["tool"]).float()
+    text = made.world.mjcf()
+    painters: Painters | None = None
+    found: dict[str, list[tuple[torch.Tensor, ...]]] = {mount: [] for mount in CAMERAS[kind]}
+    for i in range(scenes):
+        look = Look(seed=1_000_000 * (10 * o.seed + number + 1) + i, range="known")
+        model = require("mujoco").MjModel.from_xml_string(dress(text, look, VIEWS))
+        if painters is None:
+            painters = Painters(model, parts_of(made.world).markers)
+        painters.show(model)
+        at = slice(i, i + 1)
+        known = (~where[at].isnan().any(-1)).float()
+        for mount, cameras in CAMERAS[kind].items():
+            names = [f"{name}_{view}" for name in cameras for view in range(VIEWS)]
+            seen = calibrate(made.world, model, names, (SIZE, SIZE))
+            task = {"goal": states["marker"][at]} if "marker" in states else {}
+            shown = painters.paint(states["qpos"][at], task, names, (SIZE, SIZE), quality="fast", supersample=2)
+            for name in names:
+                pixel, inside = project(seen[f"image.{name}"], tools[at], where[at].nan_to_num())
+                found[mount].append((torch.from_numpy(shown[name]), pixel, inside, known))
+    assert painters is not None
+    painters.close()
     made.close()
-    return Pictures(*(torch.cat(part) for part in zip(*found)))
+    return {mount: Pictures(*(torch.cat(part) for part in zip(*rows))) for mount, rows in found.items()}
 
 
-def spoil(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Floats (B, H, W, 3) as a worse camera would give them: out of focus, of another exposure and colour, grainy."""
+def spoil(pictures: torch.Tensor, mix: float, generator: torch.Generator) -> torch.Tensor:
+    """Floats (B, H, W, 3) as a worse camera would give them: out of focus, of another exposure and colour, grainy.
+
+    `mix` is the spread of what each colour takes of each: with 0.1 hues move by up to some 20 degrees.
+    """
     batch = len(pictures)
     share, strength = torch.rand((2, batch, 1, 1, 1), generator=generator)
     soft = avg_pool2d(pictures.permute(0, 3, 1, 2), 3, 1, 1, count_include_pad=False).permute(0, 2, 3, 1)
     out = torch.lerp(pictures, soft, (1.6 * share - 0.6).clamp_min(0.0))
     gain = 1.0 + 0.15 * (2.0 * torch.rand((batch, 1, 1, 3), generator=generator) - 1.0)
-    mix = torch.eye(3) + 0.1 * torch.randn((batch, 3, 3), generator=generator)  # hues move by up to some 20 degrees
-    out = torch.einsum("bhwc,bcd->bhwd", out, mix)
+    gain = gain * (0.6 + 0.7 * torch.rand((batch, 1, 1, 1), generator=generator))
+    out = torch.einsum("bhwc,bcd->bhwd", out, torch.eye(3) + mix * torch.randn((batch, 3, 3), generator=generator))
     grain = torch.randn(pictures.shape, generator=generator)
     return (out + 0.5) * gain - 0.5 + 0.04 * strength * grain
 
@@ -164,17 +174,19 @@ def spoil(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def train(name: str, pictures: Pictures, o: TrainOptions) -> HeatMaps:
     """One net."""
     generator = torch.Generator().manual_seed(o.seed)
-    net = HeatMaps(pictures.places.shape[1], generator, o.width)
+    kind = name.split(".")[0]
+    steps = round(o.steps * LONGER[kind])
+    net = HeatMaps(pictures.places.shape[1], generator, o.width, o.further)
     optimiser = torch.optim.Adam(net.parameters(), lr=o.lr)
     begun, losses = time.process_time(), []
-    for step in range(o.steps):
+    for step in range(steps):
         for group in optimiser.param_groups:
-            group["lr"] = o.lr * min(1.0, step / 100) * 0.5 * (1.0 + math.cos(math.pi * step / o.steps))
+            group["lr"] = o.lr * min(1.0, step / 100) * 0.5 * (1.0 + math.cos(math.pi * step / steps))
         pick = torch.randint(len(pictures.pixels), (32,), generator=generator)
         moved, shift = disturb(pictures.pixels[pick], 6, generator)
         places, inside = pictures.places[pick] + shift[:, None], pictures.inside[pick]
         inside = inside & ((places > 0.0) & (places < SIZE)).all(-1)
-        logits = net(spoil(moved, generator))
+        logits = net(spoil(moved, MIX[kind], generator))
         loss = heat_loss(logits, places, inside, pictures.known[pick])
         near = smooth_l1_loss(find_points(logits)[0], places, reduction="none", beta=0.5).mean(-1).clamp_max(4.0)
         weight = pictures.known[pick] * inside
@@ -229,16 +241,17 @@ def main(words: list[str]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     head = {"format": FORMAT, "size": str(SIZE)}
     frames = {}
-    for name, worlds in SHOWS.items():
-        kind, mount = name.split(".")
-        scenes = o.scenes // len(worlds)
-        parts = [draw(world, i, scenes, o, mount, POINTS[kind]) for i, world in enumerate(worlds)]
-        pictures = Pictures(*(torch.cat([vars(part)[key] for part in parts]) for key in vars(parts[0])))
-        frames[name] = len(pictures.pixels)
-        sys.stderr.write(f"{name}: {frames[name]} pictures, {time.process_time() - begun:.0f} s\n")
-        net = train(name, pictures, o)
-        tensors |= {f"{name}.{key}": value.half() for key, value in net.state_dict().items()}
-        head[name] = ",".join(POINTS[kind].names)
+    for kind, worlds in SHOWS.items():
+        parts = [draw(world, i, o.scenes // len(worlds), o, kind) for i, world in enumerate(worlds)]
+        for mount in CAMERAS[kind]:
+            name = f"{kind}.{mount}"
+            rows = [vars(part[mount]) for part in parts]
+            pictures = Pictures(**{key: torch.cat([row[key] for row in rows]) for key in rows[0]})
+            frames[name] = len(pictures.pixels)
+            sys.stderr.write(f"{name}: {frames[name]} pictures, {time.process_time() - begun:.0f} s\n")
+            net = train(name, pictures, o)
+            tensors |= {f"{name}.{key}": value.half() for key, value in net.state_dict().items()}
+            head[name] = ",".join(POINTS[kind].names)
     Path(o.out).parent.mkdir(parents=True, exist_ok=True)
     require("safetensors.torch").save_file(tensors, o.out, head)
     spent = time.process_time() - begun

@@ -243,6 +243,12 @@ class Painters:
             return found
         return {name: shrink(value, supersample) for name, value in found.items()}
 
+    def show(self, model: MjModel) -> None:
+        """Draw another model from now on; see `Cameras.show`."""
+        self._model = model
+        for renderer in self._made.values():
+            renderer.show(model)
+
     def close(self) -> None:
         """Free the renderers."""
         for renderer in self._made.values():

@@ -23,8 +23,9 @@ _TEXTURES = {"known": ("flat", "gradient", "checker"), "unknown": ("speckles",)}
 
 
 class Look(Options):
-    """Which look to draw. Unknown looks lie outside the known ones in hues, cameras, lamps and sizes, and in kinds of
-    textures and of things that lie about; `encoder=robot` was trained on known ones alone."""
+    """Which look to draw. Unknown looks lie outside the known ones in hues of all but the task's objects, in cameras,
+    lamps and sizes, and in kinds of textures and of things that lie about; hues of cube and goal, and opacity and glow
+    of the goal, lie in gaps that known ones leave. `encoder=robot` was trained on known ones alone."""
 
     seed: Whole = 0
     """Of all draws."""
@@ -39,10 +40,16 @@ class _Draw:
         self.rng = np.random.default_rng((look.seed, ("known", "unknown").index(look.range)))
         self.range, self._beyond = look.range, look.range == "unknown"
 
-    def between(self, low: float, high: float, *, below: float = 0.0, above: float = 0.0) -> float:
-        """From [low, high]; where unknown, from the `below` under it or the `above` over it."""
+    def between(
+        self, low: float, high: float, *, below: float = 0.0, above: float = 0.0, under: float = 0.0, over: float = 0.0
+    ) -> float:
+        """From [low, high]; where unknown, from the `below` under it or the `above` over it.
+
+        Known ones come from beyond these, too, where `under` and `over` say how far: then unknown ones are a gap.
+        """
         if not self._beyond:
-            return float(self.rng.uniform(low, high))
+            known = float(self.rng.uniform(low - under, high + over))
+            return known - below if known < low else known + above if known > high else known
         at = float(self.rng.uniform(-below, above))
         return low + at if at < 0.0 else high + at
 
@@ -52,9 +59,10 @@ class _Draw:
         value: tuple[float, float],
         hue: tuple[float, float] = (0.0, 0.84),
         beyond: float = 0.08,
+        around: float = 0.0,
     ) -> list[float]:
         """(3,) red, green, blue; only the hue is drawn from beyond."""
-        tone = self.between(*hue, below=beyond, above=beyond) % 1.0
+        tone = self.between(*hue, below=beyond, above=beyond, under=around, over=around) % 1.0
         return list(colorsys.hsv_to_rgb(tone, float(self.rng.uniform(*saturation)), float(self.rng.uniform(*value))))
 
     def grey(self, low: float, high: float) -> list[float]:
@@ -122,12 +130,10 @@ def _paint(root: ElementTree.Element, assets: ElementTree.Element, draw: _Draw) 
         sky.set("rgb2", _words(draw.colour((0.0, 0.5), (0.2, 0.9))))
     goal = root.find(".//material[@name='goal']")
     if goal is not None:
-        goal.set(
-            "rgba",
-            _words((*draw.colour((0.65, 1.0), (0.5, 0.95), (0.24, 0.58), 0.04), draw.between(0.5, 1.0, below=0.1))),
-        )
-        goal.set("emission", f"{draw.between(0.2, 0.6, below=0.1, above=0.1):.3g}")
-    cube = draw.colour((0.65, 1.0), (0.5, 1.0), (-0.04, 0.11), 0.04)
+        colour = draw.colour((0.65, 1.0), (0.5, 0.95), (0.24, 0.58), 0.04, around=0.04)
+        goal.set("rgba", _words((*colour, draw.between(0.5, 1.0, below=0.1, under=0.1))))
+        goal.set("emission", f"{draw.between(0.2, 0.6, below=0.1, above=0.1, under=0.1, over=0.1):.3g}")
+    cube = draw.colour((0.65, 1.0), (0.5, 1.0), (-0.04, 0.11), 0.04, around=0.04)
     socket = draw.colour((0.0, 0.9), (0.3, 0.95))
     peg = draw.colour((0.2, 0.95), (0.35, 1.0))
     for geom in root.iter("geom"):

@@ -182,6 +182,19 @@ class Cameras:
                 out[name][i] = self._pixels[::-1]
         return out
 
+    def show(self, model: MjModel) -> None:
+        """Draw another model from now on, in the context that is there, which takes most of the time to open.
+
+        Args:
+            model: with the same meshes and as many textures, of the same sizes; all else may differ.
+        """
+        if self._context is None:
+            raise RuntimeError("the renderer is closed")
+        self._model, self._data = model, mujoco.MjData(model)
+        self._context.make_current()
+        for texture in range(model.ntex):
+            mujoco.mjr_uploadTexture(model, self._mjr, texture)
+
     def _camera(self, name: str | None) -> Any:
         camera = mujoco.MjvCamera()
         if name is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -105,7 +105,8 @@ class PointEncoder:
             tool: (B, 4) pose of the tool.
 
         Returns:
-            (B, P, 3) places [m], and (B, P) confidences in (0, 1]: that of the camera that is least sure.
+            (B, P, 3) places [m], and (B, P) confidences in (0, 1]: that of the camera that is least sure, as far as
+            `believe` leaves it.
         """
         found = [
             find_points(net(torch.as_tensor(pictures[key]).to(self._device)))
@@ -113,7 +114,18 @@ class PointEncoder:
         ]
         pixels, mass = zip(*found)
         places = triangulate(self._cameras, tool, pixels, [share.square() for share in mass])
-        return places, torch.stack(mass).amin(0)
+        return places, self.believe(torch.stack(mass).amin(0), places, pixels, tool)
+
+    def believe(self, sure: Tensor, places: Tensor, pixels: Sequence[Tensor], tool: Tensor) -> Tensor:
+        """(B, P) confidences after a second thought; here as they are.
+
+        Args:
+            sure: (B, P) of the camera that is least sure.
+            places: (B, P, 3) of points [m].
+            pixels: of each camera (B, P, 2), from which they come.
+            tool: (B, 4) pose of the tool.
+        """
+        return sure
 
     def follow(self, places: Tensor, sure: Tensor, trail: Trail | None) -> Trail:
         """The running estimate of what stands still, after one more look; None begins an episode."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from robot_rl.extras import require
 from robot_rl.policies.encoders.points import PointEncoder, PointOptions, check_interface, picture_keys, places_of
 from robot_rl.policies.nets.heat_maps import HeatMaps
+from robot_rl.policies.nets.pinhole import project
 from robot_rl.types import IOSpec
 
 WEIGHTS = Path(__file__).parent / "weights" / "robot.safetensors"
 FORMAT = "robot_rl points 1"
 """In the head of a file of weights, beside the size of its pictures and each net's points."""
+_MEET, _SAME = 1.5, 0.015  # pixels by which rays miss each other, and m from an object, at which a point is doubted
 _REMEDY = (
     "leave encoder.path out for the file of the package, or name one that python -m benchmarks.robot_encoder wrote"
 )
@@ -56,6 +60,17 @@ class RobotEncoder(PointEncoder):
         kind = kind_of(places.turns)
         nets = [weights.net(f"{kind}.{io.calibration[key].mount}", places.names) for key in picture_keys(io)]
         super().__init__(io, places, options.near, nets, device=device)
+
+    def believe(self, sure: Tensor, places: Tensor, pixels: Sequence[Tensor], tool: Tensor) -> Tensor:
+        """Less where rays of the cameras do not meet, and for a goal that is seen where the object is."""
+        apart = [
+            (project(camera, tool, places)[0] - pixel).square().sum(-1) for camera, pixel in zip(self._cameras, pixels)
+        ]
+        sure = sure * (-0.5 * torch.stack(apart).sum(0) / _MEET**2).exp().clamp_min(1e-3)
+        if self.places.grips:
+            near = (-0.5 * (places[:, 1] - places[:, 0]).square().sum(-1) / _SAME**2).exp()
+            sure[:, 1] = sure[:, 1] * (1.0 - near).clamp_min(0.03)
+        return sure
 
 
 def kind_of(turns: bool) -> str:
@@ -125,7 +140,8 @@ class Weights:
         }
         rows = torch.tensor([known.index(point) for point in points])
         try:
-            net = HeatMaps(len(points), torch.Generator(), len(own["first.bias"]))
+            further = sum(key.startswith("further.") and key.endswith(".bias") for key in own)
+            net = HeatMaps(len(points), torch.Generator(), len(own["first.bias"]), further)
             net.load_state_dict({key: value[rows] if key.startswith("out.") else value for key, value in own.items()})
         except (KeyError, IndexError, RuntimeError) as error:
             raise ValueError(f"the tensors of {name} in {self._path} do not fit its net; {_REMEDY}") from error

@@ -16,6 +16,10 @@ UNSEEN = 0.1
 """Weight of pictures that do not show a point, whose heat map is to be flat."""
 
 
+FURTHER = 4, 2
+"""Dilations of further layers: with both of them a cell looks at 81 pixels, without them at 33."""
+
+
 class HeatMaps(nn.Module):
     """Pictures (B, H, W, 3) uint8 -> heat maps (B, P, H / 4, W / 4), logits. 24,000 weights with the width of 16.
 
@@ -23,20 +27,25 @@ class HeatMaps(nn.Module):
         points: P.
         generator: of the first weights.
         width: channels of the first layer; the others have twice as many.
+        further: how many of the layers `FURTHER` there are.
 
     Source: Tompson et al., Joint Training of a Convolutional Network and a Graphical Model for Human Pose Estimation
     (heat maps in place of coordinates).
     """
 
-    def __init__(self, points: int, generator: torch.Generator, width: int = 16) -> None:
+    def __init__(self, points: int, generator: torch.Generator, width: int = 16, further: int = 0) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, width, 5, stride=2, padding=2)
         self.second = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
         self.third = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
         self.wide = nn.Conv2d(2 * width, 2 * width, 3, padding=2, dilation=2)
+        self.further = nn.ModuleList(
+            nn.Conv2d(2 * width, 2 * width, 3, padding=step, dilation=step) for step in FURTHER[:further]
+        )
         self.out = nn.Conv2d(2 * width, points, 1)
         with torch.no_grad():
-            for layer in (self.first, self.second, self.third, self.wide, self.out):
+            for layer in (self.first, self.second, self.third, self.wide, *self.further, self.out):
+                assert isinstance(layer, nn.Conv2d)
                 bound = math.sqrt(6.0 / math.prod(layer.weight.shape[1:]))
                 layer.weight.uniform_(-bound, bound, generator=generator)
                 assert layer.bias is not None
@@ -49,7 +58,10 @@ class HeatMaps(nn.Module):
         x = self.first(x.permute(0, 3, 1, 2)).relu_()
         x = self.second(x).relu_()
         x = self.third(x).relu_()
-        return self.out(x + self.wide(x).relu_())
+        x = x + self.wide(x).relu_()
+        for layer in self.further:
+            x = x + layer(x).relu_()
+        return self.out(x)
 
 
 def scale(pictures: Tensor) -> Tensor:

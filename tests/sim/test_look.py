@@ -50,9 +50,16 @@ def test_unknown_looks_are_outside_the_known_ones():
     known = [facts(scene(Pick(), seed, "known")) for seed in range(30)]
     unknown = [facts(scene(Pick(), seed, "unknown")) for seed in range(30)]
     inside, outside = (np.stack([row[0] for row in rows]) for rows in (known, unknown))
-    for column in (0, 1):
-        low, high = inside[:, column].min(), inside[:, column].max()
-        assert not ((outside[:, column] >= low) & (outside[:, column] <= high)).any()
+    low, high = inside[:, 1].min(), inside[:, 1].max()
+    assert not ((outside[:, 1] >= low) & (outside[:, 1] <= high)).any()
+    # hues of the cube: known ones lie on both sides of each gap in which the unknown ones are
+    gaps = [(-0.08, -0.04), (0.11, 0.15)]
+    for hues, there in ((outside[:, 0], True), (inside[:, 0], False)):
+        within = np.any([(hues > low + 1e-3) & (hues < high - 1e-3) for low, high in gaps], axis=0)
+        near = np.any([np.abs(hues - edge) <= 1e-3 for gap in gaps for edge in gap], axis=0)
+        assert (near | (within == there)).all()
+    assert inside[:, 0].min() < -0.08
+    assert inside[:, 0].max() > 0.15
     # the camera rolls by up to 0.13 rad about its own axis, which does not turn that axis
     assert np.abs(inside[:, 2]).max() < 0.35 < np.abs(outside[:, 2]).min()
     assert not set.union(*(row[1] for row in known)) & set.union(*(row[1] for row in unknown))

@@ -7,7 +7,9 @@ import pytest
 
 from robot_rl.sim import render
 from robot_rl.sim.engine_options import EngineOptions
+from robot_rl.sim.look import Look, dress
 from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.worlds.pick import Pick
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,25 @@ def test_render_gives_one_frame_per_environment(slider):
     assert not np.array_equal(frames[0], frames[1])
     assert make(1, 0, world=slider()).render() is None
     env.close()
+
+
+def test_another_model_in_the_same_context_looks_as_in_its_own():
+    def cameras(model):
+        return render.Cameras(model, 32, 32, {"goal": "goal"}, quality="fast")
+
+    first, other = (
+        render.mujoco.MjModel.from_xml_string(dress(Pick().mjcf(), Look.model_validate({"seed": seed, "range": kind})))
+        for seed, kind in ((1, "known"), (2, "unknown"))
+    )
+    scene = other.qpos0[None], ["front"], {"goal": np.array([[0.4, 0.0, 0.2]])}
+    kept, own = cameras(first), cameras(other)
+    before = kept.render(*scene)["front"]
+    kept.show(other)
+    after, expected = kept.render(*scene)["front"], own.render(*scene)["front"]
+    kept.close()
+    own.close()
+    assert np.array_equal(after, expected)
+    assert np.abs(after.astype(int) - before).mean() > 5.0
 
 
 def test_marker_that_is_no_mocap_body_is_refused(slider):

@@ -154,6 +154,7 @@ class MjModel:
     njmax: int
     njnt: int
     nmesh: int
+    ntex: int
     npair: int
     nq: int
     nsensor: int

@@ -1,6 +1,7 @@
 """`encoder=robot`: what comes with the package sees in scenes that it was not trained on, and nothing changes it."""
 
 import json
+import math
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from robot_rl import api
 from robot_rl.policies.encoders.robot import WEIGHTS, RobotEncoder, RobotEncoderOptions, Weights
+from robot_rl.policies.nets.pinhole import project
 
 SEEN = {"proprio": "own", "camera_size": [64, 64], "camera_quality": "fast", "supersample": 2}
 
@@ -23,6 +25,13 @@ def made(world: str, cameras: Any = "own", **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def reach():
     env = made("reach")
+    yield env.io
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def pick():
+    env = made("pick")
     yield env.io
     env.close()
 
@@ -75,6 +84,36 @@ def test_one_net_gives_the_points_that_a_world_has(reach):
     both, goal = (weights.net("ball.world", points)(picture) for points in (("object", "goal"), ("goal",)))
     assert torch.allclose(both[:, 1:], goal, atol=1e-5)
     assert RobotEncoder(RobotEncoderOptions(), reach).places.names == ("goal",)
+
+
+def test_rays_that_do_not_meet_are_not_believed(reach, monkeypatch):
+    """One camera sees the goal 6 pixels higher than it is: rays miss by 3 each, less what their slope takes up."""
+    encoder, tool = RobotEncoder(RobotEncoderOptions(), reach), torch.zeros(1, 4)
+    goal = torch.tensor([[[0.45, 0.02, 0.1]]])
+    cell = (torch.arange(16) + 0.5) * 4
+
+    def heat(key: str, higher: float) -> torch.Tensor:
+        x, y = project(reach.calibration[key], tool, goal)[0][0, 0]
+        return -0.1 * ((cell[:, None] - y + higher) ** 2 + (cell - x) ** 2)[None, None]
+
+    sure = []
+    for higher in (0.0, 6.0):
+        found = [lambda _: heat("image.front", 0.0), lambda _, up=higher: heat("image.side", up)]
+        monkeypatch.setattr(encoder, "_nets", found)
+        places, confidence = encoder.see({"image.front": np.zeros(1), "image.side": np.zeros(1)}, tool)
+        assert torch.allclose(places, goal, atol=0.003) is (higher == 0.0)
+        sure.append(float(confidence))
+    assert sure[0] > 0.8
+    assert math.exp(-0.5 * (3.0**2 + 3.0**2) / 1.5**2) < sure[1] / sure[0] < 0.1
+
+
+@pytest.mark.parametrize(("apart", "kept"), [(0.0, 0.03), (0.015, 1.0 - math.exp(-0.5)), (0.06, 1.0)])
+def test_a_goal_that_is_seen_where_the_object_is_counts_little(pick, apart, kept):
+    encoder, tool = RobotEncoder(RobotEncoderOptions(), pick), torch.zeros(1, 4)
+    places = torch.tensor([[[0.45, 0.0, 0.1], [0.45, apart, 0.1]]])
+    pixels = [project(pick.calibration[key], tool, places)[0] for key in ("image.front", "image.side")]
+    sure = encoder.believe(torch.tensor([[0.9, 0.8]]), places, pixels, tool)
+    assert sure[0].numpy() == pytest.approx([0.9, 0.8 * kept], abs=1e-3)
 
 
 def test_it_stays_as_it_is_and_its_weights_travel_with_a_run(reach):

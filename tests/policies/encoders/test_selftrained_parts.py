@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robot_rl.policies.encoders.points_labels import Places
-from robot_rl.policies.nets.heat_maps import disturb, find_points, heat_loss
+from robot_rl.policies.nets.heat_maps import HeatMaps, disturb, find_points, heat_loss
 from robot_rl.policies.nets.pinhole import project, triangulate
 from robot_rl.types.camera import Calibration
 
@@ -117,6 +117,17 @@ def test_a_label_that_is_not_known_teaches_nothing():
     gradient = torch.autograd.grad(loss, logits)[0]
     assert float(gradient[0].abs().max()) == 0.0
     assert float(gradient[1].abs().max()) > 0.0
+
+
+@pytest.mark.parametrize(("further", "pixels"), [(0, 33), (2, 81)])
+def test_a_cell_sees_so_many_pixels_round_it(further, pixels):
+    """Columns whose pixels have a slope at a cell in the middle of the picture."""
+    net = HeatMaps(1, torch.Generator().manual_seed(0), 4, further)
+    picture = (torch.rand((1, 128, 128, 3), generator=torch.Generator().manual_seed(1)) - 0.5).requires_grad_()
+    net(picture)[0, 0, 16, 16].backward()
+    assert picture.grad is not None
+    columns = picture.grad.abs().sum((0, 1, 3)).nonzero()[:, 0]
+    assert int(columns.max() - columns.min()) + 1 == pixels
 
 
 def test_labels_move_with_their_pictures():
