@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import time
+from types import FunctionType
 
 import numpy as np
 
@@ -26,8 +27,7 @@ def main(arguments):
     count = int(dict(item.split("=", 1) for item in arguments).get("functions", 60))
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(40))
-    kind = type(link)
-    chain = [kind(link.__code__.replace(co_name=f"link_{k}"), globals()) for k in range(count)]
+    chain = [FunctionType(link.__code__.replace(co_name=f"link_{k}"), globals()) for k in range(count)]
     for pause in (0.0, 0.002, 0.01):
         spent = []
         for _ in range(500):
@@ -40,4 +40,5 @@ def main(arguments):
         sys.stdout.write(f"{count} functions, {1e3 * pause:g} ms pause: {p50:.0f} / {p99:.0f} us\n")
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])
