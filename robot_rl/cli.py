@@ -6,8 +6,8 @@ import difflib
 import os
 import sys
 
-# NumPy's BLAS reads this as it is loaded. Its threads wait for each other in busy loops: beside one busy process a PPO
-# update takes ten times as long with two of them as with one, and on an idle machine they gain nothing at our sizes.
+# NumPy's BLAS reads this as it is loaded. Its threads wait for each other in busy loops: two of them make training by
+# PPO six times slower than one beside a busy process, and a fifth slower on an idle machine (docs/worlds/walk.md).
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from robot_rl import child
