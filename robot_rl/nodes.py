@@ -20,7 +20,7 @@ def policy_node() -> NoReturn:
     """The policy, which is loaded when the node configures."""
     from robot_rl.real.ros.policy_node import PolicyNode
 
-    leave(run(partial(PolicyNode, load_robot_policy)))
+    leave(run(partial(PolicyNode, load_robot_policy), pictures=True))
 
 
 def safety_supervisor_node() -> NoReturn:
@@ -44,7 +44,7 @@ def sim_robot_node() -> NoReturn:
     from robot_rl.real.ros.sim_robot_node import SimRobotNode
     from robot_rl.sim.legs_plant import make_plant
 
-    leave(run(partial(SimRobotNode, partial(make_plant, make_world=build.make_world))))
+    leave(run(partial(SimRobotNode, partial(make_plant, make_world=build.make_world)), pictures=True))
 
 
 def follow_trajectory_node() -> NoReturn:
@@ -65,7 +65,7 @@ def recorder_node() -> NoReturn:
     """The recorder."""
     from robot_rl.real.ros.recorder_node import RecorderNode
 
-    sys.exit(run(RecorderNode))  # its writer ends first
+    sys.exit(run(RecorderNode, pictures=True))  # its writer ends first
 
 
 NODES: dict[str, Callable[[], NoReturn]] = {

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from robot_rl import child
-from robot_rl.real.graph import TELEOP, GraphArgs, NodeSpec, environment, from_strings, graph
+from robot_rl.real.graph import TELEOP, GraphArgs, NodeSpec, environment, from_strings, graph, sends_raw_pictures
 
 CHOICES = {"teleop": TELEOP, "log_level": ("debug", "info", "warn", "error")}
 
@@ -65,7 +65,7 @@ def description(
             item.name: context.launch_configurations[item.name] for item in fields(GraphArgs) if item.name not in fixed
         }
         args = from_strings({**values, **{name: _text(value) for name, value in fixed.items()}})
-        variables = environment({}, sim=args.sim)
+        variables = environment({}, sim=args.sim, pictures=sends_raw_pictures(args.robot_spec))
         wanted = [SetEnvironmentVariable(name, value) for name, value in variables.items() if name not in os.environ]
         made = [action(node) for node in graph(args)]
         return [*wanted, *made, *([_session(args, context.launch_configurations["hil"])] if session else [])]

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import logging
@@ -39,7 +38,8 @@ from rclpy.signals import SignalHandlerOptions  # noqa: E402
 
 from robot_rl.real.ros.io import qos  # noqa: E402
 from robot_rl.real.ros.parameters import OVERRIDE, told_overrides  # noqa: E402
-from robot_rl.real.ros.priority import NOT_HERE  # noqa: E402
+from robot_rl.real.ros.priority import lift_all  # noqa: E402
+from robot_rl.real.ros.transport import spare_shared_memory  # noqa: E402
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
 PARENT = "ROBOT_RL_PARENT"
@@ -153,7 +153,7 @@ class ControlLoop:
         }
 
     def _work(self) -> None:
-        self.fifo = _realtime(self._priority)
+        self.fifo = lift_all(self._priority)
         self._clock.spin = self._spin if self.fifo == "on" else 0.0
         while self._running:
             tick = self.scheduler.wait()
@@ -167,32 +167,6 @@ class ControlLoop:
                     self._on_error(error)
             spent = time.monotonic() - begin
             self.log.add(tick.deadline, tick.lateness, spent, np.nan if age is None else age, tick.skipped)
-
-
-def _realtime(priority: int) -> str:
-    """Give the calling thread SCHED_FIFO, the process's other threads one priority less, and lock the memory.
-
-    The others too: a control thread that waits for the interpreter lock of an ordinary thread is an ordinary thread.
-
-    Returns:
-        "on", "off" or why not.
-    """
-    if priority <= 0:
-        return "off"
-    if sys.platform != "linux":
-        return NOT_HERE
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
-        own = threading.get_native_id()
-        for thread in os.listdir("/proc/self/task"):
-            if int(thread) != own:
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(max(priority - 1, 1)))
-    except OSError as error:
-        return f"not allowed ({error})"
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mlockall(3)  # MCL_CURRENT | MCL_FUTURE
-    return "on"
 
 
 def spare_garbage() -> None:
@@ -384,6 +358,7 @@ def run(
     args: Sequence[str] | None = None,
     *,
     survive: Callable[[Any, Exception], None] | None = None,
+    pictures: bool = False,
 ) -> int:
     """Process of one node: callbacks in one background thread, an orderly end on SIGINT, SIGTERM or a lost parent.
 
@@ -392,6 +367,7 @@ def run(
         args: command line for rclpy; None takes the process's own.
         survive: called with the node and an exception of one of its callbacks, which go on; None = the process ends,
             as fits a source of commands, whose silence is a soft stop.
+        pictures: it may read or send raw pictures.
 
     Returns:
         Exit status: 0 after an orderly end, 1 when the callback thread died, 2 when the node could not be made.
@@ -407,6 +383,7 @@ def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     parent = int(os.environ.get(PARENT) or 0)
+    spare_shared_memory(pictures=pictures)
     rclpy.init(args=list(args) if args is not None else None, signal_handler_options=SignalHandlerOptions.NO)
     node = None
     try:

@@ -18,10 +18,12 @@ from trajectory_msgs.msg import JointTrajectoryPoint
 
 from robot_rl.real.ros.io import JointState, JointTrajectory, qos, time_message
 from robot_rl.real.ros.node_base import ControlLoop, freeze_garbage
+from robot_rl.real.ros.transport import spare_shared_memory
 
 
 def main():
     rate, seconds = float(sys.argv[1]), float(sys.argv[2])
+    spare_shared_memory(pictures=False)  # as the supervisor
     rclpy.init()
     node = rclpy.create_node("bare")
     newest = {}
