@@ -51,6 +51,10 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         j for j in range(model.njnt)
         if int(model.jnt_type[j]) in SCALAR and (j in driven or not driven) and model.joint(j).name not in made.mimic
     ]  # fmt: skip
+    apart = [model.joint(j).name for j in chain if not _carried(model, j, trunk)]
+    chain = [j for j in chain if _carried(model, j, trunk)]
+    if apart:
+        notes.append(f"not on {trunk} and so not of the robot: {', '.join(apart)}")
     pose = next((key for key in _POSES if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, key) >= 0), "")
     legs = _legs(model)
     at = model.key(pose).qpos if pose else standing(model, legs)
@@ -110,6 +114,12 @@ def _trunk(model: MjModel) -> str:
     if len(feet) < 2 or len(roots) > 1 or not fixed or limbs[feet[1]] > min(fixed) - 1e-3:
         return ""
     return str(model.body(roots.pop()).name)
+
+
+def _carried(model: MjModel, joint: int, trunk: str) -> bool:
+    """Whether a joint is on the bodies that move with the trunk."""
+    root = int(model.body_rootid[model.body(trunk).id])
+    return int(model.body_rootid[int(model.jnt_bodyid[joint])]) == root
 
 
 def _weight(model: MjModel, pose: np.ndarray) -> tuple[float, np.ndarray]:

@@ -228,11 +228,15 @@ def largest_effort(model: MjModel, made: RobotModel, joint: int) -> float | None
     if model.jnt_actfrclimited[joint]:
         return float(model.jnt_actfrcrange[joint, 1])
     for i in range(model.nu):
-        if int(model.actuator_trnid[i, 0]) == joint and int(model.actuator_trntype[i]) == int(
-            mujoco.mjtTrn.mjTRN_JOINT
-        ):
-            kind = model.actuator_forcelimited[i]
-            return float(model.actuator_forcerange[i, 1]) if kind else None
+        own = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
+        if own and int(model.actuator_trnid[i, 0]) == joint:
+            gear = abs(float(model.actuator_gear[i, 0]))
+            if model.actuator_forcelimited[i]:
+                return gear * float(model.actuator_forcerange[i, 1])
+            motor = int(model.actuator_biastype[i]) == int(mujoco.mjtBias.mjBIAS_NONE)
+            if motor and model.actuator_ctrllimited[i]:  # its command is a force
+                return gear * float(model.actuator_gainprm[i, 0]) * float(model.actuator_ctrlrange[i, 1])
+            return None
     return None
 
 
