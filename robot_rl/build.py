@@ -32,7 +32,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "world": {},
     "engine": {
-        "array": "robot_rl.sim.array_env:make",
+        "array": "robot_rl.sim.array_env:ArrayVectorEnv",
         "gym": "robot_rl.sim.gym_env:make",
         "gym_hil": "robot_rl.sim.gym_hil:make",
         "isaac": "robot_rl.sim.isaac_env:make",
@@ -40,7 +40,7 @@ PLACES: dict[str, dict[str, str]] = {
         "mujoco": "robot_rl.sim.mujoco_env:make",
         "ros2": "robot_rl.real.ros.env_vector:make",
         "shown_goal": "robot_rl.verbs.shown_goal:make",
-        "text": "robot_rl.sim.text:make",
+        "text": "robot_rl.sim.text:TextVectorEnv",
         "warp": "robot_rl.sim.warp_env:make",
     },
     "port": {"world_task": "robot_rl.sim.robot_task:world_task"},

@@ -16,6 +16,7 @@ import array_api_compat
 from robot_rl.sim.arm_cameras import Aim, place_cameras
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
+from robot_rl.sim.tool import load
 from robot_rl.sim.world import View
 from robot_rl.types import Array, Options
 from robot_rl.types.options import Number, Positive
@@ -110,7 +111,7 @@ class Arm:
     ) -> None:
         check_command(action, control_hz, start_pose)
         o = options
-        self.chain = Chain(model or scene(), o.site)
+        self.chain = Chain(load(model or scene())[1], o.site)
         self.low, self.high, self.leash = o.low, o.high, o.leash
         self._describe(action, control_hz, o.gripper, o.yaw, start_pose, (o.speed, o.turn_speed), (o.joint_speed,) * 6)
 
@@ -308,7 +309,7 @@ class Arm:
         xp = array_api_compat.array_namespace(state)
         steps = constant(self.steps, state)
         if self.mode == "ee":
-            parts = [_shorten(xp, (move - state[:, 6:9] * _LAG) / steps[:3])]
+            parts = [shorten((move - state[:, 6:9] * _LAG) / steps[:3])]
             if turn is not None:
                 parts.append((turn / self.steps[3])[:, None])
         else:
@@ -318,7 +319,7 @@ class Arm:
             # Far wishes are cut to 10 cm, so that the inverse kinematics stays near its start.
             move = move / xp.maximum(norm(move) / 0.1, xp.ones_like(yaw))[:, None]
             target = self.chain.solve(command, tip + move, downward(yaw), iterations=3)
-            parts = [_shorten(xp, (target - command) / steps)]
+            parts = [shorten((target - command) / steps)]
         if opening is not None:
             parts.append((opening * (2.0 / STROKE) - 1.0)[:, None])
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
@@ -368,6 +369,13 @@ def norm(x: Array) -> Array:
     return xp.sqrt(xp.sum(x * x, axis=-1))
 
 
+def shorten(wish: Array, most: Array | float = 1.0) -> Array:
+    """(N, d) rows scaled so that no entry exceeds `most`, () or (d,)."""
+    xp = array_api_compat.array_namespace(wish)
+    excess = xp.max(xp.abs(wish) / most, axis=1, keepdims=True)
+    return wish / xp.maximum(excess, xp.ones_like(excess))
+
+
 def time_cost(like: Array) -> dict[str, Array]:
     """The term "time" (N,) of a reward: -1 in every step, so that finishing early never loses reward."""
     return {"time": 0.0 * like - 1.0}
@@ -379,9 +387,3 @@ def _centre(arm: Arm) -> tuple[float, ...]:
 
 def _yaw(xp: ModuleType, turn: Array) -> Array:
     return xp.atan2(turn[:, 1, 0], turn[:, 0, 0])
-
-
-def _shorten(xp: ModuleType, wish: Array) -> Array:
-    """Scale rows so that no entry exceeds 1."""
-    longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
-    return wish / xp.maximum(longest, xp.ones_like(longest))

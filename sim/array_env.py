@@ -8,8 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim import interface
 from robot_rl.types import EnvParts, IOSpec, StateDict
@@ -71,17 +69,12 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         num_envs: N.
         seed: of every start.
         render_mode: taken as it is; pictures are drawn when they are asked for.
-        critic_state: observe all that the world tells as "privileged" too.
-        teacher_state: observe that as "state".
+        critic_state: Whether to observe all that the world knows as "privileged": for critics alone.
+        teacher_state: Whether "state" is all of that: for a teacher (policy=online/distill).
 
     Raises:
         ValueError: num_envs below 1, or a world that tells no more than its policy sees.
     """
-
-    metadata: dict[str, object] = {  # noqa: RUF012  (an instance variable to gymnasium)
-        "autoreset_mode": AutoresetMode.SAME_STEP,
-        "render_modes": ["rgb_array"],
-    }
 
     def __init__(
         self,
@@ -111,9 +104,7 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
                 | ({PRIVILEGED: size} if critic_state else {}),
                 obs_names=names if teacher_state else world.io.obs_names,
             )
-        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        interface.introduce(self, self.io, num_envs)
         self._seed(seed)
 
     def _seed(self, seed: int) -> None:
@@ -203,28 +194,3 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         self.state = {key: np.array(state[f"state.{key}"]) for key in self.state}
         self._tick, self._episode = np.array(state["tick"]), np.array(state["episode"])
         self._start_seed = int(state["seed"])
-
-
-def make(
-    num_envs: int,
-    seed: int,
-    device: str = "cpu",
-    *,
-    world: ArrayWorld,
-    critic_state: bool = False,
-    teacher_state: bool = False,
-    render_mode: str | None = None,
-) -> ArrayVectorEnv:
-    """Factory for configurations; `device` is part of every factory's signature.
-
-    Args:
-        num_envs: N.
-        seed: of every start.
-        device: none of its business.
-        world: the task.
-        critic_state: Whether to observe all that the world knows as "privileged": for critics alone.
-        teacher_state: Whether "state" is all of that: for a teacher (policy=online/distill).
-        render_mode: "rgb_array" or None.
-    """
-    known = {"critic_state": critic_state, "teacher_state": teacher_state}
-    return ArrayVectorEnv(world, num_envs, seed, render_mode, **known)

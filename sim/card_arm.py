@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import array_api_compat
 import numpy as np
 
-from robot_rl.sim.arm import TIMESTEP, Arm, check_command
+from robot_rl.sim.arm import TIMESTEP, Arm, check_command, shorten
+from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
-from robot_rl.sim.robot_model import add_floor, add_sky, digest, hold_others, load, mujoco
+from robot_rl.sim.robot_model import add_floor, add_servo, add_sky, digest, hold_others, load, mujoco, strip
 from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
-from robot_rl.types.card import DEFAULTS, OPEN, Card
+from robot_rl.types.card import Card
 
 if TYPE_CHECKING:
     from mujoco import MjSpec
@@ -51,7 +52,7 @@ class CardArm(Arm):
         stored = card.model_dump_json(), digest(card.model.path)
         self.card, self.xml = card, _scene(*stored)
         model = mujoco.MjModel.from_xml_string(self.xml)
-        self.chain = Chain.of_model(model, model.site(TOOL).id)
+        self.chain = Chain(model, TOOL)
         names = tuple(joint.name for joint in card.joints)
         if self.chain.joints != names:
             raise ValueError(
@@ -82,7 +83,9 @@ class CardArm(Arm):
             (n, nq) positions, (n, nu) controls, the arm's variables for `view.task`, (n, 3) goal [m].
         """
         xp = array_api_compat.array_namespace(start)
-        poses, neutral, held = (self._on(name, start) for name in ("poses", "neutral", "held"))
+        # In double precision: the joints that are commanded are kept so.
+        stored = self._poses, self._neutral, self._held
+        poses, neutral, held = (constant(values, start, dtype=xp.float64) for values in stored)
         rows = [xp.astype(unit * poses.shape[0], xp.int64) for unit in (start, goal)]
         joints = xp.take(poses, rows[0], axis=0)
         both, _ = self.chain.forward(xp.concat([joints, xp.take(poses, rows[1], axis=0)], axis=0))
@@ -104,15 +107,14 @@ class CardArm(Arm):
         """Advance the command by (N, A) actions in [-1, 1] and return (N, nu) position targets."""
         xp = view.xp
         command = view.task["command"]
-        delta = xp.astype(action, command.dtype) * self._on("steps", command)
+        delta = xp.astype(action, command.dtype) * constant(self.steps, command)
         if self.mode == "ee":
             linearised = self.chain.jacobian(command)
             target = self._target(view, linearised[0] + delta)
-            home, most = self._on("home", command), self._on("velocity", command) / self.control_hz
+            home, most = constant(self.home, command), constant(self._velocity, command) / self.control_hz
             joints = self.chain.approach(command, linearised, target, home)
             joints = self.chain.approach(joints, self.chain.jacobian(joints), target, home)
-            excess = xp.max(xp.abs(joints - command) / most, axis=1, keepdims=True)
-            delta = (joints - command) / xp.maximum(excess, xp.ones_like(excess))
+            delta = shorten(joints - command, most)
         command[...] = self._joints(view, command + delta)
         return xp.concat([command, xp.astype(view.ctrl[:, self.count :], command.dtype)], axis=1)
 
@@ -120,30 +122,12 @@ class CardArm(Arm):
         """The action of a scripted controller that wants the tip at measured tip + `move` (N, 3) m; see `Arm.act`."""
         if self.mode == "ee":
             return super().act(state, move)
-        xp = array_api_compat.array_namespace(state)
         measured, command = self._told(state)
         target = self.chain.forward(measured)[0] + move
-        joints, home = command, self._on("home", state)
+        joints, home = command, constant(self.home, state)
         for _ in range(3):
             joints = self.chain.approach(joints, self.chain.jacobian(joints), target, home)
-        wish = (joints - command) / self._on("steps", state)
-        longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
-        return wish / xp.maximum(longest, xp.ones_like(longest))
-
-    def _on(self, name: str, like: Array) -> Array:
-        """A constant as an array of another one's kind, dtype and device."""
-        key = (name, type(like), like.dtype, str(array_api_compat.device(like)))
-        cache = self.__dict__.setdefault("_constants", {})
-        if key not in cache:
-            values = {
-                "poses": self._poses, "neutral": self._neutral, "held": self._held, "home": self.home,
-                "steps": self.steps, "velocity": self._velocity,
-            }[name]  # fmt: skip
-            xp = array_api_compat.array_namespace(like)
-            # Poses in double precision: the joints that are commanded are kept so.
-            dtype = xp.float64 if name in ("poses", "neutral", "held") else like.dtype
-            cache[key] = xp.asarray(np.asarray(values), dtype=dtype, device=array_api_compat.device(like))
-        return cache[key]
+        return shorten((joints - command) / constant(self.steps, state))
 
 
 @lru_cache(8)
@@ -164,9 +148,7 @@ def _scene(text: str, now: str) -> str:
             f"then {card.model.sha256[:12]}): what was learned with it may not hold\n"
         )
     spec = load(card.model.path).spec
-    for items in (spec.actuators, spec.keys, spec.lights, spec.cameras):
-        for item in list(items):
-            spec.delete(item)
+    strip(spec, spec.actuators, spec.keys, spec.lights, spec.cameras)
     names = {joint.name for joint in card.joints}
     last = spec.joint(card.joints[-1].name)
     if last is not None:  # the hand's own joints stay; wheels, heads and second arms are held
@@ -176,14 +158,13 @@ def _scene(text: str, now: str) -> str:
     for body in spec.bodies:
         body.gravcomp = 1.0
     for joint in card.joints:
-        _drive(spec, card, joint.name, joint.kp, joint.kd, joint.effort)
-        found = spec.joint(joint.name)
+        found = add_servo(spec, card.name, joint.name, joint.kp, joint.kd, joint.effort)
         found.range = [joint.lower or 0.0, joint.upper or 0.0]
         found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
         found.armature = joint.armature or found.armature
     if card.gripper is not None:
         for name in card.gripper.joints:
-            _drive(spec, card, name, card.gripper.kp, card.gripper.kd, card.gripper.effort)
+            add_servo(spec, card.name, name, card.gripper.kp, card.gripper.kd, card.gripper.effort)
     site = spec.site(card.tool)
     body = site.parent if site is not None else spec.body(card.tool)
     if body is None:
@@ -198,17 +179,6 @@ def _scene(text: str, now: str) -> str:
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"the card of {card.name} does not fit its model: {error}") from error
     return spec.to_xml()
-
-
-def _drive(spec: MjSpec, card: Card, joint: str, kp: float, kd: float, effort: float | str) -> None:
-    """A position servo."""
-    if spec.joint(joint) is None:
-        raise ValueError(f"the model of {card.name} has no joint '{joint}', which its card lists")
-    servo = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
-    servo.set_to_position(kp=kp, kv=kd)
-    most = DEFAULTS["effort"] if effort == OPEN else float(effort)
-    servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
-    servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
 
 
 def _surroundings(spec: MjSpec, card: Card) -> None:

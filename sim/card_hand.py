@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import array_api_compat
 import numpy as np
 
-from robot_rl.sim.arm import STROKE, Arm, downward, norm
+from robot_rl.sim.arm import STROKE, Arm, downward, norm, shorten
 from robot_rl.sim.arrays import constant, solve_definite
 from robot_rl.sim.card_arm import TOOL, CardArm
 from robot_rl.sim.kinematics import Chain, rotation_error
@@ -52,7 +52,7 @@ class CardHand(CardArm):
         super().__init__(card, action=action, control_hz=control_hz)
         self.xml = _with_hand(card.model_dump_json(), self.xml, half)
         model = mujoco.MjModel.from_xml_string(self.xml)
-        self.chain = Chain.of_model(model, model.site(GRASP).id)
+        self.chain = Chain(model, GRASP)
         self._opened, self._closed = np.array(card.gripper.open), np.array(card.gripper.closed)
         self._finger = int(model.joint(card.gripper.joints[0]).qposadr[0])
         self.robot_size = robot = model.nq - 7
@@ -155,9 +155,7 @@ class CardHand(CardArm):
         if self.mode == "ee":
             target = self._target(view, self.chain.forward(command)[0] + delta)
             most = constant(self._velocity, command) / self.control_hz
-            wish = self.toward(command, target) - command
-            excess = xp.max(xp.abs(wish) / most, axis=1, keepdims=True)
-            delta = wish / xp.maximum(excess, xp.ones_like(excess))
+            delta = shorten(self.toward(command, target) - command, most)
         command[...] = self._joints(view, command + delta)
         share = 0.5 * (action[:, -1:] + 1.0)
         opened, closed = constant(self._opened, command), constant(self._closed, command)
@@ -176,9 +174,7 @@ class CardHand(CardArm):
         measured, command = self._told(state)
         move = move / xp.maximum(norm(move) / 0.1, xp.ones_like(move[:, 0]))[:, None]
         wish = self.toward(command, self.chain.forward(measured)[0] + move, 3) - command
-        wish = wish / constant(self.steps, state)
-        longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
-        parts = [wish / xp.maximum(longest, xp.ones_like(longest))]
+        parts = [shorten(wish / constant(self.steps, state))]
         if opening is not None:
             parts.append((opening * (2.0 / STROKE) - 1.0)[:, None])
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
@@ -239,7 +235,7 @@ def _grasps(text: str, xml: str, now: str) -> np.ndarray:
     card = Card.model_validate_json(text)
     model = mujoco.MjModel.from_xml_string(xml)
     arm = CardHand.__new__(CardHand)
-    arm.chain = Chain.of_model(model, model.site(GRASP).id)
+    arm.chain = Chain(model, GRASP)
     arm.count = len(card.joints)
     assert card.workspace is not None
     middle, size = 0.5 * (np.array(card.workspace.lower) + card.workspace.upper), np.array(card.workspace.upper)

@@ -38,7 +38,6 @@ class TensorPhysics(Protocol):
         sensors: name -> (N, dim).
         pending: (substeps, N, nu) controls of the next control step, where the engine was made with latency.
         substeps: physics steps per control step.
-        timestep: seconds of one physics step.
     """
 
     model: MjModel
@@ -47,7 +46,6 @@ class TensorPhysics(Protocol):
     ctrl: Tensor
     sensors: dict[str, Tensor]
     substeps: int
-    timestep: float
 
     @property
     def pending(self) -> Tensor:
@@ -68,10 +66,6 @@ class TensorPhysics(Protocol):
 
     def scale(self, mask: Tensor, factors: dict[str, Tensor]) -> None:
         """Set the models of the copies of `mask` to nominal values times factors."""
-        ...
-
-    def sizes(self) -> dict[str, int]:
-        """How many factors each randomised quantity has."""
         ...
 
     def trouble(self) -> str | None:
@@ -129,10 +123,8 @@ class Episodes:
             options,
             num_envs,
             seed,
-            sizes=physics.sizes(),
-            controls=physics.model.nu,
-            substeps=physics.substeps,
-            timestep=physics.timestep,
+            physics.model,
+            physics.substeps,
             device=device,
         )
         # drawing a model anew in the middle of training is more than a graph can hold

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import VectorEnv
 
 from robot_rl.sim import crash, gym_copies, interface
 from robot_rl.sim.gym_copies import Copies, SharedRows
@@ -39,20 +38,20 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-def make(
-    num_envs: int,
-    seed: int,
-    device: str = "cpu",
-    *,
-    id: str,
-    kwargs: Mapping[str, object] | None = None,
-    workers: Whole = 0,
-    episode_steps: Count | None = None,
-    control_hz: Positive | None = None,
-    render_mode: str | None = None,
-    crash_dir: str | None = None,
-) -> GymVectorEnv:
-    """Make N copies of a Gymnasium environment.
+def seeds(seed: int, num_envs: int, restart: int = 0) -> list[int]:
+    """The seeds of N environments; those of different `seed` do not overlap, unlike seed, seed + 1, ...
+
+    Args:
+        seed: of all, >= 0.
+        num_envs: N.
+        restart: other seeds for the same `seed`, for episodes that start anew after a resume.
+    """
+    words = (seed,) if not restart else (seed, restart)
+    return [int(np.random.SeedSequence((*words, i)).generate_state(1)[0]) for i in range(num_envs)]
+
+
+class GymVectorEnv(VectorEnv):
+    """N copies of a Gymnasium environment; see the module for the mapping.
 
     Args:
         num_envs: N.
@@ -70,34 +69,6 @@ def make(
     Raises:
         ValueError: unknown id, or spaces that do not fit the contract.
         ImportError: the package of the id is missing.
-    """
-    return GymVectorEnv(
-        num_envs,
-        seed,
-        id=id,
-        kwargs=kwargs,
-        workers=workers,
-        episode_steps=episode_steps,
-        control_hz=control_hz,
-        render_mode=render_mode,
-        crash_dir=crash_dir,
-    )
-
-
-def seeds(seed: int, num_envs: int, restart: int = 0) -> list[int]:
-    """The seeds of N environments; those of different `seed` do not overlap, unlike seed, seed + 1, ...
-
-    Args:
-        seed: of all, >= 0.
-        num_envs: N.
-        restart: other seeds for the same `seed`, for episodes that start anew after a resume.
-    """
-    words = (seed,) if not restart else (seed, restart)
-    return [int(np.random.SeedSequence((*words, i)).generate_state(1)[0]) for i in range(num_envs)]
-
-
-class GymVectorEnv(VectorEnv):
-    """See `make` for the arguments and the module for the mapping.
 
     Attributes:
         io: names, shapes and units of what goes in and out.
@@ -107,14 +78,15 @@ class GymVectorEnv(VectorEnv):
         self,
         num_envs: int,
         seed: int,
+        device: str = "cpu",
         *,
         id: str,
-        kwargs: Mapping[str, object] | None,
-        workers: int,
-        episode_steps: int | None,
-        control_hz: float | None,
-        render_mode: str | None,
-        crash_dir: str | None,
+        kwargs: Mapping[str, object] | None = None,
+        workers: Whole = 0,
+        episode_steps: Count | None = None,
+        control_hz: Positive | None = None,
+        render_mode: str | None = None,
+        crash_dir: str | None = None,
     ) -> None:
         if num_envs < 1 or not workers >= 0:
             raise ValueError(f"num_envs is {num_envs} and workers {workers}; expected at least 1 and at least 0")
@@ -138,11 +110,7 @@ class GymVectorEnv(VectorEnv):
             obs_names=layout.state_names,
             action_choices=(int(box.high[0] - box.low[0]) + 1,) if isinstance(first.action_space, Discrete) else (),
         )
-        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": ["rgb_array"]}
-        self.metadata["render_fps"] = max(1, round(self.io.control_hz))
+        interface.introduce(self, self.io, num_envs)
 
         if episode_steps is None:
             episode_steps = gymnasium.spec(id.rpartition(":")[2]).max_episode_steps
@@ -449,3 +417,6 @@ def _control_hz(env: gymnasium.Env) -> float:
     if dt:
         return round(1.0 / float(dt), 6)
     return float((env.unwrapped.metadata or {}).get("render_fps", 1.0))
+
+
+make = GymVectorEnv

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.world import World
-from robot_rl.types import IOSpec
+from robot_rl.types import Array, IOSpec, StateDict
 from robot_rl.types.data import all_finite
 
 _LOW, _HIGH = np.float32(-1.0), np.float32(1.0)
@@ -24,6 +27,74 @@ def spaces(io: IOSpec) -> tuple[gymnasium.spaces.Dict, gymnasium.spaces.Box]:
     return gymnasium.spaces.Dict(boxes), gymnasium.spaces.Box(-1.0, 1.0, (io.action_dim,), np.float32)
 
 
+def introduce(env: VectorEnv, io: IOSpec, num_envs: int) -> None:
+    """Give N environments behind an interface what Gymnasium asks of them: spaces and metadata."""
+    env.single_observation_space, env.single_action_space = spaces(io)
+    env.observation_space = batch_space(env.single_observation_space, num_envs)
+    env.action_space = batch_space(env.single_action_space, num_envs)
+    env.metadata = {
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "render_modes": ["rgb_array"],
+        "render_fps": max(1, round(io.control_hz)),
+    }
+
+
+def world_io(
+    world: World, obs_names: Sequence[str], obs: dict[str, tuple[tuple[int, ...], str]] | None = None, **more: Any
+) -> IOSpec:
+    """The interface of a world.
+
+    Args:
+        world: the task.
+        obs_names: of the components of "state".
+        obs: key -> (shape, dtype name); None is the state alone.
+        more: other fields of `IOSpec`.
+    """
+    return IOSpec(
+        obs={"state": ((len(obs_names),), "float32")} if obs is None else obs,
+        action_names=tuple(world.action_names),
+        action_low=tuple(world.action_low),
+        action_high=tuple(world.action_high),
+        action_units=tuple(world.action_units),
+        control_hz=float(world.control_hz),
+        obs_names=tuple(obs_names),
+        **more,
+    )
+
+
+def check_shape(shape: Sequence[int], num_envs: int, io: IOSpec) -> None:
+    """Refuse actions of another shape than (N, A).
+
+    Raises:
+        ValueError: it is another.
+    """
+    if tuple(shape) != (num_envs, io.action_dim):
+        raise ValueError(
+            f"action has shape {tuple(shape)}, expected {(num_envs, io.action_dim)}: one row per environment"
+        )
+
+
+def check_saved(state: StateDict, targets: Mapping[str, Array], world: World, num_envs: int) -> None:
+    """Compare a saved state with the arrays that it is to fill.
+
+    Raises:
+        ValueError: one is absent or of another shape.
+    """
+    for key, target in targets.items():
+        found = tuple(np.shape(state[key])) if key in state else "nothing"
+        if found != tuple(target.shape):
+            raise ValueError(
+                f"saved environment state has {found} for '{key}', expected {tuple(target.shape)}; it belongs to "
+                f"another world, engine, number of environments or randomisation (this: {world.name}, {num_envs} "
+                "copies)"
+            )
+
+
+def part(state: StateDict, prefix: str) -> dict[str, Any]:
+    """The entries whose keys begin so, without that beginning."""
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+
 def checked(actions: object, num_envs: int, io: IOSpec) -> np.ndarray:
     """(N, A) float32 actions, clipped to [-1, 1], as a new array.
 
@@ -31,10 +102,7 @@ def checked(actions: object, num_envs: int, io: IOSpec) -> np.ndarray:
         ValueError: another shape, or NaN; names the environment and the actuator.
     """
     action = np.asarray(actions, np.float32)
-    if action.shape != (num_envs, io.action_dim):
-        raise ValueError(
-            f"action has shape {action.shape}, expected {(num_envs, io.action_dim)}: one row per environment"
-        )
+    check_shape(action.shape, num_envs, io)
     action = np.minimum(np.maximum(action, _LOW), _HIGH)  # keeps NaN
     if not all_finite(action):
         index, column = np.argwhere(np.isnan(action))[0]

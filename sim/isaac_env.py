@@ -25,6 +25,7 @@ from torch import Tensor
 from robot_rl.extras import require
 from robot_rl.sim import isaac_model, isaac_worker
 from robot_rl.sim.engine_options import TensorOptions
+from robot_rl.sim.mujoco_physics import substeps
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.scene import check_scene
 from robot_rl.sim.tensor_env import TensorVectorEnv, refuse, torch_device
@@ -129,8 +130,8 @@ class IsaacPhysics:
         command: Sequence[str] | None = None,
     ) -> None:
         self.model, self.device = model, device
-        self.timestep = float(model.opt.timestep)
-        self.substeps = round(1.0 / (control_hz * self.timestep))
+        timestep = float(model.opt.timestep)
+        self.substeps = substeps(control_hz, timestep)
         self.sensors: dict[str, Tensor] = {}
         self._actors = isaac_model.actors(model)
         ground = isaac_model.ground(model)
@@ -143,7 +144,7 @@ class IsaacPhysics:
         task = {
             "num_envs": num_envs,
             "device": str(device),
-            "timestep": self.timestep,
+            "timestep": timestep,
             "substeps": self.substeps,
             "gravity": [float(x) for x in model.opt.gravity],
             "ground": ground,
@@ -194,11 +195,6 @@ class IsaacPhysics:
     def scale(self, mask: Tensor, factors: dict[str, Tensor]) -> None:
         """Refused: the models are the worker's."""
         raise ValueError("the Isaac Gym engine cannot change models; use engine=mujoco or engine=warp")
-
-    def sizes(self) -> dict[str, int]:
-        """How many factors each randomised quantity has."""
-        model = self.model
-        return {"mass": model.nbody, "friction": 1, "damping": model.nv, "gain": model.nu}
 
     def trouble(self) -> str | None:
         """Nothing: the worker's errors are raised when they happen."""

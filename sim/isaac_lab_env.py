@@ -16,8 +16,7 @@ from typing import Any
 
 import gymnasium
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from robot_rl.extras import require_foreign
@@ -125,15 +124,8 @@ class IsaacLabVectorEnv(VectorEnv):
             action_units=("1",) * actions,
             control_hz=1.0 / float(inner.step_dt),
         )
-        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        interface.introduce(self, self.io, self.num_envs)
         self.render_mode = env.render_mode
-        self.metadata = {
-            "autoreset_mode": AutoresetMode.SAME_STEP,
-            "render_modes": ["rgb_array"],
-            "render_fps": round(self.io.control_hz),
-        }
         self._last: Tensor | None = None
         self._final: Tensor | None = None
         self._reset_idx = inner._reset_idx
@@ -171,11 +163,7 @@ class IsaacLabVectorEnv(VectorEnv):
         if self._last is None:
             raise RuntimeError("step() before the first reset(); call reset() once")
         action = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
-        if tuple(action.shape) != (self.num_envs, self.io.action_dim):
-            raise ValueError(
-                f"action has shape {tuple(action.shape)}, expected {(self.num_envs, self.io.action_dim)}: one row per "
-                "environment"
-            )
+        interface.check_shape(action.shape, self.num_envs, self.io)
         executed = action.detach().clamp(-1.0, 1.0)
         if self.device.type == "cpu" and bool(executed.isnan().any()):
             index = int(executed.isnan().any(dim=1).nonzero()[0])

@@ -1,6 +1,6 @@
 """Batched forward kinematics, Jacobian and damped-least-squares inverse kinematics of one serial chain.
 
-The chain is read from MJCF, so simulation, GPU engines and a real arm use the same constants; no simulator is imported.
+The chain is read from a compiled MuJoCo model, so simulation, GPU engines and a real arm use the same constants.
 All functions act on (N, J) joint positions in NumPy or torch and answer in the same kind; nothing loops over N.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
-from xml.etree import ElementTree
 
 import array_api_compat
 import numpy as np
@@ -36,13 +35,13 @@ class _Link(NamedTuple):
 
 
 class Chain:
-    """The hinge and slide joints between the world and one site of an MJCF model.
+    """The hinge and slide joints between the world and one site of a compiled model.
 
     Every link transform is affine in (sin q, cos q) for a hinge and in q for a slide, so it is kept as constant 4 x 4
     matrices: one broadcast gives all links of all environments, then J small matrix products give their frames.
 
     Args:
-        mjcf: the model; angles in radians, orientations as quaternions, one joint per body at most.
+        model: `mujoco.MjModel`.
         site: the site at the end of the chain.
 
     Attributes:
@@ -51,53 +50,16 @@ class Chain:
         high: (J,) upper joint limits.
 
     Raises:
-        ValueError: no such site, or a feature of MJCF on the path that this reader does not know.
+        ValueError: no such site, no joint on the way to it, or one that is no hinge or slide or whose zero is not the
+            model's pose.
     """
 
-    def __init__(self, mjcf: str, site: str) -> None:
-        root = ElementTree.fromstring(mjcf)
-        path = _path(root, site)
-        classes = _joint_ranges(root)
-        offset = np.eye(4)
-        links: list[_Link] = []
-        child_class = "main"
-        for element in path:
-            child_class = element.get("childclass", child_class)
-            offset = offset @ _pose(element)
-            joints = element.findall("joint")
-            if len(joints) > 1 or element.find("freejoint") is not None:
-                raise ValueError(
-                    f"body '{element.get('name')}' has more than one joint or a free joint, expected at most one "
-                    "hinge or slide per body on the way to a site; split the body"
-                )
-            for joint in joints:
-                kind = joint.get("type", "hinge")
-                if kind not in ("hinge", "slide"):
-                    raise ValueError(f"joint '{joint.get('name')}' is of type {kind}, expected hinge or slide")
-                axis = _numbers(joint.get("axis"), (0.0, 0.0, 1.0))
-                anchor = _numbers(joint.get("pos"), (0.0, 0.0, 0.0))
-                own = joint.get("range") or classes.get(joint.get("class", child_class))
-                low, high = _numbers(own, (-math.inf, math.inf))
-                links.append(
-                    _Link(joint.get("name", ""), offset, axis, anchor, kind == "hinge", (float(low), float(high)))
-                )
-                offset = np.eye(4)
-        if not links:
-            raise ValueError(f"no joint lies between the world and site '{site}', expected at least one")
-        self._join(links, offset)
-
-    @classmethod
-    def of_model(cls, model: MjModel, site: int) -> Chain:
-        """The chain of a compiled MuJoCo model, which may be written in any way that MuJoCo reads.
-
-        Args:
-            model: `mujoco.MjModel`.
-            site: index of the site at the end.
-
-        Raises:
-            ValueError: a joint on the way that is no hinge or slide, or whose zero is not the model's pose.
-        """
-        body = int(model.site_bodyid[site])
+    def __init__(self, model: MjModel, site: str) -> None:
+        names = [model.site(i).name for i in range(model.nsite)]
+        if site not in names:
+            raise ValueError(f"no site '{site}' in the model, which has {sorted(names)}")
+        end = names.index(site)
+        body = int(model.site_bodyid[end])
         above = [body]
         while above[-1] > 0:
             above.append(int(model.body_parentid[above[-1]]))
@@ -113,17 +75,15 @@ class Chain:
                 low, high = (float(x) for x in model.jnt_range[j]) if limited else (-math.inf, math.inf)
                 links.append(_Link(name, offset, model.jnt_axis[j], model.jnt_pos[j], kind == 3, (low, high)))
                 offset = np.eye(4)
-        chain = cls.__new__(cls)
-        chain._join(links, offset @ _matrix(model.site_pos[site], model.site_quat[site]))
-        return chain
-
-    def _join(self, links: list[_Link], end: np.ndarray) -> None:
+        if not links:
+            raise ValueError(f"no joint lies between the world and site '{site}', expected at least one")
+        last = offset @ _matrix(model.site_pos[end], model.site_quat[end])
         self.joints = tuple(link.name for link in links)
         self._axis = [link.axis / np.linalg.norm(link.axis) for link in links]
         self._anchor = [np.array(link.anchor) for link in links]
         self._hinge = [link.hinge for link in links]
         self.low, self.high = (np.array([link.limits[side] for link in links]) for side in (0, 1))
-        self._constants = self._link_constants([link.offset for link in links], end)
+        self._constants = self._link_constants([link.offset for link in links], last)
         self._cache: dict[object, tuple[Array, ...]] = {}
 
     def _link_constants(self, offsets: list[np.ndarray], end: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -303,45 +263,6 @@ def _cross(xp: ModuleType, a: Array, b: Array) -> Array:
     ax, ay, az = a[..., 0], a[..., 1], a[..., 2]
     bx, by, bz = b[..., 0], b[..., 1], b[..., 2]
     return xp.stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx], axis=-1)
-
-
-def _numbers(text: str | None, default: tuple[float, ...]) -> np.ndarray:
-    return np.array([float(word) for word in text.split()] if text else default)
-
-
-def _path(root: ElementTree.Element, site: str) -> list[ElementTree.Element]:
-    """The bodies from the world to the site, and the site itself."""
-    compiler = root.find("compiler")
-    if compiler is None or compiler.get("angle") != "radian":
-        raise ValueError('the model measures angles in degrees, expected <compiler angle="radian"/>')
-    world = root.find("worldbody")
-    stack: list[list[ElementTree.Element]] = [[world]] if world is not None else []
-    while stack:
-        path = stack.pop()
-        for child in path[-1].findall("site"):
-            if child.get("name") == site:
-                return [*path[1:], child]
-        stack.extend([*path, child] for child in path[-1].findall("body"))
-    names = sorted(str(element.get("name")) for element in root.iter("site"))
-    raise ValueError(f"no site '{site}' in the model, which has {names}")
-
-
-def _joint_ranges(root: ElementTree.Element) -> dict[str, str]:
-    """Joint range by default class."""
-    found = {}
-    for group in root.iter("default"):
-        joint = group.find("joint")
-        if joint is not None and joint.get("range"):
-            found[group.get("class", "main")] = joint.get("range", "")
-    return found
-
-
-def _pose(element: ElementTree.Element) -> np.ndarray:
-    """(4, 4) pose of a body or site in its parent."""
-    for name in ("euler", "axisangle", "xyaxes", "zaxis"):
-        if element.get(name):
-            raise ValueError(f"'{element.get('name')}' is turned by {name}, expected quat; rewrite it as a quaternion")
-    return _matrix(_numbers(element.get("pos"), (0.0, 0.0, 0.0)), _numbers(element.get("quat"), (1.0, 0.0, 0.0, 0.0)))
 
 
 def _matrix(position: np.ndarray, quat: np.ndarray) -> np.ndarray:

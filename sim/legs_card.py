@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.legs_pose import lowest, standing
-from robot_rl.sim.robot_card import driven_joints, largest_effort, within
-from robot_rl.sim.robot_model import digest, find, load, mujoco
-from robot_rl.types.card import OPEN, Card, JointCard, LegsCard, ModelCard
+from robot_rl.sim.robot_card import driven_joints, joint_card, largest_effort, model_card, within
+from robot_rl.sim.robot_model import SCALAR, find, joints_to, load, mujoco
+from robot_rl.types.card import OPEN, Card, LegsCard
 
 if TYPE_CHECKING:
     from mujoco import MjModel
 
-_SCALAR = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 _LIMB = 3
 """Joints that a leg has at least, or two with limits, which casters and wheels do not have."""
 _DAMPED, _SPEED = 40.0, 100.0
@@ -51,28 +49,26 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
     driven = driven_joints(model)
     chain = [
         j for j in range(model.njnt)
-        if int(model.jnt_type[j]) in _SCALAR and (j in driven or not driven) and model.joint(j).name not in made.mimic
+        if int(model.jnt_type[j]) in SCALAR and (j in driven or not driven) and model.joint(j).name not in made.mimic
     ]  # fmt: skip
+    apart = [model.joint(j).name for j in chain if not _carried(model, j, trunk)]
+    chain = [j for j in chain if _carried(model, j, trunk)]
+    if apart:
+        notes.append(f"not on {trunk} and so not of the robot: {', '.join(apart)}")
     pose = next((key for key in _POSES if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, key) >= 0), "")
     legs = _legs(model)
     at = model.key(pose).qpos if pose else standing(model, legs)
     weight, inertia = _weight(model, at)
     joints, home = [], []
     for j in chain:
-        low, high = (float(x) for x in model.jnt_range[j])
-        limited = bool(model.jnt_limited[j])
-        stated = made.limits.get(model.joint(j).name, {})
         home.append(float(at[int(model.jnt_qposadr[j])]))
-        effort = stated.get("effort") or largest_effort(model, j)
+        effort = largest_effort(model, made, j)
         kp = weight if any(j in leg for leg in legs) else min(effort or weight, weight)
         joints.append(
-            JointCard(
-                name=model.joint(j).name,
-                lower=round(low, 6) if limited else None,
-                upper=round(high, 6) if limited else None,
-                continuous=not limited,
-                velocity=stated.get("velocity", OPEN),
-                effort=effort or OPEN,
+            joint_card(
+                model,
+                made,
+                j,
                 kp=float(f"{kp:.3g}"),
                 kd=float(f"{kp / _DAMPED:.3g}"),
                 armature=round(max(kp / _SPEED**2 - inertia[int(model.jnt_dofadr[j])], 0.0), 5),
@@ -86,10 +82,9 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         "kp and kd of the joints are by a rule, for simulation: policy=<description of a policy> gives those that it "
         "walks with, or write your driver's into the card, and legs.gains: driver"
     )
-    file = Path(path).expanduser().resolve()
     card = Card(
         name=name,
-        model=ModelCard(path=str(file), sha256=digest(file)),
+        model=model_card(path),
         base=trunk,
         legs=LegsCard(gains=OPEN),
         joints=tuple(joints),
@@ -109,7 +104,7 @@ def _trunk(model: MjModel) -> str:
     mujoco.mj_forward(model, data)
     fixed, limbs = [], {}
     for body in range(1, model.nbody):
-        chain, height = _joints(model, body), float(data.xpos[body][2])
+        chain, height = joints_to(model, body), float(data.xpos[body][2])
         if not chain:
             fixed.append(height)
         elif len(chain) >= _LIMB or (len(chain) == 2 and all(model.jnt_limited[j] for j in chain)):  # no caster
@@ -119,6 +114,12 @@ def _trunk(model: MjModel) -> str:
     if len(feet) < 2 or len(roots) > 1 or not fixed or limbs[feet[1]] > min(fixed) - 1e-3:
         return ""
     return str(model.body(roots.pop()).name)
+
+
+def _carried(model: MjModel, joint: int, trunk: str) -> bool:
+    """Whether a joint is on the bodies that move with the trunk."""
+    root = int(model.body_rootid[model.body(trunk).id])
+    return int(model.body_rootid[int(model.jnt_bodyid[joint])]) == root
 
 
 def _weight(model: MjModel, pose: np.ndarray) -> tuple[float, np.ndarray]:
@@ -139,19 +140,9 @@ def _legs(model: MjModel) -> list[list[int]]:
     """Joints of every limb that ends in the lower half of the robot in its zero pose, from the trunk or the waist."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    chains = {tuple(_joints(model, body)): float(data.xpos[body][2]) for body in range(2, model.nbody)}
+    chains = {tuple(joints_to(model, body)): float(data.xpos[body][2]) for body in range(2, model.nbody)}
     ends = {c: z for c, z in chains.items() if len(c) > 1 and not any(o != c and o[: len(c)] == c for o in chains)}
     base = float(data.xpos[1][2])
     low = [c for c, z in ends.items() if z <= base - 0.5 * (base - min(ends.values(), default=base))]
     shared = {j for c in low for j in c if sum(j in other for other in low) > 1}  # of a waist that legs hang from
     return [[j for j in c if j not in shared] for c in low]
-
-
-def _joints(model: MjModel, body: int) -> list[int]:
-    """Hinges and slides between the world and a body, from the world."""
-    found: list[int] = []
-    while body > 0:
-        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-        found = [j for j in range(first, first + count) if int(model.jnt_type[j]) in _SCALAR] + found
-        body = int(model.body_parentid[body])
-    return found

@@ -10,7 +10,7 @@ import numpy as np
 from robot_rl.legs import Trunk
 from robot_rl.sim import plant
 from robot_rl.sim.plant import ModelPlant
-from robot_rl.sim.robot_model import FLOOR, add_floor, load, mujoco
+from robot_rl.sim.robot_model import add_floor, floor_gaps, load, mujoco
 
 if TYPE_CHECKING:
     from mujoco import MjSpec
@@ -129,15 +129,8 @@ class LegsPlant(ModelPlant):
 
     def _clearance(self) -> float:
         """How far the trunk has to rise so that the lowest shape just touches the floor [m]; negative: sink."""
-        model, data = self._model, self._data
-        mujoco.mj_forward(model, data)
-        own = [g for g in range(model.ngeom) if model.geom_contype[g] and int(model.geom_bodyid[g]) != self._floor]
-        floor = int(model.body_geomadr[self._floor])
-        return -min(mujoco.mj_geomDistance(model, data, g, floor, 10.0, None) for g in own)
-
-    @property
-    def _floor(self) -> int:
-        return int(self._model.body(FLOOR).id)
+        mujoco.mj_forward(self._model, self._data)
+        return -min(floor_gaps(self._model, self._data).values())
 
 
 def free_trunk(spec: MjSpec, base: str) -> None:

@@ -9,11 +9,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
-from robot_rl.sim.robot_model import FLOOR, add_floor, add_sky, hold_others, load, mujoco
-from robot_rl.types.card import DEFAULTS, OPEN, Card
+from robot_rl.sim.robot_model import (
+    FLOOR,
+    add_floor,
+    add_servo,
+    add_sky,
+    floor_gaps,
+    hold_others,
+    joints_to,
+    load,
+    mujoco,
+    strip,
+)
+from robot_rl.types.card import Card
 
 if TYPE_CHECKING:
-    from mujoco import MjData, MjModel, MjSpec
+    from mujoco import MjModel, MjSpec
 
 TIMESTEP = 0.004
 """Of the physics [s]: a fifth of a decision at 50 Hz."""
@@ -62,24 +73,15 @@ def scene(card: Card) -> LegsScene:
 def _scene(text: str) -> LegsScene:
     card = Card.model_validate({"command_mode": "pd", "legs": {}, **Card.model_validate_json(text).model_dump()})
     spec = load(card.model.path).spec
-    for items in (spec.actuators, spec.keys, spec.sensors, spec.lights, spec.cameras):
-        for item in list(items):
-            spec.delete(item)
+    strip(spec, spec.actuators, spec.keys, spec.sensors, spec.lights, spec.cameras)
     hold_others(spec, {joint.name for joint in card.joints})
     add_floor(spec)
     free_trunk(spec, card.base)
     spec.option.timestep, spec.option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.iterations, spec.option.ls_iterations, spec.option.gravity = 20, 10, [0.0, 0.0, -9.81]
     for joint in card.joints:
-        found = spec.joint(joint.name)
-        if found is None:
-            raise ValueError(f"the model of {card.name} has no joint '{joint.name}', which its card lists")
+        found = add_servo(spec, card.name, joint.name, joint.kp, joint.kd, joint.effort)
         found.armature = joint.armature or found.armature
-        servo = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
-        servo.set_to_position(kp=joint.kp, kv=joint.kd)
-        most = DEFAULTS["effort"] if joint.effort == OPEN else float(joint.effort)
-        servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
-        servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     for geom in spec.geoms:  # what touches is the floor: limbs that miss each other need not be tested in pairs
         if geom.contype and geom.parent.name != FLOOR:
             geom.contype, geom.conaffinity = 1, 0
@@ -94,7 +96,7 @@ def _scene(text: str) -> LegsScene:
     stand = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, *card.home])
     data.qpos[:] = stand
     mujoco.mj_forward(model, data)
-    gaps = _gaps(model, data)
+    gaps = floor_gaps(model, data)
     if not gaps:
         raise ValueError(f"nothing in the model of {card.name} touches: its links need <collision> shapes to stand on")
     stand[2] -= min(gaps.values())
@@ -119,23 +121,11 @@ def _scene(text: str) -> LegsScene:
     return LegsScene(spec.to_xml(), stand, np.array(feet))
 
 
-def _gaps(model: MjModel, data: MjData) -> dict[int, float]:
-    """Distance of every shape that touches from the floor [m]."""
-    floor = int(model.body_geomadr[model.body(FLOOR).id])
-    own = [g for g in range(model.ngeom) if model.geom_contype[g] and g != floor]
-    return {g: float(mujoco.mj_geomDistance(model, data, g, floor, 10.0, None)) for g in own}
-
-
 def _limbs(model: MjModel) -> list[list[int]]:
     """Shapes of the last link of every limb, in the order of the model."""
     shapes: dict[tuple[int, ...], list[int]] = {}
     for g in range(model.ngeom):
-        chain: list[int] = []
-        body = int(model.geom_bodyid[g])
-        while body > 0:
-            first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-            chain = [j for j in range(first, first + count) if j > 0] + chain
-            body = int(model.body_parentid[body])
+        chain = joints_to(model, int(model.geom_bodyid[g]))
         if len(chain) >= _LIMB and model.geom_contype[g]:
             shapes.setdefault(tuple(chain), []).append(g)
     ends = [c for c in shapes if not any(other != c and other[: len(c)] == c for other in shapes)]

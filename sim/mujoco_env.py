@@ -12,38 +12,29 @@ from typing import Any
 
 import array_api_compat.numpy as xp
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import VectorEnv
 
 from robot_rl.sim import crash, interface
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.eyes import Feeling, Painters, Privileged, calibrate, chosen_cameras, tool_pose
 from robot_rl.sim.film import Film
-from robot_rl.sim.interface import check_options, checked
+from robot_rl.sim.interface import check_options, check_saved, checked, part, world_io
 from robot_rl.sim.look import dress
 from robot_rl.sim.mujoco_physics import Physics
-from robot_rl.sim.randomize import Randomize, Randomizer
+from robot_rl.sim.randomize import Randomize, Randomizer, factor_sizes
 from robot_rl.sim.scene import Sensors, check_markers, check_scene
 from robot_rl.sim.view_rows import flags, pay, select
 from robot_rl.sim.world import Reset, View, World, parts_of
-from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
+from robot_rl.types import EnvParts, Obs, StateDict
 from robot_rl.types.data import all_finite
 from robot_rl.types.io import PRIVILEGED
 
 DEFAULTS = EngineOptions()
 
 
-def make(
-    num_envs: int,
-    seed: int,
-    device: str = "cpu",
-    *,
-    world: World,
-    options: EngineOptions = DEFAULTS,
-    render_mode: str | None = None,
-) -> MujocoVectorEnv:
-    """Make N copies of a world.
+class MujocoVectorEnv(VectorEnv):
+    """N copies of a world; see the module for the contents of `info`.
 
     Args:
         num_envs: N.
@@ -55,12 +46,6 @@ def make(
 
     Raises:
         ValueError: an option that the world does not have; says which there are.
-    """
-    return MujocoVectorEnv(num_envs, seed, world=world, options=options, render_mode=render_mode)
-
-
-class MujocoVectorEnv(VectorEnv):
-    """See `make` for the arguments and the module for the contents of `info`.
 
     Attributes:
         io: names, shapes and units of what goes in and out.
@@ -72,6 +57,7 @@ class MujocoVectorEnv(VectorEnv):
         self,
         num_envs: int,
         seed: int,
+        device: str = "cpu",
         *,
         world: World,
         options: EngineOptions = DEFAULTS,
@@ -95,7 +81,7 @@ class MujocoVectorEnv(VectorEnv):
         image = (*options.camera_size, 3)
         feels, tool = self._feeling.names, self._feeling.tool
         knows = options.critic_state or options.teacher_state
-        self._privileged = Privileged(world, options, self.physics.sizes()) if knows else None
+        self._privileged = Privileged(world, options, factor_sizes(self.physics.model)) if knows else None
         known = () if self._privileged is None else self._privileged.names
         self._known_obs = np.zeros((num_envs, len(known)), np.float32)
         feels = known if options.teacher_state else feels
@@ -108,25 +94,14 @@ class MujocoVectorEnv(VectorEnv):
         self._letters = self._offers.instruction_bytes
         if self._letters:
             obs["instruction"] = ((self._letters,), "uint8")
-        self.io = IOSpec(
-            obs=obs,
-            action_names=tuple(world.action_names),
-            action_low=tuple(world.action_low),
-            action_high=tuple(world.action_high),
-            action_units=tuple(world.action_units),
-            control_hz=float(world.control_hz),
-            obs_names=feels if options.state else (),
+        self.io = world_io(
+            world,
+            feels if options.state else (),
+            obs,
             obs_units={"tool": ("m", "m", "m", "rad")} if tool else {},
             calibration=calibrate(world, self.physics.model, cameras, options.camera_size) if cameras else {},
         )
-        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self.metadata = {
-            "autoreset_mode": AutoresetMode.SAME_STEP,
-            "render_modes": ["rgb_array"],
-            "render_fps": round(world.control_hz),
-        }
+        interface.introduce(self, self.io, num_envs)
 
         self._streams = Streams(num_envs, seed)
         self._rows = np.arange(num_envs)
@@ -135,10 +110,8 @@ class MujocoVectorEnv(VectorEnv):
             options.randomize or Randomize(),
             num_envs,
             seed,
-            sizes=physics.sizes(),
-            controls=physics.model.nu,
-            substeps=physics.substeps,
-            timestep=physics.timestep,
+            physics.model,
+            physics.substeps,
         )
         self._action = np.zeros((num_envs, actions), np.float32)
         self._previous_action = np.zeros((num_envs, actions), np.float32)
@@ -331,16 +304,10 @@ class MujocoVectorEnv(VectorEnv):
             "state": self._state_obs,
             **({"privileged": self._known_obs} if self._privileged is not None else {}),
         }
-        for key, target in targets.items():
-            found = np.shape(state[key]) if key in state else "nothing"
-            if found != target.shape:
-                raise ValueError(
-                    f"saved environment state has {found} for '{key}', expected {target.shape}; it belongs to another "
-                    f"world, number of environments or randomisation (this: {self.world.name}, {self.num_envs} copies)"
-                )
-        view.task = {key[5:]: np.array(value) for key, value in state.items() if key.startswith("task.")}
-        self._streams.load_state_dict({key[7:]: value for key, value in state.items() if key.startswith("stream.")})
-        self._random.load_state_dict({key[7:]: value for key, value in state.items() if key.startswith("random.")})
+        check_saved(state, targets, self.world, self.num_envs)
+        view.task = {key: np.array(value) for key, value in part(state, "task.").items()}
+        self._streams.load_state_dict(part(state, "stream."))
+        self._random.load_state_dict(part(state, "random."))
         if self._random.options.needs_models and self._random.factors:
             physics.scale(self._rows, self._random.factors)
         physics.load_state(np.asarray(state["physics"]))
@@ -467,3 +434,6 @@ class MujocoVectorEnv(VectorEnv):
             key,
             path,
         )
+
+
+make = MujocoVectorEnv

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ mujoco = require("mujoco")
 OLDEST = (3, 17)
 """The first MuJoCo with `mujoco.batch`."""
 _NONE = np.zeros(0, np.int64)
+T = TypeVar("T", bound=Array)
 
 
 class Physics:
@@ -48,7 +49,6 @@ class Physics:
             are views into it. What is written there counts from the next call on.
         before: (N, nstate) the same before the last step.
         sensors: sensor name -> (N, dim) values that belong to `state`, read-only.
-        timestep: seconds of one physics step.
     """
 
     def __init__(self, xml: str, num_envs: int, control_hz: float, *, num_threads: int | None = None) -> None:
@@ -56,8 +56,7 @@ class Physics:
         self.model = model = mujoco.MjModel.from_xml_string(xml)
         # A diverging copy must stay visible as such; MuJoCo's silent return to the initial pose would hide it.
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
-        self.timestep = float(model.opt.timestep)
-        self.substeps = _substeps(control_hz, self.timestep)
+        self.substeps = substeps(control_hz, float(model.opt.timestep))
         self.num_threads = _threads(num_threads, num_envs)
         self._batch = require("mujoco.batch").Batch(model, num_envs, self.num_threads)
         self.state, self._warning = self._batch.state, self._batch.warning
@@ -67,7 +66,7 @@ class Physics:
         self._stage = int(mujoco.mjtStage.mjSTAGE_NONE)
         if model.nsensor:
             self._stage = int(model.sensor_needstage.max())
-            self.sensors = _named(model, self._batch.bind("sensordata"))
+            self.sensors = sensors(model, self._batch.bind("sensordata"))
         self._control: np.ndarray = self.ctrl[:, None]
 
     def place(self, rows: np.ndarray, qpos: Array, qvel: Array, ctrl: Array) -> None:
@@ -125,20 +124,15 @@ class Physics:
         self.state[:] = state
         self._sense(None)
 
-    def sizes(self) -> dict[str, int]:
-        """How many factors each randomised quantity has."""
-        model = self.model
-        return {"mass": model.nbody, "friction": 1, "damping": model.nv, "gain": model.nu}
-
     def scale(self, rows: np.ndarray, factors: dict[str, np.ndarray]) -> None:
         """Set the models of copies `rows` to nominal values times factors.
 
         Args:
             rows: (n,) indices, ascending.
-            factors: name -> (n, size) as in `sizes`; absent names stay as they are.
+            factors: name -> (n, size) as `randomize.factor_sizes` says; absent names stay as they are.
         """
         batch = self._open()
-        for name, fields in _SCALED.items():
+        for name, fields in SCALED_FIELDS.items():
             if name not in factors:
                 continue
             for field in fields:
@@ -168,7 +162,7 @@ class Physics:
         return self._batch
 
 
-_SCALED = {
+SCALED_FIELDS = {
     "mass": ("body_mass", "body_inertia"),
     "friction": ("geom_friction", "pair_friction"),
     "damping": ("dof_damping",),
@@ -202,7 +196,12 @@ def _threads(wanted: int | None, num_envs: int) -> int:
     return min(wanted, num_envs)
 
 
-def _substeps(control_hz: float, timestep: float) -> int:
+def substeps(control_hz: float, timestep: float) -> int:
+    """Physics steps per control step.
+
+    Raises:
+        ValueError: they are no whole number.
+    """
     exact = 1.0 / (control_hz * timestep)
     if round(exact) < 1 or abs(exact - round(exact)) > 1e-6 * exact:
         raise ValueError(
@@ -212,11 +211,12 @@ def _substeps(control_hz: float, timestep: float) -> int:
     return round(exact)
 
 
-def _named(model: MjModel, sensordata: np.ndarray) -> dict[str, np.ndarray]:
-    sensors = {}
+def sensors(model: MjModel, sensordata: T) -> dict[str, T]:
+    """Name -> (N, dim) views into the (N, all) sensor values."""
+    found = {}
     for i in range(model.nsensor):
         start, size = int(model.sensor_adr[i]), int(model.sensor_dim[i])
         name = mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_SENSOR, i)
         if name:
-            sensors[name] = sensordata[:, start : start + size]
-    return sensors
+            found[name] = sensordata[:, start : start + size]
+    return found

@@ -14,6 +14,7 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 from robot_rl.sim.eyes import Feeling, tool_pose
+from robot_rl.sim.interface import world_io
 from robot_rl.sim.tool import addresses, load
 from robot_rl.sim.world import View, World, parts_of
 from robot_rl.types import Array, IOSpec
@@ -108,15 +109,8 @@ class WorldPort:
         self._feeling = Feeling(world, proprio)
         self.external = self._window.external(joints) if proprio is None else ()
         self._tool = {"tool": ((4,), "float32")} if self._feeling.tool else {}
-        self.io = IOSpec(
-            obs={"state": ((len(self._feeling.names),), "float32")} | self._tool,
-            action_names=tuple(self.world.action_names),
-            action_low=tuple(self.world.action_low),
-            action_high=tuple(self.world.action_high),
-            action_units=tuple(self.world.action_units),
-            control_hz=float(self.world.control_hz),
-            obs_names=self._feeling.names,
-        )
+        names = self._feeling.names
+        self.io = world_io(world, names, {"state": ((len(names),), "float32")} | self._tool)
         if io is not None:
             io.check(self.io)
         names = [model.joint(int(model.actuator_trnid[i, 0])).name for i in range(model.nu)]

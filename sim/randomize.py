@@ -9,7 +9,7 @@ do not depend on the number of environments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator
@@ -18,6 +18,9 @@ from robot_rl.sim.draw import Streams
 from robot_rl.sim.world import Draw
 from robot_rl.types import StateDict
 from robot_rl.types.options import Bound, Interval, Options
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 SCALED = ("mass", "friction", "damping", "gain")
 """Factors that change the model, so that every environment needs a model of its own."""
@@ -106,6 +109,11 @@ class Randomize(Options):
         return 0 if self.latency is None else int(np.rint(self.latency[1] / timestep))
 
 
+def factor_sizes(model: MjModel) -> dict[str, int]:
+    """Name of a factor that changes the model -> how many there are."""
+    return {"mass": model.nbody, "friction": 1, "damping": model.nv, "gain": model.nu}
+
+
 class Randomizer:
     """What randomisation has done to N environments: their factors, the controls on their way, the streams drawn from.
 
@@ -113,32 +121,20 @@ class Randomizer:
         options: what to randomise.
         num_envs: N.
         seed: as in `Streams`.
-        sizes: name of a factor -> how many there are.
-        controls: number of controls of the model.
+        model: the nominal one.
         substeps: physics steps per control step.
-        timestep: seconds of one physics step.
     """
 
-    def __init__(
-        self,
-        options: Randomize,
-        num_envs: int,
-        seed: int,
-        *,
-        sizes: dict[str, int],
-        controls: int,
-        substeps: int,
-        timestep: float,
-    ) -> None:
+    def __init__(self, options: Randomize, num_envs: int, seed: int, model: MjModel, substeps: int) -> None:
         self.options = options
-        self._sizes, self._substeps, self._timestep = sizes, substeps, timestep
+        self._sizes, self._substeps, self._timestep = factor_sizes(model), substeps, float(model.opt.timestep)
         self._streams = (Streams(num_envs, seed, purpose=1), Streams(num_envs, seed, purpose=2))  # factors, noise
         self._noise = np.asarray(options.noise, np.float32)
         self._noisy = options.noisy
         self.factors: dict[str, np.ndarray] = {}
         self._drawn = np.zeros(num_envs, bool)
-        depth = 1 + -(-options.longest_latency(timestep) // substeps)
-        self._history = np.zeros((num_envs, depth, controls))  # controls, newest first
+        depth = 1 + -(-options.longest_latency(self._timestep) // substeps)
+        self._history = np.zeros((num_envs, depth, model.nu))  # controls, newest first
         self._age = np.zeros((num_envs, substeps), np.int64)  # entry of the history per physics step
         self._column = np.arange(num_envs)[:, None]
 

@@ -6,13 +6,17 @@ Options, streams and draws are those of the CPU engine: the same seed gives the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from robot_rl.sim.draw_torch import TorchStreams
-from robot_rl.sim.randomize import Randomize
+from robot_rl.sim.randomize import Randomize, factor_sizes
 from robot_rl.types import StateDict
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 
 class TorchRandomizer:
@@ -22,10 +26,8 @@ class TorchRandomizer:
         options: what to randomise.
         num_envs: N.
         seed: as in `Streams`.
-        sizes: name of a factor -> how many there are.
-        controls: number of controls of the model.
+        model: the nominal one.
         substeps: physics steps per control step.
-        timestep: seconds of one physics step.
         device: of all tensors.
     """
 
@@ -34,21 +36,19 @@ class TorchRandomizer:
         options: Randomize,
         num_envs: int,
         seed: int,
-        *,
-        sizes: dict[str, int],
-        controls: int,
+        model: MjModel,
         substeps: int,
-        timestep: float,
+        *,
         device: torch.device,
     ) -> None:
         self.options = options
-        self._sizes, self._substeps, self._timestep = sizes, substeps, timestep
+        self._sizes, self._substeps, self._timestep = factor_sizes(model), substeps, float(model.opt.timestep)
         self._streams = tuple(TorchStreams(num_envs, seed, purpose, device=device) for purpose in (1, 2))
         self._noise = torch.as_tensor(options.noise, dtype=torch.float32, device=device)
-        self.factors = {key: torch.ones((num_envs, sizes[key]), device=device) for key in options.scaled}
+        self.factors = {key: torch.ones((num_envs, self._sizes[key]), device=device) for key in options.scaled}
         self._drawn = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        depth = 1 + -(-options.longest_latency(timestep) // substeps)
-        self._history = torch.zeros((num_envs, depth, controls), device=device)  # newest first
+        depth = 1 + -(-options.longest_latency(self._timestep) // substeps)
+        self._history = torch.zeros((num_envs, depth, model.nu), device=device)  # newest first
         self._age = torch.zeros((num_envs, substeps), dtype=torch.int64, device=device)
 
     def seed(self, seed: int | Sequence[int]) -> None:

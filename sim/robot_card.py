@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP
-from robot_rl.sim.robot_model import FLOOR, RobotModel, add_floor, digest, find, load, mujoco
+from robot_rl.sim.robot_model import FLOOR, RobotModel, add_floor, digest, find, joints_to, load, mujoco
 from robot_rl.sim.robot_probe import RobotProbe, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
@@ -56,7 +56,7 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
         notes.append(f"tool frame: {where} (tool=<site or body> chooses another)")
     chain = _chain(model, body, base)
     others = {
-        c[0]: model.body(b).name for b in range(1, model.nbody) if len(set(c := _chain(model, b, "")) - set(chain)) >= 3
+        c[0]: model.body(b).name for b in range(1, model.nbody) if len(set(c := joints_to(model, b)) - set(chain)) >= 3
     }
     limbs = [end for first, end in others.items() if first not in chain[:1]]
     if len(limbs) >= 2 and not tool:
@@ -72,10 +72,9 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     arm.ignore = arm.overlaps()
     home = arm.home()
     joints = tuple(_joint(model, made, j, inertia) for j, inertia in zip(chain, arm.inertia(home)))
-    file = Path(path).expanduser().resolve()
     card = Card(
         name=name,
-        model=ModelCard(path=str(file), sha256=digest(file)),
+        model=model_card(path),
         base=base or model.body(int(model.body_rootid[body])).name,
         tool=where,
         joints=joints,
@@ -185,39 +184,59 @@ def _servos(model: MjModel) -> dict[int, tuple[float, float]]:
     return found
 
 
+def model_card(path: str) -> ModelCard:
+    """Where a model is, and the hash of what it is now."""
+    file = Path(path).expanduser().resolve()
+    return ModelCard(path=str(file), sha256=digest(file))
+
+
+def joint_card(model: MjModel, made: RobotModel, joint: int, **servo: float) -> JointCard:
+    """What a joint's files say of it, and the `servo` (kp, kd, armature) that it is to have."""
+    name, limited = model.joint(joint).name, bool(model.jnt_limited[joint])
+    low, high = (round(float(limit), 6) if limited else None for limit in model.jnt_range[joint])
+    return JointCard(
+        name=name,
+        lower=low,
+        upper=high,
+        continuous=not limited,
+        velocity=made.limits.get(name, {}).get("velocity", OPEN),
+        effort=largest_effort(model, made, joint) or OPEN,
+        **servo,
+    )
+
+
 def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float) -> JointCard:
-    name = model.joint(joint).name
-    low, high = limits_of(model, joint)
-    limited = bool(model.jnt_limited[joint])
-    stated: Mapping[str, float] = made.limits.get(name, {})
-    effort = stated.get("effort") or largest_effort(model, joint)
+    effort = largest_effort(model, made, joint)
     own = _servos(model).get(joint)
     if own is not None and (own[1] * TIMESTEP > 0.6 * inertia or own[0] * TIMESTEP**2 > inertia):
         own = None  # meant for smaller steps than ours: it would chatter where its force is cut
     kp, kd = own or (max(inertia * _SPEED**2, _STIFF * (effort or DEFAULTS["effort"])), 0.0)
-    return JointCard(
-        name=name,
-        lower=round(low, 6) if limited else None,
-        upper=round(high, 6) if limited else None,
-        continuous=not limited,
-        velocity=stated.get("velocity", OPEN),
-        effort=effort or OPEN,
+    return joint_card(
+        model,
+        made,
+        joint,
         kp=_short(kp),
         kd=_short(kd if own else 2.0 * kp / _SPEED),
         armature=0.0 if own else round(max(kp / _SPEED**2 - inertia, 0.0), 5),
     )
 
 
-def largest_effort(model: MjModel, joint: int) -> float | None:
-    """Largest effort that MJCF states: of the joint, or of its actuator."""
+def largest_effort(model: MjModel, made: RobotModel, joint: int) -> float | None:
+    """Largest effort that a URDF states, or MJCF: of the joint, or of its actuator."""
+    if stated := made.limits.get(model.joint(joint).name, {}).get("effort"):
+        return stated
     if model.jnt_actfrclimited[joint]:
         return float(model.jnt_actfrcrange[joint, 1])
     for i in range(model.nu):
-        if int(model.actuator_trnid[i, 0]) == joint and int(model.actuator_trntype[i]) == int(
-            mujoco.mjtTrn.mjTRN_JOINT
-        ):
-            kind = model.actuator_forcelimited[i]
-            return float(model.actuator_forcerange[i, 1]) if kind else None
+        own = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
+        if own and int(model.actuator_trnid[i, 0]) == joint:
+            gear = abs(float(model.actuator_gear[i, 0]))
+            if model.actuator_forcelimited[i]:
+                return gear * float(model.actuator_forcerange[i, 1])
+            motor = int(model.actuator_biastype[i]) == int(mujoco.mjtBias.mjBIAS_NONE)
+            if motor and model.actuator_ctrllimited[i]:  # its command is a force
+                return gear * float(model.actuator_gainprm[i, 0]) * float(model.actuator_ctrlrange[i, 1])
+            return None
     return None
 
 
@@ -229,7 +248,7 @@ def _tool(model: MjModel, wanted: str) -> tuple[str, int]:
         if wanted not in frames:
             raise ValueError(f"the model has no site or body '{wanted}'; it has {', '.join(sorted(frames))}")
         return wanted, frames[wanted]
-    depth = {name: len(_chain(model, body, "")) for name, body in frames.items()}
+    depth = {name: len(joints_to(model, body)) for name, body in frames.items()}
     most = max(depth.values(), default=0)
     if most < 2:
         raise ValueError("the model has no chain of two joints, expected an arm (is it a part that others include?)")
@@ -245,10 +264,10 @@ def _tool(model: MjModel, wanted: str) -> tuple[str, int]:
 
 def _palm(model: MjModel, finger: int) -> int | None:
     """The body within the last four joints of a chain from which another finger goes out too, or None."""
-    way = _chain(model, finger, "")
-    chains = [(_chain(model, b, ""), b) for b in range(1, model.nbody)]
+    way = joints_to(model, finger)
+    chains = [(joints_to(model, b), b) for b in range(1, model.nbody)]
     body = int(model.body_parentid[finger])
-    while body > 0 and (own := len(_chain(model, body, ""))) >= max(len(way) - 4, 2):
+    while body > 0 and (own := len(joints_to(model, body))) >= max(len(way) - 4, 2):
         if any(len(other) > own < len(way) and other[own] != way[own] for other, b in chains if _below(model, b, body)):
             return body
         body = int(model.body_parentid[body])
@@ -257,16 +276,12 @@ def _palm(model: MjModel, finger: int) -> int | None:
 
 def _chain(model: MjModel, body: int, base: str) -> list[int]:
     """Hinges and slides between the base and a body, from the base."""
-    scalar = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
-    found: list[int] = []
-    while body > 0 and (not base or model.body(body).name != base):
-        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
-        joints = range(first, first + count) if count else ()
-        found = [j for j in joints if int(model.jnt_type[j]) in scalar] + found
-        body = int(model.body_parentid[body])
-    if base and body == 0:
+    if not base:
+        return joints_to(model, body)
+    first = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, base)
+    if first <= 0 or not _below(model, body, first):
         raise ValueError(f"base '{base}' is no body between the world and the tool")
-    return found
+    return joints_to(model, body)[len(joints_to(model, first)) :]
 
 
 def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -> GripperCard | None:
@@ -288,8 +303,7 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
         fingers = [int(model.jnt_bodyid[j]) for j in joints]
         wide.append(sum(float(np.linalg.norm(arm.data.xipos[b] - arm.tip())) for b in fingers))
     opened, closed = (low, high) if wide[0] > wide[1] else (high, low)
-    efforts = [made.limits.get(model.joint(j).name, {}).get("effort") or largest_effort(model, j) for j in joints]
-    known = [value for value in efforts if value]
+    known = [value for j in joints if (value := largest_effort(model, made, j))]
     mass = np.zeros((model.nv, model.nv))
     mujoco.mj_fullM(model, arm.data, mass)
     inertia = max(float(mass[int(model.jnt_dofadr[j]), int(model.jnt_dofadr[j])]) for j in joints)

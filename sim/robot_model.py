@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +13,16 @@ from xml.etree import ElementTree
 from robot_rl.extras import require, require_foreign
 from robot_rl.sim import urdf
 from robot_rl.sim.headless import prefer_headless
+from robot_rl.types.card import DEFAULTS, OPEN
 
 if TYPE_CHECKING:
-    from mujoco import MjsElement, MjSpec
+    from mujoco import MjData, MjModel, MjsElement, MjSpec
 
 prefer_headless()
 mujoco = require("mujoco")
 
+SCALAR = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+"""Types of joints that have one number."""
 FLOOR = "robot_rl_floor"
 """Body of the floor that `add_floor` puts in."""
 _PROXY = 0.03
@@ -105,6 +108,50 @@ def hold_others(spec: MjSpec, names: set[str]) -> None:
     for joint in list(spec.joints):
         if joint.type != mujoco.mjtJoint.mjJNT_FREE and joint.name not in names:
             spec.delete(joint)
+
+
+def joints_to(model: MjModel, body: int) -> list[int]:
+    """Hinges and slides between the world and a body, from the world."""
+    found: list[int] = []
+    while body > 0:
+        first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+        found = [j for j in range(first, first + count) if int(model.jnt_type[j]) in SCALAR] + found
+        body = int(model.body_parentid[body])
+    return found
+
+
+def floor_gaps(model: MjModel, data: MjData) -> dict[int, float]:
+    """Distance of every shape that touches from the floor [m]."""
+    floor = int(model.body_geomadr[model.body(FLOOR).id])
+    own = [g for g in range(model.ngeom) if model.geom_contype[g] and g != floor]
+    return {g: float(mujoco.mj_geomDistance(model, data, g, floor, 10.0, None)) for g in own}
+
+
+def strip(spec: MjSpec, *kinds: Iterable[MjsElement]) -> None:
+    """Delete all elements of some kinds, such as `spec.actuators`."""
+    for items in kinds:
+        for item in list(items):
+            spec.delete(item)
+
+
+def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort: float | str) -> MjsElement:
+    """A position servo of a joint; its card states gains and largest effort.
+
+    Returns:
+        The joint.
+
+    Raises:
+        ValueError: the model of `robot` has no such joint.
+    """
+    found = spec.joint(joint)
+    if found is None:
+        raise ValueError(f"the model of {robot} has no joint '{joint}', which its card lists")
+    servo = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+    servo.set_to_position(kp=kp, kv=kd)
+    most = DEFAULTS["effort"] if effort == OPEN else float(effort)
+    servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
+    servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
+    return found
 
 
 def add_floor(spec: MjSpec) -> None:

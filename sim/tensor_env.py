@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from robot_rl.sim import crash, interface
 from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
+from robot_rl.sim.interface import part
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.world import World
-from robot_rl.types import Array, EnvParts, IOSpec, Obs, StateDict
+from robot_rl.types import Array, EnvParts, Obs, StateDict
 
 DEFAULTS = TensorOptions()
 
@@ -64,23 +64,8 @@ class TensorVectorEnv(VectorEnv):
         self._render_camera = options.render_camera or (world.cameras[0] if world.cameras else None)
         self.render_mode = render_mode
         self._renderer = None
-        self.io = IOSpec(
-            obs={"state": ((len(world.obs_names),), "float32")},
-            action_names=tuple(world.action_names),
-            action_low=tuple(world.action_low),
-            action_high=tuple(world.action_high),
-            action_units=tuple(world.action_units),
-            control_hz=float(world.control_hz),
-            obs_names=tuple(world.obs_names),
-        )
-        self.single_observation_space, self.single_action_space = interface.spaces(self.io)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self.metadata = {
-            "autoreset_mode": AutoresetMode.SAME_STEP,
-            "render_modes": ["rgb_array"],
-            "render_fps": round(world.control_hz),
-        }
+        self.io = interface.world_io(world, world.obs_names)
+        interface.introduce(self, self.io, num_envs)
         self._started, self._unchecked = False, 0
 
     def reset(
@@ -120,11 +105,7 @@ class TensorVectorEnv(VectorEnv):
             raise RuntimeError("step() before the first reset(); call reset() once")
         episodes = self.episodes
         action = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
-        if tuple(action.shape) != (self.num_envs, self.io.action_dim):
-            raise ValueError(
-                f"action has shape {tuple(action.shape)}, expected {(self.num_envs, self.io.action_dim)}: one row per "
-                "environment"
-            )
+        interface.check_shape(action.shape, self.num_envs, self.io)
         if self._host:  # nothing to wait for: refuse before anything moves
             action = torch.from_numpy(interface.checked(action.detach().numpy(), self.num_envs, self.io))
         episodes.wish.copy_(action.detach())
@@ -211,25 +192,14 @@ class TensorVectorEnv(VectorEnv):
             ValueError: saved from another world, engine, number of environments or other randomisation options.
         """
         episodes, kept = self.episodes, self._kept()
-        for key, target in kept.items():
-            found = tuple(np.shape(state[key])) if key in state else "nothing"
-            if found != tuple(target.shape):
-                raise ValueError(
-                    f"saved environment state has {found} for '{key}', expected {tuple(target.shape)}; it belongs to "
-                    f"another world, engine, number of environments or randomisation (this: {self.world.name}, "
-                    f"{self.num_envs} copies)"
-                )
-
-        def part(prefix: str) -> dict[str, object]:
-            return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-
+        interface.check_saved(state, kept, self.world, self.num_envs)
         for key, target in kept.items():
             if not key.startswith("physics."):
                 target.copy_(torch.as_tensor(state[key]))
-        self.physics.load_state_dict({key: torch.as_tensor(value) for key, value in part("physics.").items()})
-        episodes.adopt({key: torch.as_tensor(value) for key, value in part("task.").items()})
-        episodes.streams.load_state_dict(part("stream."))
-        episodes.random.load_state_dict(part("random."))
+        self.physics.load_state_dict({key: torch.as_tensor(value) for key, value in part(state, "physics.").items()})
+        episodes.adopt({key: torch.as_tensor(value) for key, value in part(state, "task.").items()})
+        episodes.streams.load_state_dict(part(state, "stream."))
+        episodes.random.load_state_dict(part(state, "random."))
         if episodes.random.options.needs_models:
             self.physics.scale(episodes.everyone, episodes.random.factors)
         self._started = bool(state["started"])
@@ -288,8 +258,6 @@ def refuse(engine: str, num_envs: int, world: World, options: TensorOptions, ren
     Raises:
         ValueError: says which, and what to do.
     """
-    if num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs}, expected at least 1")
     if options.num_threads is not None:
         raise ValueError(f"num_threads is {options.num_threads}; the {engine} engine has no thread pool, leave it null")
     knows = options.critic_state or options.teacher_state
@@ -301,10 +269,7 @@ def refuse(engine: str, num_envs: int, world: World, options: TensorOptions, ren
         )
     if options.look is not None:
         raise ValueError(f"look changes what cameras see, and the {engine} engine draws no pictures; leave it out")
-    if options.render_camera and options.render_camera not in world.cameras:
-        raise ValueError(f"world '{world.name}' has no camera '{options.render_camera}'; it has {list(world.cameras)}")
-    if render_mode not in (None, "rgb_array"):
-        raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or null")
+    interface.check_options(options, (), num_envs, world, render_mode)
 
 
 def _numpy(value: object) -> np.ndarray:

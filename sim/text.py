@@ -211,21 +211,6 @@ class TextVectorEnv:
         return prompt
 
 
-def make(
-    num_envs: int, seed: int, device: str = "cpu", *, world: TextWorld, render_mode: str | None = None
-) -> TextVectorEnv:
-    """Make N copies of a text world.
-
-    Args:
-        num_envs: N.
-        seed: environment i depends on the seed and i alone.
-        device: where the learner runs; text stays on the CPU whatever it is.
-        world: the world.
-        render_mode: accepted as for other engines; `render` refuses.
-    """
-    return TextVectorEnv(world, num_envs, seed)
-
-
 def _say(worlds: Sequence[TextWorld], utterances: Sequence[str]) -> TurnResult:
     answers = [world.step(utterance) for world, utterance in zip(worlds, utterances)]
     text, reward, terminated, truncated = zip(*answers)

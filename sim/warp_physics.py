@@ -21,20 +21,12 @@ import torch
 from torch import Tensor
 
 from robot_rl.extras import require
-from robot_rl.sim.headless import prefer_headless
+from robot_rl.sim.mujoco_physics import SCALED_FIELDS, mujoco, sensors, substeps
 
-prefer_headless()
 warp = require("warp")
 mujoco_warp = require("mujoco_warp")
-mujoco = require("mujoco")
 
-# model fields that a factor multiplies, and those that follow from them
-_SCALED = {
-    "mass": ("body_mass", "body_inertia"),
-    "friction": ("geom_friction", "pair_friction"),
-    "damping": ("dof_damping",),
-    "gain": ("actuator_gainprm", "actuator_biasprm"),
-}
+# what follows from the fields that a factor multiplies
 _DERIVED = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0")
 _FULL_BITS = ("NEFC", "NJMAX_NNZ", "BROADPHASE", "NARROWPHASE", "CCD")
 
@@ -60,7 +52,6 @@ class WarpPhysics:
         sensors: name -> (N, dim) float32 views into the sensor values.
         overflow: (N,) int32 bits of `mujoco_warp.OverflowType`.
         substeps: physics steps per control step.
-        timestep: seconds of one physics step.
     """
 
     def __init__(
@@ -77,15 +68,8 @@ class WarpPhysics:
     ) -> None:
         self.num_envs, self.device = num_envs, device
         self.model = model = mujoco.MjModel.from_xml_string(xml)
-        self.timestep = float(model.opt.timestep)
-        exact = 1.0 / (control_hz * self.timestep)
-        self.substeps = round(exact)
-        if self.substeps < 1 or abs(exact - self.substeps) > 1e-6 * exact:
-            raise ValueError(
-                f"control_hz {control_hz:g} with a model timestep of {self.timestep:g} s gives {exact:g} physics steps "
-                "per control step, expected a whole number >= 1; change either"
-            )
-        own = [name for key in scaled for name in _SCALED[key]] + list(_DERIVED if "mass" in scaled else ())
+        self.substeps = substeps(control_hz, float(model.opt.timestep))
+        own = [name for key in scaled for name in SCALED_FIELDS[key]] + list(_DERIVED if "mass" in scaled else ())
         if not model.npair:
             own = [name for name in own if name != "pair_friction"]
         self._announce(xml)
@@ -106,8 +90,8 @@ class WarpPhysics:
             warp.to_torch(array)
             for array in (data.qpos, data.qvel, data.ctrl, data.time, data.qacc_warmstart, data.overflow)
         )
-        self.sensors = self._named(warp.to_torch(data.sensordata)) if model.nsensor else {}
-        self._scaled = {name: warp.to_torch(getattr(self._model, name)) for key in scaled for name in _SCALED[key]
+        self.sensors = sensors(model, warp.to_torch(data.sensordata)) if model.nsensor else {}
+        self._scaled = {name: warp.to_torch(getattr(self._model, name)) for key in scaled for name in SCALED_FIELDS[key]
                         if name in own}  # fmt: skip
         self._nominal = {name: value.clone() for name, value in self._scaled.items()}
         self._controls = torch.zeros((self.substeps if latency else 0, num_envs, model.nu), device=device)
@@ -145,10 +129,10 @@ class WarpPhysics:
 
         Args:
             mask: (N,) bool.
-            factors: name -> (N, size) as in `sizes`; only names given as `scaled`.
+            factors: name -> (N, size) as `randomize.factor_sizes` says; only names given as `scaled`.
         """
         for key, factor in factors.items():
-            for name in _SCALED[key]:
+            for name in SCALED_FIELDS[key]:
                 if name not in self._scaled:
                     continue
                 target, nominal = self._scaled[name], self._nominal[name]
@@ -162,11 +146,6 @@ class WarpPhysics:
         if "mass" in factors:
             with self.on_stream():
                 mujoco_warp.set_const(self._model, self._data)
-
-    def sizes(self) -> dict[str, int]:
-        """How many factors each randomised quantity has."""
-        model = self.model
-        return {"mass": model.nbody, "friction": 1, "damping": model.nv, "gain": model.nu}
 
     def trouble(self) -> str | None:
         """Whether contacts or constraints did not fit; waits for the device."""
@@ -240,15 +219,6 @@ class WarpPhysics:
         with warp.ScopedDevice(self._warp_device), warp.ScopedCapture(device=self._warp_device) as capture:
             work()
         return capture.graph
-
-    def _named(self, sensordata: Tensor) -> dict[str, Tensor]:
-        model, sensors = self.model, {}
-        for i in range(model.nsensor):
-            start, size = int(model.sensor_adr[i]), int(model.sensor_dim[i])
-            name = mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_SENSOR, i)
-            if name:
-                sensors[name] = sensordata[:, start : start + size]
-        return sensors
 
     def _announce(self, xml: str) -> None:
         """Say, once per model and machine, why the first step takes minutes."""

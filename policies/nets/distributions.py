@@ -48,10 +48,6 @@ class SquashedSample:
     std: Tensor
     free: Tensor
 
-    def part(self, rows: slice) -> SquashedSample:
-        """Some rows of the sample."""
-        return SquashedSample(self.action[rows], self.logp[rows], self.noise[rows], self.std[rows], self.free[rows])
-
 
 def squash(raw: Tensor, noise: Tensor, *, log_std_min: float = LOG_STD_MIN) -> SquashedSample:
     """Sample from the squashed Gaussian that a network describes.

@@ -1,14 +1,14 @@
 """Ensembles of plain multi-layer perceptrons with hand-written forward and backward passes on flat parameters.
 
 Four kernels of one interface: `ExplicitMlp` calls the matrix products itself and knows its own gradient, member by
-member; `HalfMlp` does so in bfloat16, some members at a time, with compiled steps between the products;
+member, in float32; `HalfMlp` does so in bfloat16, some members at a time, with compiled steps between the products;
 `BatchedMlp` has all members in one product, for where there is no compiler and for losses of slopes; `AutogradMlp`
 builds the same function from torch operators and is the reference for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -25,15 +25,14 @@ from robot_rl.policies.nets.mlp_shape import LN_EPS, Dropout, MlpShape
 __all__ = ["KERNELS", "AutogradMlp", "BatchedMlp", "Dropout", "ExplicitMlp", "HalfMlp", "Mlp", "MlpShape", "build_mlp"]
 
 KERNELS = ("auto", "explicit", "autograd")
-_MANY = 5  # from so many members on, bfloat16 products of all at once are faster than a loop over them
 
 
 @dataclass
 class _Layer:
     """What the backward pass needs of one hidden layer of one member."""
 
-    x: Tensor  # its input, in the type of the weight-gradient product
-    h: Tensor  # its output after the ReLU, in the type of the mask
+    x: Tensor  # its input
+    h: Tensor  # its output after ReLU and dropout
     z: Tensor | None = None  # before LayerNorm
     mean: Tensor | None = None
     rstd: Tensor | None = None
@@ -41,26 +40,21 @@ class _Layer:
 
 
 class ExplicitMlp:
-    """Forward and backward without autograd.
-
-    The square products run in bfloat16 when asked: the first layer, the output layer, LayerNorm, losses, gradients and
-    masters stay float32, so observations keep their precision and outputs their resolution.
+    """Forward and backward without autograd, in the type of the parameters.
 
     One forward pass is kept for the backward passes that follow it.
     """
 
-    def __init__(self, shape: MlpShape, params: FlatParams, *, matmul: str = "float32") -> None:
+    def __init__(self, shape: MlpShape, params: FlatParams) -> None:
         """Bind to parameters.
 
         Args:
             shape: sizes.
             params: holds `shape.shapes()`.
-            matmul: "float32", "bf16" or "auto".
         """
         self.shape, self.params = shape, params
         depth = len(shape.hidden)
         view, grad = params.view, params.grad_view
-        self.low = resolve_precision(matmul, params.flat.device) == "bf16"
         names = [f"{shape.prefix}weight{i}" for i in range(depth + 1)]
         self.weight = [view[name].unbind(0) for name in names]
         self.bias = [view[name.replace("weight", "bias")].unbind(0) for name in names]
@@ -72,23 +66,12 @@ class ExplicitMlp:
             self.shift = [view[b].unbind(0) for _, b in norms]
             self.scale_grad = [grad[a].unbind(0) for a, _ in norms] if grad else []
             self.shift_grad = [grad[b].unbind(0) for _, b in norms] if grad else []
-        # bfloat16 copies of the weights: index 0 is read by input gradients only
-        self._full_of = self.weight[:depth] if self.low else []
-        self._half_of = [view[name].to(torch.bfloat16).unbind(0) for name in names[:depth]] if self.low else []
-        self._stale: set[int] = set()
         self._saved: list[list[_Layer]] = []
         self._members: Sequence[int] = ()
         self._groups = 0
 
     def refresh(self) -> None:
-        """Tell that the parameters changed: bfloat16 copies are renewed member by member when next read."""
-        if self.low:
-            self._stale = set(range(self.shape.members))
-
-    def _renew(self, e: int) -> None:
-        self._stale.discard(e)
-        for full, half in zip(self._full_of, self._half_of):
-            half[e].copy_(full[e])
+        """Tell that the parameters changed; nothing to do where no copies are kept."""
 
     @torch.no_grad()
     def forward(self, x: Tensor, members: Sequence[int] | None = None, drop: Dropout | None = None) -> Tensor:
@@ -106,13 +89,11 @@ class ExplicitMlp:
         chosen = range(self.shape.members) if members is None else members
         out = x.new_empty(len(chosen), x.shape[-2], self.shape.outputs)
         self._members, self._saved = chosen, []
-        x_grad = x.to(torch.bfloat16) if self.low else x
-        self._groups = groups = 0 if x.dim() == 2 else len(x)
+        self._groups = 0 if x.dim() == 2 else len(x)
         factors = None if drop is None else drop.factors(self.shape, len(chosen), x)
         for row, e in enumerate(chosen):
-            group = self._group_of(e)
             own = None if factors is None else [factor[row] for factor in factors]
-            h, layers = self._hidden(x[group], x_grad[group], e, own) if groups else self._hidden(x, x_grad, e, own)
+            h, layers = self._hidden(x[self._group_of(e)] if self._groups else x, e, own)
             if drop is not None:
                 for layer in layers[:-1]:
                     layer.grown = 1.0 / (1.0 - drop.rate)
@@ -135,66 +116,22 @@ class ExplicitMlp:
     def _group_of(self, e: int) -> int:
         return e * self._groups // self.shape.members
 
-    @torch.no_grad()
-    def fit(
-        self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Forward and backward of a loss that is a sum over members, one member after the other.
-
-        Same result as `forward`, `loss_grad` and `backward`, but a member's activations are used while they are still
-        in the processor's cache and dropped before the next member needs room.
-
-        Args:
-            x: (B, inputs).
-            loss_grad: outputs (1, B, outputs) of one member -> gradient of the loss by them.
-            inputs: which input columns need a gradient, or None for none.
-
-        Returns:
-            (E, B, outputs) outputs, and the input gradient as in `backward`.
-        """
-        out = x.new_empty(self.shape.members, x.shape[0], self.shape.outputs)
-        x_grad = x.to(torch.bfloat16) if self.low else x
-        total: Tensor | None = None
-        for e in range(self.shape.members):
-            h, layers = self._hidden(x, x_grad, e)
-            self._last(h, e, out[e])
-            part = self._member_backward(loss_grad(out[e : e + 1])[0], e, layers, True, inputs, None)
-            if part is not None:
-                total = part if total is None else total.add_(part)
-        return out, total
-
-    def _hidden(
-        self, x: Tensor, x_grad: Tensor, e: int, factors: list[Tensor] | None = None
-    ) -> tuple[Tensor, list[_Layer]]:
-        """Last hidden activation in full precision, and what backward needs."""
-        if e in self._stale:
-            self._renew(e)
-        norm, low, last = self.shape.layer_norm, self.low, len(self.shape.hidden) - 1
+    def _hidden(self, x: Tensor, e: int, factors: list[Tensor] | None) -> tuple[Tensor, list[_Layer]]:
+        """Last hidden activation, and what backward needs."""
+        norm = self.shape.layer_norm
         layers: list[_Layer] = []
         h = x
         for i, width in enumerate(self.shape.hidden):
-            half = low and i > 0
-            weight = self._half_of[i][e] if half else self.weight[i][e]
-            z = affine(x_grad if half else h, weight, self.bias[i][e], relu=not norm)
-            if factors is not None and not norm:
-                z = z * factors[i].to(z.dtype)
-            layer = _Layer(x=x_grad, h=z)
+            z = affine(h, self.weight[i][e], self.bias[i][e], relu=not norm)
+            layer = _Layer(x=h, h=z)
             layers.append(layer)
             if norm:
-                layer.z = z.float() if half else z
-                h, layer.mean, layer.rstd = torch.native_layer_norm(
-                    layer.z, [width], self.scale[i][e], self.shift[i][e], LN_EPS
+                layer.z = z
+                z, layer.mean, layer.rstd = torch.native_layer_norm(
+                    z, [width], self.scale[i][e], self.shift[i][e], LN_EPS
                 )
-                layer.h = h = h.relu_() if factors is None else h.relu_() * factors[i]
-                if low and i < last:
-                    x_grad = h.to(torch.bfloat16)
-            elif low:
-                x_grad = layer.h = z if half else z.to(torch.bfloat16)
-                h = z.float() if half and i == last else z
-            else:
-                h = z
-            if not low:
-                x_grad = h
+                z = z.relu_()
+            layer.h = h = z if factors is None else z * factors[i]
         layers.append(_Layer(x=h, h=h))
         return h, layers
 
@@ -206,24 +143,21 @@ class ExplicitMlp:
             out.copy_(affine(h, weight, bias, relu=False))
 
     @torch.no_grad()
-    def backward(
-        self, d: Tensor, *, weights: bool = True, inputs: slice | None = None, rows: slice | None = None
-    ) -> Tensor | None:
+    def backward(self, d: Tensor, *, weights: bool = True, inputs: slice | None = None) -> Tensor | None:
         """Gradients of the last forward pass.
 
         Args:
-            d: (E, B', outputs) gradient of the loss by the output, for the members of the forward pass.
+            d: (E, B, outputs) gradient of the loss by the output, for the members of the forward pass.
             weights: write the parameter gradients (overwriting, not adding).
             inputs: which input columns need a gradient, or None for none.
-            rows: rows of the batch that `d` speaks of, or None for all.
 
         Returns:
-            (B', columns) gradient by the chosen input columns, summed over members, or (G, B', columns) where the
+            (B, columns) gradient by the chosen input columns, summed over members, or (G, B, columns) where the
             input had groups; None if not asked.
         """
         totals: list[Tensor | None] = [None] * max(self._groups, 1)
         for row, e in enumerate(self._members):
-            part = self._member_backward(d[row], e, self._saved[row], weights, inputs, rows)
+            part = self._member_backward(d[row], e, self._saved[row], weights, inputs)
             if part is not None:
                 group = self._group_of(e)
                 total = totals[group]
@@ -233,11 +167,10 @@ class ExplicitMlp:
         return torch.stack([t for t in totals if t is not None]) if self._groups else totals[0]
 
     def _member_backward(
-        self, d: Tensor, e: int, layers: list[_Layer], weights: bool, inputs: slice | None, rows: slice | None
+        self, d: Tensor, e: int, layers: list[_Layer], weights: bool, inputs: slice | None
     ) -> Tensor | None:
         depth = len(self.shape.hidden)
-        top = layers[depth].x if rows is None else layers[depth].x[rows]
-        weight = self.weight[depth][e]
+        top, weight = layers[depth].x, self.weight[depth][e]
         if self.shape.outputs == 1:
             if weights:
                 torch.mv(top.t(), d[:, 0], out=self.weight_grad[depth][e][:, 0])
@@ -250,46 +183,27 @@ class ExplicitMlp:
             torch.sum(d, 0, out=self.bias_grad[depth][e])
         for i in range(depth - 1, -1, -1):
             layer = layers[i]
-            x, h = (layer.x, layer.h) if rows is None else (layer.x[rows], layer.h[rows])
             if layer.grown != 1.0:  # units that were left out are 0 in h, like those of the ReLU
                 d_h = d_h * layer.grown
+            d_z = mask_by(d_h, layer.h)
             if self.shape.layer_norm:
-                d_z = self._norm_backward(d_h.to(h.dtype), h, layer, i, e, weights, rows)
-                if self.low:
-                    d_z = d_z.to(torch.bfloat16)
-            else:
-                d_z = mask_by(d_h.to(h.dtype), h)
+                d_z = self._norm_backward(d_z, layer, i, e, weights)
             if weights:
-                weight_grad(x, d_z, self.weight_grad[i][e])
-                if d_z.dtype == torch.bfloat16:
-                    self.bias_grad[i][e].copy_(d_z.sum(0))
-                else:
-                    torch.sum(d_z, 0, out=self.bias_grad[i][e])
+                weight_grad(layer.x, d_z, self.weight_grad[i][e])
+                torch.sum(d_z, 0, out=self.bias_grad[i][e])
             if i > 0:
-                d_h = times_transposed(d_z, self._half_of[i][e] if self.low else self.weight[i][e])
+                d_h = times_transposed(d_z, self.weight[i][e])
             elif inputs is not None:
-                first = self._half_of[0][e] if self.low else self.weight[0][e]
-                return times_transposed(d_z, first[inputs]).to(self.params.flat.dtype)
+                return times_transposed(d_z, self.weight[0][e][inputs])
         return None
 
-    def _norm_backward(
-        self, d_h: Tensor, h: Tensor, layer: _Layer, i: int, e: int, weights: bool, rows: slice | None
-    ) -> Tensor:
+    def _norm_backward(self, d_z: Tensor, layer: _Layer, i: int, e: int, weights: bool) -> Tensor:
         assert layer.z is not None
         assert layer.mean is not None
         assert layer.rstd is not None
-        z, mean, rstd = layer.z, layer.mean, layer.rstd
-        if rows is not None:
-            z, mean, rstd = z[rows], mean[rows], rstd[rows]
+        scale, shift, width = self.scale[i][e], self.shift[i][e], layer.z.shape[1]
         d_z, d_scale, d_shift = torch.ops.aten.native_layer_norm_backward(
-            mask_by(d_h, h),
-            z,
-            [h.shape[1]],
-            mean,
-            rstd,
-            self.scale[i][e],
-            self.shift[i][e],
-            [True, weights, weights],
+            d_z, layer.z, [width], layer.mean, layer.rstd, scale, shift, [True, weights, weights]
         )
         if weights:
             self.scale_grad[i][e].copy_(d_scale)
@@ -301,7 +215,7 @@ class AutogradMlp:
     """The same network through autograd: batched products over members, the plain way."""
 
     def __init__(self, shape: MlpShape, params: FlatParams, *, matmul: str = "float32") -> None:
-        """Bind to parameters; arguments as in `ExplicitMlp` (bfloat16 applies to the square products here too)."""
+        """Bind to parameters; arguments as in `build_mlp` (bfloat16 applies to the square products alone)."""
         self.shape, self.params = shape, params
         self.low = resolve_precision(matmul, params.flat.device) == "bf16"
         if params.trainable:
@@ -324,13 +238,6 @@ class AutogradMlp:
 
     def release(self, saved: object) -> None:
         """As `ExplicitMlp.release`."""
-
-    def fit(
-        self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `ExplicitMlp.fit`."""
-        out = self.forward(x)
-        return out, self.backward(loss_grad(out), inputs=inputs)
 
     def forward(self, x: Tensor, members: Sequence[int] | None = None, drop: Dropout | None = None) -> Tensor:
         """As `ExplicitMlp.forward`."""
@@ -368,23 +275,17 @@ class AutogradMlp:
         last = len(shape.hidden)
         return torch.baddbmm(part("bias", last)[:, None], h, part("weight", last))
 
-    def backward(
-        self, d: Tensor, *, weights: bool = True, inputs: slice | None = None, rows: slice | None = None
-    ) -> Tensor | None:
+    def backward(self, d: Tensor, *, weights: bool = True, inputs: slice | None = None) -> Tensor | None:
         """As `ExplicitMlp.backward`."""
         assert self._x is not None
         assert self._out is not None
-        with torch.enable_grad():
-            out = self._out if rows is None else self._out[:, rows]
         leaves = [self.params.view[name] for name in self._names] if weights else []
         wanted = [*leaves, self._x] if inputs is not None else leaves
-        grads = torch.autograd.grad(out, wanted, d, retain_graph=True)
+        grads = torch.autograd.grad(self._out, wanted, d, retain_graph=True)
         with torch.no_grad():
             for name, grad in zip(self._names, grads if weights else ()):
                 self.params.grad_view[name].copy_(grad)
-        if inputs is None:
-            return None
-        return grads[-1][..., inputs] if rows is None else grads[-1][..., rows, :][..., inputs]
+        return None if inputs is None else grads[-1][..., inputs]
 
 
 Mlp = ExplicitMlp | HalfMlp | BatchedMlp | AutogradMlp
@@ -409,6 +310,5 @@ def build_mlp(shape: MlpShape, params: FlatParams, *, kernel: str = "auto", matm
     if resolve_precision(matmul, params.flat.device) == "bf16":
         if params.flat.device.type == "cpu" and params.flat.dtype == torch.float32 and find_spec("numba"):
             return HalfMlp(shape, params)
-        if shape.members >= _MANY:
-            return BatchedMlp(shape, params, matmul=matmul)
-    return ExplicitMlp(shape, params, matmul=matmul)
+        return BatchedMlp(shape, params, matmul=matmul)
+    return ExplicitMlp(shape, params)

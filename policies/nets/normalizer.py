@@ -51,11 +51,6 @@ class RunningNorm(Saved):
         """Shift and scale as arrays that share this object's memory (CPU only)."""
         return self.shift.numpy(), self.scale.numpy()
 
-    def _moments(self) -> dict[str, Tensor]:
-        return {
-            "count": self.count, "mean": self.mean, "square": self.square, "shift": self.shift, "scale": self.scale,
-        }  # fmt: skip
-
 
 class FixedNorm(Saved):
     """(x - mean) / (std + eps) with moments of a whole data set, set once before training.

@@ -5,8 +5,8 @@ u = -ln(1 - v) = ln W_0 - ln W. The signed share c(a -> b) of the work done betw
 u_b - u_a = -sign(c) ln(1 - |c|) exactly, so deltas of a closed loop of frames add up to nothing.
 
 The forms published with VLAC (Zhai et al., "A Vision-Language-Action-Critic Model for Robotic Real-World Reinforcement
-Learning", arXiv 2509.15937, and the utilities released with it) stand beside ours: `time_share` and `accumulate` with
-"simple", "inverse" and "mix_f".
+Learning", arXiv 2509.15937, and the utilities released with it) stand beside ours: `accumulate` with "simple",
+"inverse" and "mix_f".
 """
 
 from __future__ import annotations
@@ -39,25 +39,6 @@ def work_share(before: np.ndarray, after: np.ndarray, *, clip: float = CLIP) -> 
         raise ValueError("remaining work must be > 0 in every frame; give it a floor (a goal that is met keeps w_min)")
     forward = 1.0 - np.minimum(before, after) / np.maximum(before, after)
     return np.clip(np.where(after <= before, forward, -forward), -1.0 + clip, 1.0 - clip)
-
-
-def time_share(first: np.ndarray, second: np.ndarray, last: int, *, antisymmetric: bool = False) -> np.ndarray:
-    """The label by time in a successful clip of frames 0..last: (j - i) / (last - i).
-
-    Backwards it is unbounded below as printed in the paper (from frame 99 to 0 of 100: -99); `antisymmetric` takes
-    minus the forward label instead.
-
-    Raises:
-        ValueError: a pair that starts at the last frame, where nothing remains (published form only).
-    """
-    i, j = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    if antisymmetric:
-        early, late = np.minimum(i, j), np.maximum(i, j)
-        size = np.where(late > early, (late - early) / np.maximum(last - early, 1.0), 0.0)
-        return np.where(j >= i, size, -size)
-    if np.any(i >= last):
-        raise ValueError(f"a pair starts at frame {int(i.max())}, but nothing remains at the last one ({last})")
-    return (j - i) / (last - i)
 
 
 def log_delta(share: np.ndarray) -> np.ndarray:

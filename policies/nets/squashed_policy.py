@@ -12,7 +12,7 @@ from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.state import Saved
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 
 
 class SquashedGaussianPolicy(Saved):
@@ -168,7 +168,3 @@ class SquashedGaussianPolicy(Saved):
         encoder = None if self._encoder is None else self._encoder.params.flat
         parts = {"actor": self._params.flat, "generator": self._generator}
         return {**parts, "encoder": encoder, "normalizer": self._normalizer}
-
-
-def _summary(state: StateDict) -> str:
-    return f"parts {sorted(state)} with {state['actor'].numel() if 'actor' in state else 0} actor parameters"

@@ -1,14 +1,16 @@
 """Action heads on any backbone's reading: normal, tokens, flow. Each draws a chunk and scores it again later.
 
 A head turns a reading (B, W) into chunks (B, H, A) in normalised units. What it drew is kept in a trace from which
-`evaluate` computes the same log-probabilities with gradient, which is what policy gradients need.
+`evaluate` computes the same log-probabilities with gradient, which is what policy gradients need: one for each action
+of the chunk (`layout` "step", L = H) or for each of its entries ("token", L = H A). `loss` imitates actions (B, H, A)
+where mask (B, H).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,27 +43,6 @@ class Drawn:
     trace: dict[str, Tensor]
 
 
-class Head(Protocol):
-    """What `ChunkPolicy` needs of a head; a `torch.nn.Module` besides. `layout` is "step" (L = H) or "token" (H A)."""
-
-    codec: str
-    layout: str
-
-    def sample(
-        self, reading: Tensor, generator: torch.Generator | None, *, deterministic: bool, guide: Guide | None = None
-    ) -> Drawn:
-        """Draw chunks, or their mode."""
-        ...
-
-    def evaluate(self, reading: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(B, L) log-probabilities and entropies (NaN where unknown) of chunks drawn before."""
-        ...
-
-    def loss(self, reading: Tensor, actions: Tensor, mask: Tensor, generator: torch.Generator | None) -> Tensor:
-        """() imitation of actions (B, H, A) where mask (B, H)."""
-        ...
-
-
 class GaussianHead(nn.Module):
     """A normal distribution over every entry of the chunk, with one learned deviation for each action.
 
@@ -84,14 +65,14 @@ class GaussianHead(nn.Module):
     def sample(
         self, reading: Tensor, generator: torch.Generator | None, *, deterministic: bool, guide: Guide | None = None
     ) -> Drawn:
-        """See `Head`; has no guidance."""
+        """Draw chunks, or their mode; has no guidance."""
         mean, std = self._normal(reading)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         actions = mean if deterministic else mean + std * noise
         return Drawn(actions, normal_logp(actions, mean, std).sum(-1), {"actions": actions})
 
     def evaluate(self, reading: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Head`."""
+        """(B, L) log-probabilities and entropies of chunks drawn before."""
         mean, std = self._normal(reading)
         entropy = (0.5 * math.log(2 * math.pi * math.e) + std.log()).sum(-1).expand(mean.shape[:2])
         return normal_logp(trace["actions"], mean, std).sum(-1), entropy
@@ -134,7 +115,7 @@ class TokenHead(nn.Module):
     def sample(
         self, reading: Tensor, generator: torch.Generator | None, *, deterministic: bool, guide: Guide | None = None
     ) -> Drawn:
-        """See `Head`; has no guidance."""
+        """Draw chunks, or their mode; has no guidance."""
         logp = self._logp(reading)
         if deterministic:
             classes = logp.argmax(-1)
@@ -146,7 +127,7 @@ class TokenHead(nn.Module):
         return Drawn(actions, chosen, {"tokens": classes})
 
     def evaluate(self, reading: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Head`."""
+        """(B, L) log-probabilities and entropies of chunks drawn before."""
         logp = self._logp(reading)
         return logp.gather(-1, trace["tokens"][..., None])[..., 0], -(logp.exp() * logp).sum(-1)
 
@@ -221,7 +202,7 @@ class FlowHead(nn.Module):
     def sample(
         self, reading: Tensor, generator: torch.Generator | None, *, deterministic: bool, guide: Guide | None = None
     ) -> Drawn:
-        """See `Head`; with a guide the sample goes on from the running chunk, without stochastic steps."""
+        """Draw chunks, or their mode; with a guide it goes on from the running chunk, without stochastic steps."""
         count, device = len(reading), reading.device
         start = torch.randn(count, *self._shape, generator=generator, device=device)
         if deterministic:
@@ -251,7 +232,7 @@ class FlowHead(nn.Module):
         return Drawn(x, self.evaluate(reading, trace)[0], trace)
 
     def evaluate(self, reading: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Head`; the entropy is NaN."""
+        """(B, L) log-probabilities of chunks drawn before; the entropy is NaN."""
         path, chosen = trace["path"], trace["chosen"]
         row, step = chosen.nonzero(as_tuple=True)
         total = reading.new_zeros(len(reading), self._shape[0])
@@ -349,16 +330,6 @@ def encode_class(actions: Tensor, bins: int = 256) -> Tensor:
 def decode_class(classes: Tensor, bins: int = 256) -> Tensor:
     """(...) classes -> (...) float32 middles of their intervals; the last two share one."""
     return ((2.0 * classes.clamp(0, bins - 2).double() + 1.0) / (bins - 1) - 1.0).float()
-
-
-def encode_tokens(actions: Tensor, vocabulary: int, bins: int = 256) -> Tensor:
-    """(...) in [-1, 1] -> token ids at the end of a language model's vocabulary: vocabulary - 1 - class."""
-    return vocabulary - 1 - encode_class(actions, bins)
-
-
-def decode_tokens(ids: Tensor, vocabulary: int, bins: int = 256) -> Tensor:
-    """Inverse of `encode_tokens`, up to the width of a bin."""
-    return decode_class(vocabulary - 1 - ids, bins)
 
 
 def make_head(kind: str, width: int, horizon: int, actions: int, options: dict[str, object] | None = None) -> Any:

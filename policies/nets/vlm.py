@@ -195,17 +195,37 @@ def from_folder(folder: Path, *, tokenizer: str = "folder", dtype: str = "float3
         ValueError: a family that is not known here; weights that the model lacks or the file lacks.
     """
     hub = require("transformers")
+    model = read_folder(folder, hub.AutoModel, dtype=DTYPES[dtype], attn_implementation="eager")
+    return TransformersBackbone(model, model.config.model_type, tokens_of(folder, model, tokenizer))
+
+
+def tokens_of(folder: Path, model: Any, tokenizer: str) -> ByteTokens | FolderTokens:
+    """The tokenizer of a model: its own ("folder"), or "bytes"."""
+    return ByteTokens() if tokenizer == "bytes" else FolderTokens(folder, int(model.config.image_token_id))
+
+
+def read_folder(folder: Path, kind: Any, families: Sequence[str] = FAMILIES, **how: Any) -> Any:
+    """A model of `transformers` from a local folder; nothing is downloaded.
+
+    Args:
+        folder: with config.json and weights in safetensors.
+        kind: class of `transformers`.
+        families: model types that are wanted.
+        how: arguments of `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: another model type; weights that the model lacks or the file lacks.
+    """
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model that is on this machine")
-    config = hub.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    if config.model_type not in FAMILIES:
-        raise ValueError(f"{folder} holds a '{config.model_type}', expected one of {', '.join(FAMILIES)}")
-    model, info = hub.AutoModel.from_pretrained(
-        str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
-        dtype=DTYPES[dtype], attn_implementation="eager",
-    )  # fmt: skip
+    config = require("transformers").AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    if config.model_type not in families:
+        raise ValueError(f"{folder} holds a '{config.model_type}', expected one of {', '.join(families)}")
+    model, info = kind.from_pretrained(
+        str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True, **how
+    )
     lost = [*info["missing_keys"], *info["mismatched_keys"]]
     if lost:
         raise ValueError(f"{folder}: {len(lost)} weights of the model are not in its file, first {lost[0]}")
-    tokens = ByteTokens() if tokenizer == "bytes" else FolderTokens(folder, int(config.image_token_id))
-    return TransformersBackbone(model, config.model_type, tokens)
+    return model

@@ -19,10 +19,13 @@ from robot_rl.policies.vla.interface import (
     Backbone,
     CriticMeta,
     CriticOutput,
+    MomentCritic,
     Trajectory,
     checked_goal,
     checked_images,
+    checked_pair,
     shows_something,
+    strided,
 )
 from robot_rl.types import Array
 
@@ -30,7 +33,7 @@ _BINS = 41
 _EDGE = 1.0 + 1.0 / (_BINS - 1)
 
 
-class BackboneCritic(nn.Module):
+class BackboneCritic(nn.Module, MomentCritic):
     """Behind the contract `ProgressCritic`; no absolute head, so `value` is NaN.
 
     Args:
@@ -49,10 +52,7 @@ class BackboneCritic(nn.Module):
     @torch.no_grad()
     def __call__(self, images_t0: Array, images_t1: Array, goal: Sequence[str]) -> CriticOutput:
         """See `ProgressCritic`; each pair is read in both orders and the difference halved."""
-        first = checked_images(images_t0, self.meta.image_size, name="images_t0")
-        second = checked_images(images_t1, self.meta.image_size, name="images_t1")
-        if len(first) != len(second):
-            raise ValueError(f"{len(first)} first and {len(second)} second pictures, expected as many of each")
+        first, second = checked_pair(images_t0, images_t1, self.meta.image_size)
         texts = checked_goal(goal, len(first))
         if not texts:
             nothing = torch.zeros(0)
@@ -68,22 +68,13 @@ class BackboneCritic(nn.Module):
 
     def trajectory(self, frames: Array, goal: str, *, stride: int = 1) -> Trajectory:
         """See `ProgressCritic`. P(done) of the first frame comes from its pair with itself."""
-        count = len(frames)
-        if count < 2:
-            raise ValueError(f"{count} frames, expected at least 2")
-        index = np.unique(np.concatenate([np.arange(0, count, stride), [count - 1]]))
-        taken = torch.as_tensor(np.ascontiguousarray(np.asarray(frames)[index]))
+        index, taken = strided(frames, stride)
         before = torch.cat([taken[:1], taken[:-1]])
         out = self(before, taken, [goal] * len(taken))
         steps = torch.nan_to_num(out.dlogw[1:]).numpy().astype(np.float64)
         u, values = add_up(steps)
         absent = np.full(len(values), np.nan)
         return Trajectory(share_of_log(steps), u, values, out.done.numpy(), index, absent, out.valid[1:].numpy())
-
-    def score(self, clip: Tensor, instruction: Sequence[str]) -> Tensor:
-        """(B, T, H, W, 3) uint8 and B sentences -> (B, T) progress in [0, 1] since each first frame."""
-        rows = [self.trajectory(frames.numpy(), text).values for frames, text in zip(clip, instruction)]
-        return torch.as_tensor(np.stack(rows), dtype=torch.float32).clamp(0.0, 1.0)
 
     def loss(self, first: Tensor, second: Tensor, goal: Sequence[str], share: Tensor, done: Tensor) -> Tensor:
         """() of B pairs: cross-entropy of the share (B,) in both orders, and of done (B,) in {0, 1}."""

@@ -26,7 +26,7 @@ from robot_rl.policies.vla.interface import (
 
 
 class ChunkPolicy(nn.Module):
-    """Behind the contract `VLAPolicy`.
+    """Pictures, state and a sentence in, a chunk of actions out.
 
     Args:
         backbone: reads pictures and sentence; its weights are trained with the rest.
@@ -83,7 +83,7 @@ class ChunkPolicy(nn.Module):
         deterministic: bool = False,
         prefix: Guide | None = None,
     ) -> ActionChunk:
-        """Draw a chunk for each moment; see `VLAPolicy`.
+        """Draw a chunk for each moment.
 
         Args:
             obs: what is seen.
@@ -99,11 +99,13 @@ class ChunkPolicy(nn.Module):
             value = self.critic(reading)[:, 0]
         low, high = (torch.as_tensor(x, dtype=value.dtype, device=value.device) for x in self._limits)
         env_actions = torch.minimum(torch.maximum(self.stats.to_robot(drawn.actions), low), high)
-        first = obs.step + self.meta.latency_offset
-        return ActionChunk(drawn.actions, env_actions, drawn.logp, value, drawn.trace, first)
+        return ActionChunk(drawn.actions, env_actions, drawn.logp, value, drawn.trace)
 
     def evaluate(self, obs: VLAObs, goal: Sequence[str], trace: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, L) log-probabilities, (B, L) entropies, (B,) values of chunks drawn before."""
+        """(B, L) log-probabilities, (B, L) entropies or NaN, (B,) values of chunks drawn before.
+
+        With the same weights it repeats `ActionChunk.logp` to 1e-5.
+        """
         reading = self.read(obs, goal)
         logp, entropy = self.head.evaluate(reading, trace)
         return logp, entropy, self.critic(reading)[:, 0]
@@ -166,4 +168,4 @@ def probe_obs(meta: PolicyMeta, count: int = 4, seed: int = 7) -> tuple[VLAObs, 
     state = torch.as_tensor(random.normal(size=(count, meta.state_dim)).astype(np.float32)) if meta.state_dim else None
     texts = ["put the red block on the yellow plate", "open the drawer", "stop", "move left, then up"]
     goal = [texts[i % len(texts)] for i in range(count)]
-    return VLAObs(images, state, torch.zeros(count, dtype=torch.int64)), goal
+    return VLAObs(images, state), goal

@@ -31,10 +31,13 @@ from robot_rl.policies.vla.critic_report import CriticReport, evaluate
 from robot_rl.policies.vla.interface import (
     CriticMeta,
     CriticOutput,
+    MomentCritic,
     Trajectory,
     checked_goal,
     checked_images,
+    checked_pair,
     shows_something,
+    strided,
 )
 from robot_rl.types import Array, Metrics, StateDict
 from robot_rl.types.options import Count, NotNegative, Pixels, Rate, Share
@@ -53,7 +56,7 @@ class ReadFrames:
     images: Tensor  # (n, 1, H, W, 3) uint8
 
 
-class TinyCritic:
+class TinyCritic(MomentCritic):
     """The trained network behind the contract `ProgressCritic`.
 
     Args:
@@ -88,10 +91,7 @@ class TinyCritic:
     @torch.no_grad()
     def __call__(self, images_t0: Array, images_t1: Array, goal: Sequence[str]) -> CriticOutput:
         """See `ProgressCritic`. An empty picture gives valid=False; a pair of equal pictures delta 0 exactly."""
-        first = checked_images(images_t0, self.meta.image_size, name="images_t0")
-        second = checked_images(images_t1, self.meta.image_size, name="images_t1")
-        if len(first) != len(second):
-            raise ValueError(f"{len(first)} first and {len(second)} second pictures, expected as many of each")
+        first, second = checked_pair(images_t0, images_t1, self.meta.image_size)
         texts = self._checked(goal, len(first))
         if not texts:
             nothing = torch.zeros(0)
@@ -136,11 +136,7 @@ class TinyCritic:
 
     def trajectory(self, frames: Array, goal: str, *, stride: int = 1) -> Trajectory:
         """See `ProgressCritic`."""
-        count = len(frames)
-        if count < 2:
-            raise ValueError(f"{count} frames, expected at least 2")
-        index = np.unique(np.concatenate([np.arange(0, count, stride), [count - 1]]))
-        taken = torch.as_tensor(np.ascontiguousarray(np.asarray(frames)[index]))
+        index, taken = strided(frames, stride)
         return self.follow(self.moments(taken, [goal] * len(index)), index)
 
     def follow(self, moments: ReadFrames, index: np.ndarray | None = None) -> Trajectory:
@@ -155,11 +151,6 @@ class TinyCritic:
         done = torch.where(shown, self._done(moments.done), torch.zeros(len(shown))).numpy()
         place = np.arange(len(values)) if index is None else index
         return Trajectory(share_of_log(steps), u, values, done, place, np.maximum(absolute, -1.0), valid)
-
-    def score(self, clip: Tensor, instruction: Sequence[str]) -> Tensor:
-        """(B, T, H, W, 3) uint8 and B sentences -> (B, T) progress in [0, 1] since each first frame."""
-        rows = [self.trajectory(frames.numpy(), text).values for frames, text in zip(clip, instruction)]
-        return torch.as_tensor(np.stack(rows), dtype=torch.float32).clamp(0.0, 1.0)
 
     def shown(self, reference: RefClip | None) -> TinyCritic:
         """This critic with a goal that is shown; it knows none.

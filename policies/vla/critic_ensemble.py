@@ -24,11 +24,11 @@ from robot_rl.policies.nets.cautious import combine
 from robot_rl.policies.nets.progress import U_MIN, share_of_log
 from robot_rl.policies.nets.reference import RefClip
 from robot_rl.policies.vla.critic import TinyCritic
-from robot_rl.policies.vla.interface import CriticOutput, Trajectory
+from robot_rl.policies.vla.interface import CriticOutput, MomentCritic, Trajectory
 from robot_rl.types import Array
 
 
-class CriticEnsemble:
+class CriticEnsemble(MomentCritic):
     """Critics of one picture size behind the contract `ProgressCritic`.
 
     Args:
@@ -106,11 +106,6 @@ class CriticEnsemble:
     def shown(self, reference: RefClip | None) -> CriticEnsemble:
         """The ensemble whose members are all shown a goal; see `TinyCritic.shown`."""
         return CriticEnsemble([member.shown(reference) for member in self.members], self.how, self.caution)
-
-    def score(self, clip: Tensor, instruction: Sequence[str]) -> Tensor:
-        """(B, T, H, W, 3) uint8 and B sentences -> (B, T) progress in [0, 1] since each first frame."""
-        rows = [self.trajectory(frames.numpy(), text).values for frames, text in zip(clip, instruction)]
-        return torch.as_tensor(np.stack(rows), dtype=torch.float32).clamp(0.0, 1.0)
 
     def _joined(self, rows: Tensor) -> Tensor:
         return combine(rows, self.how, caution=self.caution)

@@ -126,4 +126,4 @@ def moments(obs: dict[str, Tensor], rows: Tensor) -> VLAObs:
     """Some rows of observations (R, ...) as the policy reads them."""
     images = {key.removeprefix("image."): x[rows] for key, x in obs.items() if key.startswith("image.")}
     state = obs["state"][rows] if "state" in obs else None
-    return VLAObs(images, state, torch.zeros(len(rows), dtype=torch.int64, device=rows.device))
+    return VLAObs(images, state)

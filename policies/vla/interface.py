@@ -34,7 +34,6 @@ class CriticMeta:
         image_size: (height, width) that it takes, pixels.
         views: pictures of one moment.
         delta_gap_s: seconds between the frames of a pair, shortest and longest that it was trained on.
-        needs_ref: whether it needs a reference clip.
         goal_kinds: "text", "image" or both.
         unit: of `CriticOutput.delta`.
     """
@@ -44,7 +43,6 @@ class CriticMeta:
     image_size: tuple[int, int]
     views: int = 1
     delta_gap_s: tuple[float, float] = (0.2, 5.0)
-    needs_ref: bool = False
     goal_kinds: tuple[str, ...] = ("text",)
     unit: str = "share of remaining work"
 
@@ -130,6 +128,11 @@ class MomentCritic(Scorer, Protocol):
         """
         ...
 
+    def score(self, clip: Tensor, instruction: Sequence[str]) -> Tensor:
+        """(B, T, H, W, 3) uint8 and B sentences -> (B, T) progress in [0, 1] since each first frame."""
+        rows = [self.trajectory(frames.numpy(), text).values for frames, text in zip(clip, instruction)]
+        return torch.as_tensor(np.stack(rows), dtype=torch.float32).clamp(0.0, 1.0)
+
 
 class ReferenceCritic(MomentCritic, Protocol):
     """One whose goal may be shown."""
@@ -201,12 +204,10 @@ class VLAObs:
     Attributes:
         images: camera -> (B, H, W, 3) uint8.
         state: (B, S) float32 or None.
-        step: (B,) int64, control step of the episode.
     """
 
     images: dict[str, Tensor]
     state: Tensor | None
-    step: Tensor
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,6 @@ class ActionChunk:
         logp: (B, L) float32, one entry for each random element; see `PolicyMeta.logp_layout`.
         value: (B,) or NaN.
         trace: what `evaluate` needs to compute `logp` again.
-        first_step: (B,) int64, the control step that actions[:, 0] is meant for.
     """
 
     actions: Tensor
@@ -227,30 +227,6 @@ class ActionChunk:
     logp: Tensor
     value: Tensor
     trace: dict[str, Tensor]
-    first_step: Tensor
-
-
-class VLAPolicy(Protocol):
-    """Pictures, state and a sentence in, a chunk of actions out."""
-
-    meta: PolicyMeta
-
-    def act(
-        self, obs: VLAObs, goal: Sequence[str], *, generator: torch.Generator, deterministic: bool = False
-    ) -> ActionChunk:
-        """Draw a chunk."""
-        ...
-
-    def evaluate(self, obs: VLAObs, goal: Sequence[str], trace: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities (B, L), entropy (B, L) or NaN, value (B,) of a chunk drawn before.
-
-        With the same weights it repeats `ActionChunk.logp` to 1e-5.
-        """
-        ...
-
-    def parameters_by_role(self) -> dict[str, list[torch.nn.Parameter]]:
-        """Parameters of "vision", "language", "action" and "value"."""
-        ...
 
 
 def checked_images(images: Array, size: tuple[int, int], *, views: int = 1, name: str = "images") -> Tensor:
@@ -278,6 +254,31 @@ def checked_images(images: Array, size: tuple[int, int], *, views: int = 1, name
             f"{name} are {shape[-3]} x {shape[-2]} pixels, the model takes {size[0]} x {size[1]}; resize them first"
         )
     return tensor
+
+
+def checked_pair(images_t0: Array, images_t1: Array, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """First and second pictures of B pairs as `checked_images` gives them.
+
+    Raises:
+        ValueError: more of one than of the other.
+    """
+    first, second = checked_images(images_t0, size, name="images_t0"), checked_images(images_t1, size, name="images_t1")
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} first and {len(second)} second pictures, expected as many of each")
+    return first, second
+
+
+def strided(frames: Array, stride: int) -> tuple[np.ndarray, Tensor]:
+    """Every `stride`-th frame and the last: their numbers (n,), and they themselves.
+
+    Raises:
+        ValueError: fewer than two frames.
+    """
+    count = len(frames)
+    if count < 2:
+        raise ValueError(f"{count} frames, expected at least 2")
+    index = np.unique(np.concatenate([np.arange(0, count, stride), [count - 1]]))
+    return index, torch.as_tensor(np.ascontiguousarray(np.asarray(frames)[index]))
 
 
 def checked_goal(goal: Sequence[str], count: int) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, normalize
 
 from robot_rl.extras import require
+from robot_rl.policies.nets.vlm import read_folder
 
 
 class PictureTextEncoder(Protocol):
@@ -64,18 +65,8 @@ class ClipEncoder:
 
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         hub = require("transformers")
-        folder = Path(folder)
-        if not (folder / "config.json").exists():
-            raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model on this machine")
-        config = hub.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-        if config.model_type != "clip":
-            raise ValueError(f"{folder} holds a '{config.model_type}', expected clip")
-        self._model, info = hub.CLIPModel.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
-        if info["missing_keys"] or info["mismatched_keys"]:
-            raise ValueError(f"{folder}: weights of the model are missing in its file")
-        self._model.to(device).eval()
+        self._model = read_folder(Path(folder), hub.CLIPModel, ("clip",)).to(device).eval()
+        config = self._model.config
         self._words = hub.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         self._side, self._device = int(config.vision_config.image_size), device
         self._longest = int(config.text_config.max_position_embeddings)

@@ -192,8 +192,7 @@ class Sight:
             state = whole[..., self.columns].to(torch.float32)
         words = obs[WORDS]
         letters = words.cpu().numpy() if isinstance(words, Tensor) else np.asarray(words)
-        step = torch.zeros(len(letters), dtype=torch.int64, device=device)
-        return VLAObs(images, state, step), [self._text(row) for row in letters]
+        return VLAObs(images, state), [self._text(row) for row in letters]
 
     def _text(self, row: np.ndarray) -> str:
         raw = row.astype(np.uint8).tobytes().rstrip(b"\0")

@@ -34,24 +34,14 @@ class LocalModel:
     def __init__(
         self, folder: Path, *, tokenizer: str = "folder", tokens: int = 200, device: str = "cpu", dtype: str = "float32"
     ) -> None:
-        hub = require("transformers")
-        folder = Path(folder)
-        if not (folder / "config.json").exists():
-            raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model on this machine")
-        config = hub.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-        if config.model_type not in vlm.FAMILIES:
-            raise ValueError(f"{folder} holds a '{config.model_type}', expected one of {', '.join(vlm.FAMILIES)}")
-        self._model, info = hub.AutoModelForImageTextToText.from_pretrained(
-            str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
-            dtype=vlm.DTYPES[dtype], attn_implementation="eager",
-        )  # fmt: skip
-        lost = [*info["missing_keys"], *info["mismatched_keys"]]
-        if lost:
-            raise ValueError(f"{folder}: {len(lost)} weights of the model are not in its file, first {lost[0]}")
+        how = {"dtype": vlm.DTYPES[dtype], "attn_implementation": "eager"}
+        kind = require("transformers").AutoModelForImageTextToText
+        self._model = vlm.read_folder(Path(folder), kind, **how)
         self._model.to(device).eval()
-        self._words = vlm.ByteTokens() if tokenizer == "bytes" else vlm.FolderTokens(folder, int(config.image_token_id))
+        self._words = vlm.tokens_of(Path(folder), self._model, tokenizer)
         # the backbone knows how this family wants its pictures; the language head stays with the whole model
-        self._parts = vlm.TransformersBackbone(self._model.model, config.model_type, self._words, longest=4096)
+        family = self._model.config.model_type
+        self._parts = vlm.TransformersBackbone(self._model.model, family, self._words, longest=4096)
         self._longest, self._device, self._dtype = tokens, device, vlm.DTYPES[dtype]
 
     @torch.no_grad()

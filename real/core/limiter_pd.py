@@ -68,10 +68,19 @@ class PdLimiter:
         """Time that a stop from here may take [s]."""
         return (self._legs.stop_seconds if self._legs.stop == "sit" else 0.0) + COAST
 
-    def ready(self, tolerance: float) -> bool:
-        """Whether the way to the home pose has been gone, and all joints are within `tolerance` [rad] of it."""
+    def ready(self, target: Array, tolerance: float) -> bool:
+        """Whether a policy may begin: the way to the home pose has been gone, and its first target is one to stand on.
+
+        One whose stiffness asks for more than a joint can bear comes of a policy that reads the robot wrongly: the G1's
+        asks for .27 of it at most, NVIDIA's H1 controller, which takes gravity for speed, for 3.9 times as much.
+
+        Args:
+            target: (J,) wanted first [rad].
+            tolerance: largest distance of a joint from home [rad].
+        """
         near = (np.abs(self.position - self._home) <= tolerance).all()
-        return self._goal == HOME and self._way >= 1.0 and bool(near)
+        wild = (self._kp * np.abs(target - self.position) > self._largest).any()
+        return self._goal == HOME and self._way >= 1.0 and bool(near) and not wild
 
     def reset(self, position: Any, velocity: Any = None) -> None:
         """Damping, at a measured (J,) position [rad]."""

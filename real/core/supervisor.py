@@ -340,7 +340,7 @@ class SafetySupervisor:
 
     def _near(self, target: np.ndarray) -> bool:
         if not self._positions:
-            return self._pd is None or self._pd.ready(self.settings.lead_fault)
+            return self._pd is None or self._pd.ready(target, self.settings.lead_fault)
         last = self._monitor.last
         assert last is not None
         return bool((np.abs(self._difference(target, last.position)) <= self.settings.start_tolerance).all())

@@ -65,9 +65,9 @@ def description(
             item.name: context.launch_configurations[item.name] for item in fields(GraphArgs) if item.name not in fixed
         }
         args = from_strings({**values, **{name: _text(value) for name, value in fixed.items()}})
+        made = [action(node) for node in graph(args)]
         variables = environment({}, sim=args.sim, pictures=sends_raw_pictures(args.robot_spec))
         wanted = [SetEnvironmentVariable(name, value) for name, value in variables.items() if name not in os.environ]
-        made = [action(node) for node in graph(args)]
         return [*wanted, *made, *([_session(args, context.launch_configurations["hil"])] if session else [])]
 
     if session:

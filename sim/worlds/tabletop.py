@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import array_api_compat
 
+from robot_rl.sim.arm import norm, shorten
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.sim.worlds.tabletop_text import BLOCKS, GOALS, PLATES, sentence_bytes
@@ -291,13 +292,13 @@ class Tabletop:
         columns = []
         for column, (i, j) in enumerate(GOALS):
             block = blocks[i]
-            across = _norm(plates[j][:, :2] - block[:, :2])
+            across = norm(plates[j][:, :2] - block[:, :2])
             height = xp.clip(block[:, 2] - HALF, 0.0, None)
             carried = LIFT * xp.clip(across / 0.05, 0.0, 1.0)  # a block near its plate need not go up again
             up = xp.clip(carried - height, 0.0, None)
             carry = across + up + (height + up) + RELEASE
             other = xp.astype(any_held & ~held[i], tip.dtype) * RELEASE
-            fetch = xp.where(held[i], xp.zeros_like(across), _norm(block - tip) + GRASP + other)
+            fetch = xp.where(held[i], xp.zeros_like(across), norm(block - tip) + GRASP + other)
             work = xp.where(done[:, column], xp.zeros_like(across), fetch + carry)
             columns.append(xp.clip(work, WORK_MIN, None))
         return xp.stack(columns, axis=1)
@@ -308,7 +309,7 @@ class Tabletop:
         columns = []
         for i, j in GOALS:
             block, plate = self._blocks(view)[i], self._plates(view)[j]
-            there = _norm(plate[:, :2] - block[:, :2]) < _RADIUS
+            there = norm(plate[:, :2] - block[:, :2]) < _RADIUS
             columns.append(there & (block[:, 2] < HALF + 0.006) & ~self._held(view, block))
         return xp.stack(columns, axis=1)
 
@@ -339,9 +340,9 @@ class Tabletop:
         plate: Any = sum(goal[:, 3 + j : 4 + j] * discs[j] for j in range(len(PLATES)))
         height = state[:, 2] * _SCALE
         opening = (state[:, 6] + 1.0) * (0.5 * STROKE)
-        aside = _norm(block[:, :2])
-        held = (_norm(block) < 0.022) & (opening < 2 * HALF + 0.012)
-        across = _norm(plate - block[:, :2])
+        aside = norm(block[:, :2])
+        held = (norm(block) < 0.022) & (opening < 2 * HALF + 0.012)
+        across = norm(plate - block[:, :2])
         lying = height + block[:, 2] < HALF + 0.006
         placed = (across < 0.02) & lying
         zero = xp.zeros_like(height)
@@ -357,11 +358,9 @@ class Tabletop:
         away = xp.stack([zero, zero, 0.14 - height], axis=1)
         move = xp.where(held[:, None], carry, fetch)
         move = xp.where(placed[:, None], xp.where((opening > 0.055)[:, None], away, 0.0 * away), move)
-        close = held | (_norm(block) < 0.012)
+        close = held | (norm(block) < 0.012)
         width = xp.where(close & ~placed, zero, zero + STROKE)
-        wish = (move - state[:, 3:6] * _LEASH) / self._step
-        longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
-        wish = wish / xp.where(longest > 1.0, longest, xp.ones_like(longest))
+        wish = shorten((move - state[:, 3:6] * _LEASH) / self._step)
         return xp.clip(xp.concat([wish, (width * (2.0 / STROKE) - 1.0)[:, None]], axis=1), -1.0, 1.0)
 
     def _of_goal(self, view: View, columns: Array) -> Array:
@@ -383,9 +382,4 @@ class Tabletop:
 
     def _held(self, view: View, block: Array) -> Array:
         """(N,) bool: around the block, fingers as far apart as it is wide."""
-        return (_norm(block - view.qpos[:, :3]) < 0.028) & (self._opening(view) < 2 * HALF + 0.010)
-
-
-def _norm(x: Array) -> Array:
-    xp = array_api_compat.array_namespace(x)
-    return xp.sqrt(xp.sum(x * x, axis=-1))
+        return (norm(block - view.qpos[:, :3]) < 0.028) & (self._opening(view) < 2 * HALF + 0.010)

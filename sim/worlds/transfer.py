@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import array_api_compat
 
-from robot_rl.sim.arm import marker, norm, span, time_cost
+from robot_rl.sim.arm import marker, norm, shorten, span, time_cost
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
@@ -263,7 +263,7 @@ class Transfer:
         grip_left = xp.where((at[0] | left_holds) & ~right_holds, shut, wide)
         grip_right = xp.where((at[1] & left_holds & met) | right_holds, shut, wide)
         move = (xp.concat([left, right], axis=1) - lag) / (_SPEED / self.control_hz)
-        move = xp.concat([_shorten(xp, move[:, :3]), _shorten(xp, move[:, 3:])], axis=1)
+        move = xp.concat([shorten(move[:, :3]), shorten(move[:, 3:])], axis=1)
         grips = xp.stack([grip_left, grip_right], axis=1) * (2.0 / _OPEN) - 1.0
         return xp.clip(xp.concat([move, grips], axis=1), -1.0, 1.0)
 
@@ -297,9 +297,3 @@ def _funnel(xp: ModuleType, way: Array) -> Array:
     aside = norm(way[:, :2])
     above = xp.clip(4.0 * (aside - 0.006), 0.0, 0.05)
     return xp.concat([way[:, :2], (way[:, 2] + above)[:, None]], axis=1)
-
-
-def _shorten(xp: ModuleType, wish: Array) -> Array:
-    """Scale rows so that no entry exceeds 1."""
-    longest = xp.max(xp.abs(wish), axis=1, keepdims=True)
-    return wish / xp.maximum(longest, xp.ones_like(longest))

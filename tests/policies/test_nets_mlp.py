@@ -12,7 +12,7 @@ from robot_rl.policies.nets.kernels import gemm
 from robot_rl.policies.nets.kernels.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.kernels.gemm import affine, mask_by, resolve_precision, times_transposed, weight_grad
 from robot_rl.policies.nets.kernels.half_mlp import HalfMlp
-from robot_rl.policies.nets.mlp import Dropout, ExplicitMlp, MlpShape, build_mlp
+from robot_rl.policies.nets.mlp import Dropout, MlpShape, build_mlp
 
 needs_numba = pytest.mark.skipif(not find_spec("numba"), reason="needs numba (extra `fast`)")
 
@@ -97,22 +97,6 @@ def test_groups_of_rows_are_read_by_their_own_members(kernel):
             torch.testing.assert_close(mine, params.grad[part].view(4, -1)[own], msg=name)
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("kernel", ["explicit", "autograd"])
-def test_backward_on_some_rows_equals_zero_gradient_on_the_others(layer_norm, kernel):
-    shape = MlpShape(1, 3, (6, 5), 4, layer_norm)
-    net, params = network(kernel, shape)
-    x = torch.randn(8, 3, dtype=torch.float64)
-    d = torch.randn(1, 4, 4, dtype=torch.float64)
-    net.forward(x)
-    d_x = net.backward(d, inputs=slice(None), rows=slice(4, 8))
-    part = params.grad.clone()
-    net.backward(torch.cat([torch.zeros_like(d), d], dim=1))
-    torch.testing.assert_close(part, params.grad)
-    assert d_x is not None
-    assert d_x.shape == (4, 3)
-
-
 def test_input_gradient_alone_leaves_parameter_gradients_untouched():
     net, params = network("explicit", MlpShape(2, 3, (6, 5), 1))
     net.forward(torch.randn(4, 3, dtype=torch.float64))
@@ -175,23 +159,6 @@ def test_refresh_makes_bf16_copies_current():
     after = net.forward(x)
     assert not torch.equal(before[1], after[1])
     assert torch.equal(before[[0, 2]], after[[0, 2]])
-
-
-@pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("matmul", ["float32", "bf16"])
-def test_fit_equals_forward_then_backward(layer_norm, matmul):
-    net, params = network("explicit", MlpShape(3, 4, (64, 64), 2, layer_norm), dtype=torch.float32, matmul=matmul)
-    x, target = torch.randn(9, 4), torch.randn(9, 2)
-    out = net.forward(x)
-    d_x = net.backward(out - target, inputs=slice(0, 2))
-    expected = params.grad.clone()
-    params.grad.zero_()
-    again, d_again = net.fit(x, lambda outputs: outputs - target, inputs=slice(0, 2))
-    assert torch.equal(out, again)
-    assert torch.equal(params.grad, expected)
-    assert d_x is not None
-    assert d_again is not None
-    assert torch.equal(d_x, d_again)
 
 
 def test_fused_adam_equals_torch_adam():
@@ -278,11 +245,7 @@ def test_batched_gradients_equal_autograd(layer_norm, outputs, members, groups):
         torch.testing.assert_close(grad, theirs.grad_view[name], rtol=1e-9, atol=1e-11, msg=name)
     drops = [Dropout(0.3, torch.Generator().manual_seed(7)) for _ in "ab"]
     torch.testing.assert_close(batched.forward(x, members, drops[0]), reference.forward(x, members, drops[1]))
-    rows = slice(4, 9)
-    part = d[:, rows]
-    torch.testing.assert_close(
-        batched.backward(part, inputs=inputs, rows=rows), reference.backward(part, inputs=inputs, rows=rows)
-    )
+    torch.testing.assert_close(batched.backward(d, inputs=inputs), reference.backward(d, inputs=inputs))
     for name, grad in own.grad_view.items():
         torch.testing.assert_close(grad, theirs.grad_view[name], rtol=1e-9, atol=1e-11, msg=name)
 
@@ -348,12 +311,12 @@ def test_slopes_of_normalised_layers_are_refused():
 @pytest.mark.parametrize(("members", "groups"), [(None, None), ([2, 0], None), (range(0, 4, 2), 2)])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_compiled_bf16_steps_are_as_exact_as_torchs(layer_norm, outputs, members, groups, dropout):
-    """All of it: members, groups, rows, dropout; the masters change, and another batch size comes in between."""
+    """All of it: members, groups, dropout; the masters change, and another batch size comes in between."""
     torch.manual_seed(0)
     shape = MlpShape(4, 5, (96, 64, 80), outputs, layer_norm)
     exact, exact_params = network("explicit", shape)
     stores = [FlatParams(shape.shapes()) for _ in "ab"]
-    nets = [HalfMlp(shape, stores[0]), ExplicitMlp(shape, stores[1], matmul="bf16")]
+    nets = [HalfMlp(shape, stores[0]), BatchedMlp(shape, stores[1], matmul="bf16")]
     group = () if groups is None else (groups,)
 
     def near(parts, right):
@@ -370,16 +333,14 @@ def test_compiled_bf16_steps_are_as_exact_as_torchs(layer_norm, outputs, members
         drops = [type_(dropout, torch.Generator().manual_seed(7)) for type_ in (Dropout, Dropout, Same)]
         out = exact.forward(x, members, drops[2] if dropout else None)
         near([net.forward(x.float(), members, drop if dropout else None) for net, drop in zip(nets, drops)], out)
-        for rows in (None, slice(50, 150)):
-            d = torch.randn(*out.shape, dtype=torch.float64)[:, rows or slice(None)]
-            options = {"inputs": slice(2, 5), "rows": rows}
-            d_x = exact.backward(d, **options)
-            near([net.backward(d.float(), **options) for net in nets], d_x)
-            for name, grad in exact_params.grad_view.items():
-                near([params.grad_view[name] for params in stores], grad)
-            before = stores[0].grad.clone()
-            nets[0].backward(2.0 * d.float(), weights=False, **options)
-            assert torch.equal(before, stores[0].grad)
+        d, inputs = torch.randn(*out.shape, dtype=torch.float64), slice(2, 5)
+        d_x = exact.backward(d, inputs=inputs)
+        near([net.backward(d.float(), inputs=inputs) for net in nets], d_x)
+        for name, grad in exact_params.grad_view.items():
+            near([params.grad_view[name] for params in stores], grad)
+        before = stores[0].grad.clone()
+        nets[0].backward(2.0 * d.float(), weights=False, inputs=inputs)
+        assert torch.equal(before, stores[0].grad)
 
 
 class Same(Dropout):

@@ -173,8 +173,9 @@ def test_pd_enable_stands_up_within_its_time_and_only_then_follows() -> None:
     assert rig.out.value[0] == pytest.approx(0.1)  # half of the second from 0 to home = 0.2
     rig.move(-0.15).run(0.6, 0.9)
     assert rig.verdict.state == "ARMED"  # it did not get there: 0.35 rad from home
-    assert rig.move(0.15).tick(0.9).verdict.state == "ACTIVE"
-    assert rig.out.value[0] == pytest.approx(0.35)  # a lead of 0.2 rad is all the torque there is, and no fault
+    assert rig.move(0.15).tick(0.36).verdict.state == "ARMED"  # 50 * 0.21 is more than 10
+    assert rig.tick(0.34).verdict.state == "ACTIVE"
+    assert rig.tick(0.9).out.value[0] == pytest.approx(0.35)  # a lead of 0.2 rad is all there is, and no fault
     assert rig.run(1.0, 0.9).verdict.state == "ACTIVE"
 
 

@@ -36,10 +36,14 @@ _ODD = """
 """
 
 
+def _model(mjcf: str) -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(mjcf)
+
+
 @pytest.mark.parametrize(("mjcf", "site"), [(scene(), "tip"), (_ODD, "end")])
 def test_chain_pose_and_jacobian_equal_mujocos(mjcf: str, site: str) -> None:
-    chain = Chain(mjcf, site)
-    model = mujoco.MjModel.from_xml_string(mjcf)
+    model = _model(mjcf)
+    chain = Chain(model, site)
     data = mujoco.MjData(model)
     index, count = model.site(site).id, len(chain.joints)
     q = np.random.default_rng(0).uniform(-2.0, 2.0, (40, count))
@@ -57,7 +61,8 @@ def test_chain_pose_and_jacobian_equal_mujocos(mjcf: str, site: str) -> None:
 
 def test_chain_limits_equal_the_compiled_models() -> None:
     for mjcf, site in ((scene(), "tip"), (_ODD, "end")):
-        chain, model = Chain(mjcf, site), mujoco.MjModel.from_xml_string(mjcf)
+        model = _model(mjcf)
+        chain = Chain(model, site)
         for j, name in enumerate(chain.joints):
             limited = bool(model.joint(name).limited[0])
             expected = model.joint(name).range if limited else (-math.inf, math.inf)
@@ -65,7 +70,7 @@ def test_chain_limits_equal_the_compiled_models() -> None:
 
 
 def test_solve_two_iterations_follow_a_move_of_five_centimetres() -> None:
-    chain = Chain(scene(), "tip")
+    chain = Chain(_model(scene()), "tip")
     home = np.array([HOME])
     position, _ = chain.forward(home)
     rng = np.random.default_rng(1)
@@ -78,7 +83,7 @@ def test_solve_two_iterations_follow_a_move_of_five_centimetres() -> None:
 
 
 def test_solve_out_of_reach_stays_finite_and_within_limits() -> None:
-    chain = Chain(scene(), "tip")
+    chain = Chain(_model(scene()), "tip")
     q = chain.solve(np.array([HOME]), np.array([[2.0, 0.0, 0.5]]), downward(np.zeros(1)), iterations=50)
     assert np.isfinite(q).all()
     assert (q >= chain.low).all()
@@ -86,7 +91,7 @@ def test_solve_out_of_reach_stays_finite_and_within_limits() -> None:
 
 
 def test_chain_torch_gives_what_numpy_gives() -> None:
-    chain = Chain(scene(), "tip")
+    chain = Chain(_model(scene()), "tip")
     q = np.random.default_rng(2).uniform(-1.0, 1.0, (5, 6))
     for ours, theirs in zip(chain.jacobian(torch.from_numpy(q)), chain.jacobian(q)):
         assert isinstance(ours, torch.Tensor)
@@ -98,7 +103,7 @@ def test_chain_torch_gives_what_numpy_gives() -> None:
 
 
 def test_chain_float32_stays_float32() -> None:
-    position, rotation = Chain(scene(), "tip").forward(np.zeros((1, 6), np.float32))
+    position, rotation = Chain(_model(scene()), "tip").forward(np.zeros((1, 6), np.float32))
     assert position.dtype == rotation.dtype == np.float32
 
 
@@ -113,15 +118,11 @@ def test_rotation_error_turn_about_z_gives_its_sine() -> None:
     ("mjcf", "message"),
     [
         (scene(), "no site 'hook' in the model"),
-        ("<mujoco><worldbody><site name='hook'/></worldbody></mujoco>", "degrees"),
-        (_ODD.replace('name="end"', 'name="hook" euler="0 1 0"'), "expected quat"),
-        (_ODD.replace('name="end"', 'name="hook"').replace('type="slide"', 'type="ball"'), "expected hinge or slide"),
-        (
-            "<mujoco><compiler angle='radian'/><worldbody><site name='hook'/></worldbody></mujoco>",
-            "no joint lies between",
-        ),
+        (_ODD.replace('name="end"', 'name="hook"').replace('type="slide"', 'type="ball"'), "'rail' is no hinge or sl"),
+        (_ODD.replace('name="end"', 'name="hook"').replace('name="rail"', 'name="rail" ref="0.1"'), "zero at ref 0"),
+        ("<mujoco><worldbody><site name='hook'/></worldbody></mujoco>", "no joint lies between"),
     ],
 )
 def test_chain_refuses_what_it_cannot_read(mjcf: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Chain(mjcf, "hook")
+        Chain(_model(mjcf), "hook")

@@ -8,6 +8,7 @@ import pytest
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.mujoco_physics import Physics, check_version, mujoco
+from robot_rl.sim.randomize import factor_sizes
 from robot_rl.sim.worlds.imitate import Imitate, ImitateOptions
 
 FULL = int(mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -125,7 +126,9 @@ def test_some_rows_are_placed_and_the_others_stay():
 
 def test_scaled_copies_equal_models_that_are_changed_and_set_up_again():
     physics, rng = balls(3), np.random.default_rng(2)
-    factors = {name: rng.uniform(0.5, 2.0, (3, size)).astype(np.float32) for name, size in physics.sizes().items()}
+    factors = {
+        name: rng.uniform(0.5, 2.0, (3, size)).astype(np.float32) for name, size in factor_sizes(physics.model).items()
+    }
     physics.scale(np.arange(3), factors)
     start = physics.state.copy()
     for _ in range(10):

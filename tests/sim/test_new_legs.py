@@ -120,3 +120,32 @@ def test_legs_without_shapes_are_told(tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match="need <collision> shapes to stand on"):
         Walk(robot=card_of(str(path))).mjcf()
+
+
+def test_mjcf_with_plain_motors_and_a_body_apart(tmp_path: Path) -> None:
+    """As vendors write it: no keyframe, efforts in the ranges of motors alone, a joint that is not the robot's."""
+    leg = """
+      <body pos="0 {y} 0"><joint name="{s}_hip" axis="1 0 0" range="-1 1"/><geom size=".03" mass=".5"/>
+        <body><joint name="{s}_thigh" axis="0 1 0" range="-2 2"/>
+          <geom type="capsule" size=".02" fromto="0 0 0 0 0 -.3"/>
+          <body pos="0 0 -.3"><joint name="{s}_knee" axis="0 1 0" range="-2 2"/>
+            <geom type="capsule" size=".02" fromto="0 0 0 0 0 -.3"/><geom type="box" size=".08 .03 .01" pos="0 0 -.3"/>
+      </body></body></body>"""
+    motors = """<motor joint="{s}_hip" ctrlrange="-10 10" gear="9"/>
+      <general joint="{s}_thigh" ctrllimited="true" ctrlrange="-1 1" gainprm="30" gear="-2"/>
+      <motor joint="{s}_knee" ctrlrange="-99 99" forcerange="-7 7" gear="5"/>"""
+    sides = {"left": 0.1, "right": -0.1}
+    path = tmp_path / "two_legs.xml"
+    path.write_text(
+        '<mujoco><compiler autolimits="true"/><worldbody><body name="pelvis" pos="0 0 .7"><freejoint/>'
+        f'<geom type="box" size=".1 .1 .1" mass="5"/>{"".join(leg.format(s=s, y=y) for s, y in sides.items())}</body>'
+        '<body pos="0 0 20"><joint name="spare"/><geom size=".1" contype="0" conaffinity="0"/></body></worldbody>'
+        f'<actuator>{"".join(motors.format(s=s) for s in sides)}<motor joint="spare"/></actuator></mujoco>'
+    )
+    found = new_legs_card(str(path), "two_legs")
+    assert found is not None
+    card, notes = found
+    assert {joint.name: joint.effort for joint in card.joints} == {
+        f"{s}_{name}": effort for s in sides for name, effort in (("hip", 90.0), ("thigh", 60.0), ("knee", 35.0))
+    }
+    assert any("not on pelvis" in note and note.endswith("spare") for note in notes)

@@ -38,7 +38,7 @@ ENVS: dict[str, tuple[Any, set[str]]] = {
     "halfcheetah": (lambda: mujoco_env.make(3, 0, world=HalfCheetah()), {"forward", "control"}),
     "double_pendulum": (lambda: mujoco_env.make(3, 0, world=DoublePendulum()), {"height", "effort"}),
     "race": (lambda: mujoco_env.make(3, 0, world=Race()), {"progress", "steering", "collision", "lap"}),
-    "pendulum": (lambda: array_env.make(3, 0, world=Pendulum()), {"angle", "speed", "torque"}),
+    "pendulum": (lambda: array_env.ArrayVectorEnv(Pendulum(), 3, 0), {"angle", "speed", "torque"}),
     "gymnasium": (lambda: gym_env.make(3, 0, id="HalfCheetah-v5"), {"forward", "ctrl"}),
 }
 

@@ -110,7 +110,7 @@ def test_chain_of_a_compiled_model_agrees_with_mujoco(small: Card) -> None:
     arm = CardArm(small, action="joint", control_hz=10.0)
     model = mujoco.MjModel.from_xml_string(arm.xml)
     data = mujoco.MjData(model)
-    chain = Chain.of_model(model, model.site(TOOL).id)
+    chain = Chain(model, TOOL)
     rng = np.random.default_rng(0)
     for _ in range(5):
         q = rng.uniform(-1.5, 1.5, 5)

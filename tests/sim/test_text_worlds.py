@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.stepping import autoreset_mode
-from robot_rl.sim.text import TextVectorEnv, make
+from robot_rl.sim.text import TextVectorEnv
 from robot_rl.sim.worlds.text_guess import TextGuess, best
 from robot_rl.sim.worlds.text_maze import TextMaze
 from robot_rl.sim.worlds.text_tools import TextTools
@@ -218,7 +218,7 @@ def test_bad_options_are_refused():
         lambda: TextTools(max_turns=2),
         lambda: TextTools(items=0),
         lambda: TextTools(items=3),
-        lambda: make(0, 0, world=TextGuess()),
+        lambda: TextVectorEnv(TextGuess(), 0, 0),
     ):
         with pytest.raises(ValueError, match=r"expected|lower"):
             build()
@@ -246,7 +246,7 @@ def test_vector_env_resets_itself_and_keeps_the_last_answer():
 
 
 def test_vector_env_expert_is_always_right():
-    env = make(3, 0, world=TextTools())
+    env = TextVectorEnv(TextTools(), 3, 0)
     env.reset(seed=0)
     for _ in range(2):
         assert not env.step(env.expert_action())[2].any()
@@ -257,7 +257,7 @@ def test_vector_env_expert_is_always_right():
 
 
 def test_begin_and_say_play_the_tasks_that_are_asked_for():
-    env = make(1, 0, world=TextMaze())
+    env = TextVectorEnv(TextMaze(), 1, 0)
     prompts = env.begin([7, 7, 8])
     assert prompts[0] == prompts[1]
     said = [env.facts(i).expert() for i in (0, 2)]

@@ -15,8 +15,8 @@ class TorchSlider:
     """A car of 2 kg on a line, pushed by `ctrl` newton; sensors "tip" (N, 3), half a metre ahead, and "x" (N, 1)."""
 
     def __init__(self, num_envs: int, *, latency: bool = False) -> None:
-        self.model = SimpleNamespace(nq=1, nv=1, nu=1)
-        self.substeps, self.timestep = SUBSTEPS, TIMESTEP
+        self.model = SimpleNamespace(nq=1, nv=1, nu=1, nbody=3, opt=SimpleNamespace(timestep=TIMESTEP))
+        self.substeps = SUBSTEPS
         self.qpos, self.qvel, self.ctrl = (torch.zeros((num_envs, 1)) for _ in range(3))
         self.sensors = {"tip": torch.zeros((num_envs, 3)), "x": torch.zeros((num_envs, 1))}
         self._pending = torch.zeros((SUBSTEPS if latency else 0, num_envs, 1))
@@ -45,9 +45,6 @@ class TorchSlider:
 
     def scale(self, mask: Tensor, factors: dict[str, Tensor]) -> None:
         self.scaled.append((mask.clone(), {key: value.clone() for key, value in factors.items()}))
-
-    def sizes(self) -> dict[str, int]:
-        return {"mass": 3, "friction": 1, "damping": 1, "gain": 1}
 
     def trouble(self) -> str | None:
         return self.words

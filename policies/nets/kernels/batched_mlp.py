@@ -7,7 +7,7 @@ ones in a loop, and the calls around the products are paid once. It also knows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,22 +166,11 @@ class BatchedMlp:
         return out, kept
 
     @torch.no_grad()
-    def fit(
-        self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `ExplicitMlp.fit`; `loss_grad` sees all members at once."""
-        out = self.forward(x)
-        return out, self.backward(loss_grad(out), inputs=inputs)
-
-    @torch.no_grad()
-    def backward(
-        self, d: Tensor, *, weights: bool = True, inputs: slice | None = None, rows: slice | None = None
-    ) -> Tensor | None:
+    def backward(self, d: Tensor, *, weights: bool = True, inputs: slice | None = None) -> Tensor | None:
         """As `ExplicitMlp.backward`."""
         depth, pick = len(self.shape.hidden), self._pick
-        top = self._h if rows is None else self._h[:, rows]
         if weights:
-            self._write(f"weight{depth}", _top_grad(top, d))
+            self._write(f"weight{depth}", _top_grad(self._h, d))
             self._write(f"bias{depth}", d.sum(1))
         weight = self._top[0][pick]
         d_h = d * weight.transpose(1, 2) if self.shape.outputs == 1 else torch.bmm(d, weight.transpose(1, 2))
@@ -190,12 +179,11 @@ class BatchedMlp:
         d_h = d_h.to(self._type)
         for i in range(depth - 1, -1, -1):
             layer = self._layers[i]
-            x, h = (layer.x, layer.h) if rows is None else (layer.x[:, rows], layer.h[:, rows])
-            d_z = mask_by(d_h, h)
+            d_z = mask_by(d_h, layer.h)
             if layer.norms is not None:
-                d_z = self._norm_backward(d_z, layer.norms, i, weights, rows)
+                d_z = self._norm_backward(d_z, layer.norms, i, weights)
             if weights:
-                self._write_layer(i, torch.bmm(x.transpose(1, 2), d_z), d_z)
+                self._write_layer(i, torch.bmm(layer.x.transpose(1, 2), d_z), d_z)
             if i > 0:
                 d_h = torch.bmm(d_z, self._weight[i][pick].transpose(1, 2))
                 if self._grown != 1.0:
@@ -215,19 +203,11 @@ class BatchedMlp:
         total = d_x.new_zeros(self._groups, *d_x.shape[1:])
         return total.index_add_(0, torch.tensor(group, device=d_x.device), d_x)
 
-    def _norm_backward(
-        self,
-        d_h: Tensor,
-        norms: list[tuple[Tensor, Tensor, Tensor]],
-        i: int,
-        weights: bool,
-        rows: slice | None,
-    ) -> Tensor:
+    def _norm_backward(self, d_h: Tensor, norms: list[tuple[Tensor, Tensor, Tensor]], i: int, weights: bool) -> Tensor:
         """Through LayerNorm, given the gradient behind the ReLU's mask; in the type of the products."""
         scale, shift = self._norm[i]
         wide, out = d_h.to(self.params.flat.dtype), torch.empty_like(d_h)
-        for row, (e, kept) in enumerate(zip(self._chosen, norms)):
-            z, mean, rstd = kept if rows is None else (part[rows] for part in kept)
+        for row, (e, (z, mean, rstd)) in enumerate(zip(self._chosen, norms)):
             d_z, d_scale, d_shift = torch.ops.aten.native_layer_norm_backward(
                 wide[row], z, [z.shape[-1]], mean, rstd, scale[e], shift[e], [True, weights, weights]
             )
@@ -238,7 +218,7 @@ class BatchedMlp:
         return out
 
     def _write(self, name: str, grad: Tensor) -> None:
-        self._grad[name][self._pick] = grad
+        self._grad[name][self._pick] = grad.to(self._grad[name].dtype)  # rows that are picked one by one take no other
 
     def _write_layer(self, i: int, d_weight: Tensor, d_z: Tensor) -> None:
         """Gradients of a hidden layer; the first one's bias is the last row of its weight."""

@@ -8,7 +8,7 @@ are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +73,6 @@ class _Block:
     def rows(self) -> slice:
         """Of what is asked for."""
         return slice(self.row, self.row + self.size)
-
-    def alone(self, k: int) -> _Block:
-        """The k-th of them."""
-        return _Block(self.row + k, self.first + k, self.first + k + 1)
 
 
 def _blocks(chosen: Sequence[int], most: int) -> list[_Block]:
@@ -231,26 +227,6 @@ class HalfMlp:
             return x[groups[0]].expand(block.size, *x.shape[1:])
         return x[groups]
 
-    @torch.no_grad()
-    def fit(
-        self, x: Tensor, loss_grad: Callable[[Tensor], Tensor], *, inputs: slice | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `ExplicitMlp.fit`."""
-        self._begin(x, None)
-        out = x.new_empty(self.shape.members, x.shape[0], self.shape.outputs)
-        low_x = x.to(torch.bfloat16)
-        total: Tensor | None = None
-        room = self._room(1, len(x))
-        for block in _blocks(range(self.shape.members), 1):
-            room.x = low_x[None]
-            self._hidden(x[None], room, block.members, None)
-            self._last(room, block.members, out[block.rows])
-            part = self._backward(loss_grad(out[block.rows]), block, room, slice(None), True, inputs, None)
-            if part is not None:
-                total = part[0] if total is None else total.add_(part[0])
-        self._free([room])
-        return out, total
-
     def _hidden(self, x: Tensor, room: _Room, own: slice, factors: list[Tensor] | None) -> None:
         steps, (count, size) = self._steps, x.shape[:2]
         for i, (layer, width) in enumerate(zip(room.layers, self.shape.hidden)):
@@ -283,51 +259,35 @@ class HalfMlp:
             torch.baddbmm(self._bias_of[-1][own, None], wide, self._weight[-1][own], out=out)
 
     @torch.no_grad()
-    def backward(
-        self, d: Tensor, *, weights: bool = True, inputs: slice | None = None, rows: slice | None = None
-    ) -> Tensor | None:
+    def backward(self, d: Tensor, *, weights: bool = True, inputs: slice | None = None) -> Tensor | None:
         """As `ExplicitMlp.backward`."""
         totals: list[Tensor | None] = [None] * max(self._groups, 1)
         for block, room in self._now:
-            # a cut of the rows of several members would lie scattered in memory
-            one_by_one = rows is not None and block.size > 1
-            for k in range(block.size if one_by_one else 1):
-                part = block.alone(k) if one_by_one else block
-                kept = slice(k, k + 1) if one_by_one else slice(None)
-                found = self._backward(d[part.rows], part, room, kept, weights, inputs, rows)
-                for e, one in zip(range(part.first, part.last), () if found is None else found):
-                    group = self._group_of(e)
-                    total = totals[group]
-                    totals[group] = one if total is None else total.add_(one)
+            found = self._backward(d[block.rows], block.members, room, weights, inputs)
+            for e, one in zip(range(block.first, block.last), () if found is None else found):
+                group = self._group_of(e)
+                total = totals[group]
+                totals[group] = one if total is None else total.add_(one)
         if inputs is None:
             return None
         return torch.stack([t for t in totals if t is not None]) if self._groups else totals[0]
 
-    def _backward(
-        self,
-        d: Tensor,
-        block: _Block,
-        room: _Room,
-        kept: slice,
-        weights: bool,
-        inputs: slice | None,
-        rows: slice | None,
-    ) -> Tensor | None:
-        """Of members `kept` of a room; (n, B', columns) by the chosen input columns."""
-        steps, depth, part, own = self._steps, len(self.shape.hidden), rows or slice(None), block.members
+    def _backward(self, d: Tensor, own: slice, room: _Room, weights: bool, inputs: slice | None) -> Tensor | None:
+        """Of members `own`, which a room holds; (n, B, columns) by the chosen input columns."""
+        steps, depth = self._steps, len(self.shape.hidden)
         count, size = d.shape[:2]
         sums = self._sum_grad if weights else self._nowhere
         behind = sums["shift" if self.shape.layer_norm else "bias"]  # gets the sum behind the ReLU's mask
         layer = room.layers[-1]
         d_z = self._half_buffer(f"d{depth % 2}", count, size, self.shape.hidden[-1])
-        weight, top = self._weight[depth][own], layer.h.bits[kept, part]
+        weight, top = self._weight[depth][own], layer.h.bits
         if self.shape.outputs == 1:
             d_weight = (self._weight_grad[depth][own, :, 0].numpy()) if weights else self._nowhere_top[own]
             slope = d[..., 0].contiguous().numpy()
             steps.head_back(slope, top, weight[..., 0].numpy(), self._grown, d_z.bits, d_weight, behind[depth - 1][own])
         else:
             if weights:
-                wide = self._buffer("top", count, size, top.shape[-1]).copy_(layer.h.value[kept, part])
+                wide = self._buffer("top", count, size, top.shape[-1]).copy_(layer.h.value)
                 torch.bmm(wide.transpose(1, 2), d, out=self._weight_grad[depth][own])
             d_h = torch.bmm(d, weight.transpose(1, 2)).numpy()
             steps.mask_wide(d_h, top, self._grown, d_z.bits, behind[depth - 1][own])
@@ -336,17 +296,16 @@ class HalfMlp:
         for i in range(depth - 1, -1, -1):
             layer = room.layers[i]
             if layer.unit is not None and layer.rstd is not None:
-                unit, rstd = layer.unit[kept, part], layer.rstd[kept, part]
-                steps.norm_back(d_z.bits, unit, rstd, self._scale[i][own], sums["scale"][i][own], sums["bias"][i][own])
+                scale, d_scale, d_bias = self._scale[i][own], sums["scale"][i][own], sums["bias"][i][own]
+                steps.norm_back(d_z.bits, layer.unit, layer.rstd, scale, d_scale, d_bias)
             if weights:
-                x = (room.layers[i - 1].h.value if i else room.x)[kept, part]
+                x = room.layers[i - 1].h.value if i else room.x
                 grad = self._weight_grad[i][own]
                 grad.copy_(torch.bmm(x.transpose(1, 2), d_z.value, out=self._half_buffer("grad", *grad.shape).value))
             if i > 0:
                 after = self._half_buffer(f"d{i % 2}", count, size, self.shape.hidden[i - 1])
                 torch.bmm(d_z.value, self._half[i][own].transpose(1, 2), out=after.value)
-                before = room.layers[i - 1].h.bits[kept, part]
-                steps.mask_next(after.bits, before, self._grown, behind[i - 1][own])
+                steps.mask_next(after.bits, room.layers[i - 1].h.bits, self._grown, behind[i - 1][own])
                 d_z = after
             elif inputs is not None:
                 return torch.bmm(d_z.value, self._half[0][own, inputs].transpose(1, 2)).float()

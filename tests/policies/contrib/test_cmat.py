@@ -11,7 +11,7 @@ import torch
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.policies.contrib.cmat import Cmat, CmatNet, CmatOptions, _draw
-from robot_rl.sim.array_env import make
+from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.sim.check import check
 from robot_rl.sim.worlds.spread import Spread
 from robot_rl.types import IOSpec, Rollout
@@ -30,8 +30,8 @@ def net(seed: int = 0) -> CmatNet:
 
 
 def test_world_keeps_the_contract_and_its_expert_covers_the_landmarks() -> None:
-    assert check(make(3, 0, world=Spread()), steps=100) == []
-    env = make(30, 1, world=Spread())
+    assert check(ArrayVectorEnv(Spread(), 3, 0), steps=100) == []
+    env = ArrayVectorEnv(Spread(), 30, 1)
     obs, _ = env.reset(seed=2)
     for _ in range(25):
         obs, _, _, _, info = env.step(env.expert(obs))
@@ -136,10 +136,10 @@ def test_worlds_that_agents_do_not_divide_are_refused() -> None:
 
 @pytest.mark.slow
 def test_agents_spread_over_the_landmarks() -> None:
-    env = make(64, 0, world=Spread(agents=2))
+    env = ArrayVectorEnv(Spread(agents=2), 64, 0)
     options = CmatOptions(agents=2, width=32, heads=2, consensus=2, rollout_steps=25)
     learner = Cmat(options, env.io, gamma=0.95)
-    start = evaluate(make(50, 5, world=Spread(agents=2)), learner.policy, episodes=50).returns
+    start = evaluate(ArrayVectorEnv(Spread(agents=2), 50, 5), learner.policy, episodes=50).returns
     OnPolicy(env, learner, seed=0).run(64 * 25 * 24)
-    after = evaluate(make(50, 5, world=Spread(agents=2)), learner.policy, episodes=50).returns
+    after = evaluate(ArrayVectorEnv(Spread(agents=2), 50, 5), learner.policy, episodes=50).returns
     assert np.mean(after) > np.mean(start) + 3.0, (np.mean(start), np.mean(after))

@@ -10,7 +10,7 @@ import torch
 
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.policies.contrib.procedure_cloning import ProcedureCloning, ProcedureCloningOptions, at_agent, searched
-from robot_rl.sim.array_env import make
+from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.sim.check import check
 from robot_rl.sim.worlds.grid_maze import GridMaze
 from robot_rl.types import IOSpec, Transitions
@@ -34,11 +34,11 @@ def batch(world: GridMaze, size: int, seed: int) -> Transitions:
 
 
 def test_world_keeps_the_contract() -> None:
-    assert check(make(3, 0, world=GridMaze(7, steps=20)), steps=200) == []
+    assert check(ArrayVectorEnv(GridMaze(7, steps=20), 3, 0), steps=200) == []
 
 
 def test_expert_takes_shortest_ways() -> None:
-    env = make(20, 1, world=GridMaze(9))
+    env = ArrayVectorEnv(GridMaze(9), 20, 1)
     obs, _ = env.reset(seed=3)
     from robot_rl.sim.worlds.grid_maze import distances
 
@@ -115,7 +115,7 @@ def test_learnt_search_solves_unseen_mazes() -> None:
         )
         for i in range(250):
             learner.update(iter([data[i % len(data)]]))
-        result = evaluate(make(40, 77, world=world), learner.policy, episodes=40, seed=77)
+        result = evaluate(ArrayVectorEnv(world, 40, 77), learner.policy, episodes=40, seed=77)
         found[procedure] = float(np.mean(result.returns))
     assert found[True] > 0.9
     assert found[True] > found[False] + 0.15

@@ -16,7 +16,7 @@ from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.policies.contrib.set_ppo import SetPpo, SetPpoOptions
 from robot_rl.policies.contrib.set_ppo_net import Invariants, LimbLayout, SetNet, relations, traversals
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
-from robot_rl.sim.array_env import make
+from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.sim.check import check
 from robot_rl.sim.worlds.limbs import Limbs
 from robot_rl.types import IOSpec, Rollout
@@ -55,7 +55,7 @@ def net(seed: int = 0) -> SetNet:
 
 
 def states(count: int = 16) -> Tensor:
-    env = make(count, 3, world=Limbs(heading=(-180, 180)))
+    env = ArrayVectorEnv(Limbs(heading=(-180, 180)), count, 3)
     env.reset(seed=4)
     rng = np.random.default_rng(0)
     for _ in range(5):
@@ -197,10 +197,10 @@ def test_worlds_without_limbs_are_refused() -> None:
 
 
 def test_world_keeps_the_contract_and_its_expert_reaches() -> None:
-    assert check(make(3, 0, world=Limbs()), steps=90) == []
+    assert check(ArrayVectorEnv(Limbs(), 3, 0), steps=90) == []
     rates = {}
     for who in ("expert", "random"):
-        env, rng = make(100, 0, world=Limbs(heading=(-180, 180))), np.random.default_rng(0)
+        env, rng = ArrayVectorEnv(Limbs(heading=(-180, 180)), 100, 0), np.random.default_rng(0)
         obs, _ = env.reset(seed=1)
         for _ in range(40):
             action = env.expert(obs) if who == "expert" else rng.uniform(-1, 1, (100, 4))
@@ -250,12 +250,14 @@ def test_the_same_episode_in_another_heading_earns_the_same() -> None:
 
 @pytest.mark.slow
 def test_reaching_learnt_in_one_sector_holds_behind_it() -> None:
-    env = make(64, 0, world=Limbs())
+    env = ArrayVectorEnv(Limbs(), 64, 0)
     one = SetPpo(SetPpoOptions(), env.io, gamma=0.95)
     OnPolicy(env, one, seed=0).run(64 * 40 * 20)
 
     def score(low: float, high: float) -> float:
-        return float(np.mean(evaluate(make(50, 5, world=Limbs(heading=(low, high))), one.policy, episodes=50).returns))
+        return float(
+            np.mean(evaluate(ArrayVectorEnv(Limbs(heading=(low, high)), 50, 5), one.policy, episodes=50).returns)
+        )
 
     ahead, behind = score(-30, 30), score(150, 210)
     assert ahead > -20.0  # nothing done earns -31

@@ -122,9 +122,9 @@ def test_policy_refuses_what_it_cannot_see() -> None:
     bad = obs.state.clone()
     bad[0, 0] = float("nan")
     for changed, words in (
-        (type(obs)({"front": obs.images["front"]}, obs.state, obs.step), r"pictures of \['top'\] are missing"),
-        (type(obs)(obs.images, obs.state[:, :3], obs.step), r"expected \(B, 5\)"),
-        (type(obs)(obs.images, bad, obs.step), "NaN or infinity"),
+        (type(obs)({"front": obs.images["front"]}, obs.state), r"pictures of \['top'\] are missing"),
+        (type(obs)(obs.images, obs.state[:, :3]), r"expected \(B, 5\)"),
+        (type(obs)(obs.images, bad), "NaN or infinity"),
     ):
         with pytest.raises(ValueError, match=words):
             policy.act(changed, goal, generator=draw)

@@ -73,7 +73,7 @@ def weaken(made: VlaGrpo, speed: float = 0.62, spread: float = 0.25) -> None:
         state = place * (2.0 * sign[:, None] - 1.0)
         drive = speed + spread * torch.randn(64, 2, 1, generator=draw)
         actions = (drive * (2.0 * sign[:, None, None] - 1.0)).clamp(-1, 1)
-        look = VLAObs({}, state, torch.zeros(64, dtype=torch.int64))
+        look = VLAObs({}, state)
         robot = made.planner.to_robot(actions)
         loss = made.planner.model.imitation_loss(look, [TEXTS[int(i)] for i in sign], robot, generator=draw)
         optimiser.zero_grad()

@@ -23,7 +23,6 @@ from robot_rl.policies.nets.progress import (
     add_up,
     log_delta,
     share_of_log,
-    time_share,
     true_values,
     work_share,
 )
@@ -32,18 +31,8 @@ from robot_rl.policies.reward.critic_reward import done_events, progress_reward
 from robot_rl.stats import rank_correlation, ranks
 
 
-def test_time_labels_of_ten_frames() -> None:
-    # From 2 to 5 of 10: 3 of the 8 that remain. Back as printed: -3 of the 5 that remain; antisymmetric: minus .375.
-    assert time_share(np.array(2), np.array(5), 10) == pytest.approx(0.375)
-    assert time_share(np.array(5), np.array(2), 10) == pytest.approx(-0.6)
-    assert time_share(np.array(5), np.array(2), 10, antisymmetric=True) == pytest.approx(-0.375)
-    assert time_share(np.array(99), np.array(0), 100) == pytest.approx(-99.0)
-    with pytest.raises(ValueError, match="nothing remains"):
-        time_share(np.array(10), np.array(5), 10)
-
-
 def test_work_label_is_antisymmetric_and_adds_up_in_logs() -> None:
-    # .8 m to .5 m: 3/8 of the work, as frames 2 and 5 of 10 above.
+    # .8 m to .5 m: 3/8 of the work, and back.
     assert work_share(np.array(0.8), np.array(0.5)) == pytest.approx(0.375)
     assert work_share(np.array(0.5), np.array(0.8)) == pytest.approx(-0.375)
     work = np.array([0.7, 0.4, 0.55, 0.2, 0.7])  # a closed loop
@@ -83,8 +72,7 @@ def test_accumulation_survives_a_full_loss_in_every_form() -> None:
 
 def test_raw_shares_of_a_cycle_gain_and_their_logs_do_not() -> None:
     # 20 frames: ten single steps up from 0, one jump back. 1/20 + ... + 1/11 - 10/20 = .169.
-    up = [time_share(np.array(i), np.array(i + 1), 20, antisymmetric=True) for i in range(10)]
-    back = time_share(np.array(10), np.array(0), 20, antisymmetric=True)
+    up, back = [1 / (20 - i) for i in range(10)], -0.5  # of 20 frames
     assert sum(up) + back == pytest.approx(0.1688, abs=1e-4)
     assert float(log_delta(np.array([*up, back])).sum()) == pytest.approx(0.0, abs=1e-12)
 
@@ -180,8 +168,7 @@ def test_potential_reward_telescopes_over_decisions_of_any_length() -> None:
 
 def test_cycling_gains_with_deltas_and_nothing_with_potentials() -> None:
     # up in ten small steps, back in one jump, over and over
-    up = [time_share(np.array(i), np.array(i + 1), 20, antisymmetric=True) for i in range(10)]
-    back = time_share(np.array(10), np.array(0), 20, antisymmetric=True)
+    up, back = [1 / (20 - i) for i in range(10)], -0.5  # of 20 frames
     deltas = np.array([*up, back] * 5, np.float64)
     values = accumulate(deltas)
     assert progress_reward(values, deltas, mode="delta").sum() == pytest.approx(5 * 0.1688, abs=1e-3)
