@@ -29,7 +29,7 @@ from benchmarks.d3rlpy_peer import peer
 from benchmarks.harness import compare, one_thread
 from robot_rl.data import d4rl
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.data.store import open_store, store_from_d4rl
+from robot_rl.data.store import open_store, convert_once
 from robot_rl.types import Episode
 
 STATE, ACTION, BATCH, LENGTH = 17, 6, 256, 1000
@@ -63,7 +63,7 @@ def run(
         path = _write(Path(folder) / "synthetic.hdf5", rows // 10 if quick else rows)
         table: list[dict[str, Any]] = []
         loading = _loading(path, 1 if quick else 3) if load else []
-        store = store_from_d4rl(path)
+        store = convert_once(path)
         columns = d4rl.qlearning_dataset(path)
         for name in algorithms:
             table += _compare(name, store, columns, 3 if quick else 7, 0.3 if quick else 1.0, seeds)
@@ -217,13 +217,13 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
             np.array(part)
 
     def convert() -> None:
-        store = store_from_d4rl(path, path.with_name("fresh.store"))
+        store = convert_once(path, path.with_name("fresh.store"))
         LogDataset(store).sample(BATCH)
         for file in store.path.iterdir():
             file.unlink()
         store.path.rmdir()
 
-    kept_store = store_from_d4rl(path)
+    kept_store = convert_once(path)
 
     def again() -> None:
         LogDataset(open_store(kept_store.path)).sample(BATCH)

@@ -67,36 +67,6 @@ def missing_key(path: Path, key: str, present: Iterable[str]) -> BadData:
     )
 
 
-def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray, first: int = 0) -> Finding | None:
-    """A finding about NaN and infinity with the first five places; None when all is finite.
-
-    Args:
-        path: the file.
-        key: which data.
-        value: (N, ...).
-        starts: first row of every episode, increasing.
-        first: number of the first of these episodes.
-    """
-    if value.dtype.kind != "f" or np.isfinite(value).all():
-        return None
-    bad = np.argwhere(~np.isfinite(value))
-    places = []
-    for place in bad[:5]:
-        episode = int(np.searchsorted(starts, place[0], "right") - 1)
-        inside = ", ".join(str(int(i)) for i in place[1:])
-        places.append(
-            f"episode {first + episode} step {place[0] - starts[episode]}" + (f" component {inside}" if inside else "")
-        )
-    return error(
-        "not_finite",
-        f"{path}: '{key}' has {len(bad)} values that are not finite: {'; '.join(places)}"
-        f"{' ...' if len(bad) > 5 else ''}",
-        "drop those episodes (drop_bad_episodes=true) or repair the source",
-        count=len(bad),
-        where=places[0],
-    )
-
-
 def saturation(action: np.ndarray, name: str = "", *, declared: bool = False) -> list[Finding]:
     """Findings about actions (N, A) against [-1, 1]: a few slightly outside are warned of, many are an error.
 

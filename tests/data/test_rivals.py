@@ -19,7 +19,8 @@ from robot_rl.data import d4rl, minari, scores
 from robot_rl.data.convert import convert, validate
 from robot_rl.data.episode import episode_from_columns
 from robot_rl.data.log_dataset import LogDataset, LogView
-from robot_rl.data.store import open_store, store_from_d4rl, write_store
+from robot_rl.data.read_options import ReadOptions
+from robot_rl.data.store import convert_once, open_store, write_store
 
 
 def rows(n: int, terminals: tuple[int, ...] = (), timeouts: tuple[int, ...] | None = ()) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def rows(n: int, terminals: tuple[int, ...] = (), timeouts: tuple[int, ...] | No
 def test_d4rl_sequence_dataset_cuts_later_episodes_one_step_early(tmp_path: Path) -> None:
     """Its counter starts at 0 for the first episode and at 1 after that; ours counts every episode from its start."""
     path = hdf5(tmp_path / "x.hdf5", rows(12, terminals=(1,), timeouts=None))
-    assert [len(e) for e in d4rl.read(path, d4rl.D4rlOptions(episode_length=5)).episodes] == [2, 5, 5]
+    assert [len(e) for e in d4rl.read(path, ReadOptions(episode_length=5)).episodes] == [2, 5, 5]
 
 
 def test_d4rl_drops_the_tail_of_the_file(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_d4rl_terminate_on_end_bootstraps_from_a_foreign_state(tmp_path: Path) -
 def test_d4rl_loads_training_metadata_as_if_it_were_per_step(tmp_path: Path) -> None:
     """Weights below metadata/ may have as many rows as the data: they are skipped by name."""
     data = {**rows(6, timeouts=(5,)), "metadata/policy/fc0/weight": np.zeros((6, 6)), "metadata/iteration": np.int32(3)}
-    (one,) = d4rl.read(hdf5(tmp_path / "x.hdf5", data), d4rl.D4rlOptions(infos=True)).episodes
+    (one,) = d4rl.read(hdf5(tmp_path / "x.hdf5", data), ReadOptions(infos=True)).episodes
     assert "columns" not in one.meta
 
 
@@ -75,7 +76,7 @@ def test_maze2d_reward_belongs_to_the_observation_before(tmp_path: Path) -> None
     """D4RL issue 194: reward[i] is of observation[i]; kept by default, moved on request."""
     path = hdf5(tmp_path / "maze2d-umaze-v1.hdf5", rows(6, timeouts=(5,)))
     assert d4rl.read(path).episodes[0].reward.tolist() == [1, 2, 3, 4, 5, 6]
-    assert d4rl.read(path, d4rl.D4rlOptions(maze2d_shift="fix")).episodes[0].reward.tolist() == [2, 3, 4, 5, 6]
+    assert d4rl.read(path, ReadOptions(maze2d_shift="fix")).episodes[0].reward.tolist() == [2, 3, 4, 5, 6]
 
 
 def test_antmaze_timeouts_out_of_step_are_refused(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_infinite_rewards_and_masks_do_not_touch_the_source(tmp_path: Path) -> N
 
 def test_store_of_a_file_with_findings_is_made_once(tmp_path: Path) -> None:
     path = hdf5(tmp_path / "x.hdf5", rows(10, timeouts=(3,)))
-    store = store_from_d4rl(path)
+    store = convert_once(path)
     assert any("its last 6 rows" in line for line in store.report)
     made = (store.path / "meta.json").stat().st_mtime_ns
-    assert (store_from_d4rl(path).path / "meta.json").stat().st_mtime_ns == made
+    assert (convert_once(path).path / "meta.json").stat().st_mtime_ns == made

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from robot_rl.data import d4rl
+from robot_rl.data.read_options import ReadOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import Action, PolicyParts
@@ -61,7 +62,7 @@ def test_levels_are_ordered_and_say_what_they_are(tmp_path: Path) -> None:
         summary = collect_level(
             env, policy, path, levels.LevelOptions(level=level, steps=1000, seed=1, medium_noise=0.7)
         )
-        logs = d4rl.read(path, d4rl.D4rlOptions(infos=True))
+        logs = d4rl.read(path, ReadOptions(infos=True))
         mean[level] = np.mean([e.reward.sum() for e in logs.episodes])
         assert sum(len(e) for e in logs.episodes) >= 1000
         assert len(summary.parts) == {"medium-replay": 10, "medium-expert": 2}.get(level, 1)
@@ -200,7 +201,7 @@ def test_sets_hold_log_densities_where_every_part_has_them(tmp_path: Path) -> No
     for level, noise, held in (("medium-expert", 0.1, True), ("medium-replay", 0.0, False), ("random", 0.0, True)):
         path = tmp_path / f"{level}.hdf5"
         collect_level(env, policy, path, levels.LevelOptions(level=level, noise=noise, **options))
-        logs = d4rl.read(path, d4rl.D4rlOptions(infos=True))
+        logs = d4rl.read(path, ReadOptions(infos=True))
         assert all(("infos/action_log_probs" in e.meta["columns"]) == held for e in logs.episodes), level
 
 
