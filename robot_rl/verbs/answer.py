@@ -12,6 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from tqdm import tqdm
+
 from robot_rl.recorded import Cause
 from robot_rl.words import Refused
 
@@ -51,6 +53,19 @@ def run_folder_is(folder: Path) -> None:
     """Say where a run writes."""
     note(folder=str(folder))
     print(f"run folder: {folder}", flush=True)
+
+
+@contextmanager
+def bar(total: int, unit: str, what: str | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, and who is told how many are done; fewer than before begin it anew."""
+    with tqdm(total=total, desc=what, unit=unit, file=sys.stderr, dynamic_ncols=True) as shown:
+
+        def tell(done: int) -> None:
+            if done < shown.n:
+                shown.reset()
+            shown.update(done - shown.n)
+
+        yield tell
 
 
 class Job(Protocol):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.evaluate import LONGEST, by_task
@@ -68,14 +66,14 @@ def evaluate(cfg: DictConfig) -> None:
                 f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
         policy.parts.set_target_return(float(cfg.target_return))
-    with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
+    with answer.bar(cfg.episodes, "episode") as bar:
         result = run_evaluation(
             env,
             policy,
             episodes=cfg.episodes,
             seed=cfg.seed + 10_000,
             deterministic=cfg.deterministic,
-            on_episode=lambda done: bar.update(done - bar.n),
+            on_episode=bar,
         )
     folder = run_folder(cfg, "eval", _source(path))
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig
@@ -49,7 +48,6 @@ class LatencyOptions(Machine, Env, ActionMeaning):
 
 def evaluate_latency(cfg: DictConfig) -> None:
     """Evaluate a policy of chunks without latency, and with it for each way to deal with it, on the same episodes."""
-    from tqdm import tqdm
 
     from robot_rl.checkpoint import write_json
     from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, DelayOptions, Horizons, LatencyModel
@@ -85,11 +83,8 @@ def evaluate_latency(cfg: DictConfig) -> None:
             idle=chunks.execution.idle,
         )
         played = policy.around(acting) if isinstance(policy, InUnits) else acting
-        with tqdm(total=cfg.episodes, desc=name, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
-            result = evaluate(
-                env, played, episodes=cfg.episodes, seed=cfg.seed + 10_000,
-                on_episode=lambda done, bar=bar: bar.update(done - bar.n),
-            )  # fmt: skip
+        with answer.bar(cfg.episodes, "episode", name) as bar:
+            result = evaluate(env, played, episodes=cfg.episodes, seed=cfg.seed + 10_000, on_episode=bar)
         if not result.successes:
             raise Refused("this environment does not say whether an episode was a success")
         won = sum(result.successes)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from robot_rl.data import recorder
-from robot_rl.track import Many
 from robot_rl.types import StateDict
 from robot_rl.verbs.critic_clips import without_pictures
 from robot_rl.verbs.logs import open_log
@@ -52,27 +51,21 @@ class PictureJob(PreferenceJob):
     def __init__(
         self,
         settings: PictureSettings,
-        folder: Path,
+        start: Start,
         *,
         make_reward: Callable[[list[str], tuple[int, int]], Any],
         make_labeller: Callable[[Callable[[np.ndarray, str], float]], Any],
         tools: Mapping[str, Any],
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
-        resume: bool = False,
     ) -> None:
         """Open the log.
 
         Args:
             settings: numbers.
-            folder: where everything goes.
+            start: where the run begins.
             make_reward: (goals, image size) -> reward, such as `policies.reward.picture_preference.PictureReward`.
             make_labeller: (truth of a picture under a goal) -> labeller with `label` and `counts`; a model of its own
                 does not look at the truth.
             tools: "PicturePairs" and "query".
-            make_tracker: (folder, resume step or None) -> tracker.
-            config: the composed configuration as YAML.
-            resume: continue from the newest checkpoint in `folder`.
 
         Raises:
             ValueError: no such pictures or truth in the log, or no goal.
@@ -97,7 +90,7 @@ class PictureJob(PreferenceJob):
         self._model = make_labeller(self._of_picture)
         super().__init__(settings, store, make=lambda: make_reward(self.goals, (height, width)), query=tools["query"])
         self._facts |= {"goals": self.goals, "image_size": [height, width]}
-        self._open(folder, make_tracker=make_tracker, config=config, resume=resume)
+        self._open(start)
 
     def _picture(self, frame: Place) -> np.ndarray:
         return np.asarray(self.store.obs(self._key)[int(self.store.start_obs[frame[0]]) + frame[1]])

@@ -16,15 +16,13 @@ from pydantic import Field
 from torch import Tensor
 from tqdm import tqdm
 
-from robot_rl import checkpoint, report
+from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_folder
 from robot_rl.data.store import Store
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
-from robot_rl.run import Run
+from robot_rl.run import Run, Start
 from robot_rl.schedule import Schedule
-from robot_rl.track import Many
 from robot_rl.types import Metrics, Options, StateDict, Stateful
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
@@ -160,9 +158,7 @@ class PreferenceJob(ABC):
         self._progress, self._fit, self.model = Progress(), Fit(), make()
         self._facts: dict[str, object] = {"data": settings.data, "fingerprint": store.fingerprint}
 
-    def _open(
-        self, folder: Path, *, make_tracker: Callable[[str, int | None], Many], config: str, resume: bool
-    ) -> None:
+    def _open(self, start: Start) -> None:
         """Claim the folder; read the answers that there are, of another run or of this one.
 
         Raises:
@@ -171,26 +167,26 @@ class PreferenceJob(ABC):
         s = self._s
         if self._given:
             self.answers = self._read(Path(s.labels))
-        if resume and checkpoint.read_meta(checkpoint.find(folder))["fingerprint"] != self.store.fingerprint:
+        if start.resume and _fingerprint(start.folder) != self.store.fingerprint:
             raise CheckpointError(f"{s.data} is not the log that the run began with; give the original")
-        claim = claim_folder(folder, resume=resume)
+        claim = start.claim()
         self.folder = claim.folder
         with claim.building():
             self._states: dict[str, Stateful] = {"learner": self.model, "loop": self}
             self._run = Run(
+                start,
                 claim,
                 Schedule(total=self._rounds * s.updates, log_every=50, keep_checkpoints=1, unit="update"),
                 Parts(self._states, facts=self._facts),
                 count=lambda: self._fit.updates,
-                config=config,
                 on_interrupt=self._wake,
             )
-            if resume:
+            if start.resume:
                 self._run.restore()
                 if not self._given and (self.folder / ANSWERS).exists():
                     self.answers = self._read(self.folder / ANSWERS)
             sources = {"log": {"path": s.data, "fingerprint": self.store.fingerprint}}
-            self._run.begin(make_tracker, sources=sources, checks={"report": report.missing})
+            self._run.begin(sources=sources)
 
     def run(self) -> dict[str, Any]:
         """Do it all; the report.
@@ -341,6 +337,10 @@ class PreferenceJob(ABC):
         self._progress = Progress(**state["progress"])
         self._fit.load_state_dict(state["fit"])
         self._rng.bit_generator.state = self._before = state["rng"]
+
+
+def _fingerprint(folder: Path) -> str:
+    return checkpoint.read_meta(checkpoint.find(folder))["fingerprint"]
 
 
 def _second(pair: LabelledPair) -> bool:

@@ -16,7 +16,6 @@ from robot_rl.data import d4rl
 from robot_rl.data.store import Store
 from robot_rl.figure import panels, save
 from robot_rl.stats import rank_correlation
-from robot_rl.track import Many
 from robot_rl.types.options import Count
 from robot_rl.verbs.logs import open_log
 from robot_rl.verbs.prefer_rounds import TIE, LabelledPair, PairSettings, Place, PreferenceJob, chance_of
@@ -37,26 +36,20 @@ class SegmentJob(PreferenceJob):
     def __init__(
         self,
         settings: PreferSettings,
-        folder: Path,
+        start: Start,
         *,
         make: Callable[[int, int], Any],
         tools: Mapping[str, Any],
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
         ask: Callable[[str], str] = input,
-        resume: bool = False,
     ) -> None:
         """Open the log.
 
         Args:
             settings: numbers.
-            folder: where everything goes.
+            start: where the run begins.
             make: (state width, action width) -> ensemble, such as `policies.reward.preference.RewardEnsemble`.
             tools: "Pairs", "Scripted" and "query" of the preference module.
-            make_tracker: (folder, resume step or None) -> tracker.
-            config: the composed configuration as YAML.
             ask: reads a person's answer to a prompt.
-            resume: continue from the newest checkpoint in `folder`.
 
         Raises:
             ValueError: the log has no vector "state", or no episode is long enough.
@@ -74,7 +67,7 @@ class SegmentJob(PreferenceJob):
         self._steps, self._tools, self._ask = settings.length, tools, ask
         widths = store.io.obs["state"][0][0], store.io.action_dim
         super().__init__(settings, store, make=lambda: make(*widths), query=tools["query"])
-        self._open(folder, make_tracker=make_tracker, config=config, resume=resume)
+        self._open(start)
 
     def _usable(self) -> list[LabelledPair]:
         decided = sum(pair.said != TIE for pair in self.answers)
