@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from robot_rl.data import recorder
+from robot_rl.run import Start
 from robot_rl.types import StateDict
 from robot_rl.verbs.critic_clips import without_pictures
 from robot_rl.verbs.logs import open_log
@@ -47,6 +46,10 @@ class PictureJob(PreferenceJob):
     """
 
     smoothing = (0.02, 200)
+    form = (
+        '{"first": [episode, frame], "second": [episode, frame], "goal": "<a sentence of the log>", '
+        '"answer": 0, 1 or -1}'
+    )
 
     def __init__(
         self,
@@ -146,8 +149,13 @@ class PictureJob(PreferenceJob):
         row = {"first": pair.first, "second": pair.second, "goal": self.goals[pair.goal], "answer": pair.said}
         return {**row, "truth": [self._true(pair.first), self._true(pair.second)]}
 
-    def _read(self, path: Path) -> list[LabelledPair]:
-        return read_answers(path, self.store, self.goals)
+    def _misplaced(self, place: Place) -> str:
+        episode, frame = place
+        there = 0 <= episode < len(self.store) and 1 <= frame <= self.store.length[episode]
+        return "" if there else f"the log has no frame {frame} of episode {episode}"
+
+    def _goal_of(self, row: dict[str, Any]) -> int:
+        return self.goals.index(row["goal"])
 
     def _pairs(self, pairs: list[LabelledPair]) -> Any:
         frames = sorted({frame for pair in pairs for frame in (pair.first, pair.second)})
@@ -228,32 +236,3 @@ def _within(goal: np.ndarray, a: np.ndarray, b: np.ndarray) -> float | None:
     found = [spearman(a[goal == g], b[goal == g]) for g in np.unique(goal)]
     known = [value for value in found if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def read_answers(path: Path, store: Any, goals: list[str]) -> list[LabelledPair]:
-    """Answers of an earlier run.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is no answer, or speaks of frames or goals that the log does not have.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"labels is '{path}', expected vlm or a pairs.jsonl of an earlier run")
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            frames = [(int(row[k][0]), int(row[k][1])) for k in ("first", "second")]
-            answer = LabelledPair(frames[0], frames[1], goals.index(row["goal"]), int(row["answer"]))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ValueError(
-                f'{path}, line {number} is no answer about this log ({error}); expected {{"first": [episode, frame], '
-                '"second": [episode, frame], "goal": "<a sentence of the log>", "answer": 0, 1 or -1}'
-            ) from error
-        for episode, frame in frames:
-            if not 0 <= episode < len(store) or not 1 <= frame <= store.length[episode]:
-                raise ValueError(f"{path}, line {number}: the log has no frame {frame} of episode {episode}")
-        if answer.said not in (0, 1, TIE):
-            raise ValueError(f"{path}, line {number}: the answer is {answer.said}, expected 0, 1 or -1")
-        found.append(answer)
-    return found

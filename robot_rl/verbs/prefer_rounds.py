@@ -129,6 +129,8 @@ class PreferenceJob(ABC):
         answers: so far.
     """
 
+    form = '{"first": [episode, step], "second": [episode, step], "answer": 0, 1 or -1}'
+    """Of a line of answers."""
     smoothing = (0.05, 100)
     """Weight of an update in the running accuracy, and after how many it may end a fit."""
 
@@ -304,8 +306,38 @@ class PreferenceJob(ABC):
         """A line of the file of answers."""
 
     @abstractmethod
+    def _misplaced(self, place: Place) -> str:
+        """What is wrong with a place that an answer speaks of, or ""."""
+
+    def _goal_of(self, row: dict[str, Any]) -> int:
+        """Under which goal the answer of a line was given."""
+        return 0
+
     def _read(self, path: Path) -> list[LabelledPair]:
-        """Answers of a file."""
+        """Answers of a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a line is no answer, or speaks of what the log does not have.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(f"labels is '{path}', expected return, ask, vlm or a pairs.jsonl of an earlier run")
+        answers = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                row = json.loads(line)
+                first, second = ((int(row[k][0]), int(row[k][1])) for k in ("first", "second"))
+                pair = LabelledPair(first, second, self._goal_of(row), int(row["answer"]))
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                message = f"{path}, line {number} is no answer about this log ({error}); expected {self.form}"
+                raise ValueError(message) from error
+            wrong = next(filter(None, map(self._misplaced, (first, second))), "")
+            if pair.said not in (0, 1, TIE):
+                wrong = f"the answer is {pair.said}, expected 0, 1 or -1"
+            if wrong:
+                raise ValueError(f"{path}, line {number}: {wrong}")
+            answers.append(pair)
+        return answers
 
     @abstractmethod
     def _usable(self) -> list[LabelledPair]:

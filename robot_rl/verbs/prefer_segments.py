@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from robot_rl.data import d4rl
-from robot_rl.data.store import Store
 from robot_rl.figure import panels, save
+from robot_rl.run import Start
 from robot_rl.stats import rank_correlation
 from robot_rl.types.options import Count
 from robot_rl.verbs.logs import open_log
@@ -96,8 +94,14 @@ class SegmentJob(PreferenceJob):
     def _row(self, pair: LabelledPair) -> dict[str, object]:
         return {"first": pair.first, "second": pair.second, "answer": pair.said, "by": self._s.labels}
 
-    def _read(self, path: Path) -> list[LabelledPair]:
-        return read_answers(path, self.store, self._steps)
+    def _misplaced(self, place: Place) -> str:
+        episode, step = place
+        if 0 <= episode < len(self.store) and 0 <= step <= self.store.length[episode] - self._steps:
+            return ""
+        return (
+            f"episode {episode} has no {self._steps} steps from {step} on; were the answers given for this log and "
+            "this length?"
+        )
 
     def _score(self, piece: Place) -> float:
         begin = int(self.store.start_step[piece[0]]) + piece[1]
@@ -191,35 +195,3 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     """Rank correlation; None where one side is constant."""
     found = rank_correlation(a, b)
     return found if math.isfinite(found) else None
-
-
-def read_answers(path: Path, store: Store, length: int) -> list[LabelledPair]:
-    """Answers of an earlier run.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is no answer, or speaks of steps that the log does not have.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"labels is '{path}', expected return, ask, or a pairs.jsonl of an earlier run")
-    answers = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            first, second = ((int(row[k][0]), int(row[k][1])) for k in ("first", "second"))
-            said = int(row["answer"])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ValueError(
-                f'{path}, line {number} is no answer ({error}); expected {{"first": [episode, step], "second": '
-                '[episode, step], "answer": 0, 1 or -1}'
-            ) from error
-        for episode, step in (first, second):
-            if not 0 <= episode < len(store) or not 0 <= step <= store.length[episode] - length:
-                raise ValueError(
-                    f"{path}, line {number}: episode {episode} has no {length} steps from {step} on; were the answers "
-                    "given for this log and this length?"
-                )
-        if said not in (0, 1, TIE):
-            raise ValueError(f"{path}, line {number}: the answer is {said}, expected 0, 1 or -1")
-        answers.append(LabelledPair(first, second, said=said))
-    return answers

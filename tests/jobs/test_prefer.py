@@ -145,7 +145,7 @@ def test_interrupted_run_asks_what_it_would_have_asked(log, tmp_path, labels: st
         ({"rule": "best"}, "expected one of uniform, disagreement or entropy"),
         ({"labels": "ask", "ask": lambda _: "q"}, "0 answers"),
         ({"tie": 1e9}, "0 of them decided"),
-        ({"labels": "nobody.jsonl"}, "expected return, ask, or a pairs.jsonl"),
+        ({"labels": "nobody.jsonl"}, "expected return, ask, vlm or a pairs.jsonl"),
     ],
 )
 def test_wrong_input_is_explained(log, tmp_path, options, message):

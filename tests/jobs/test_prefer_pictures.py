@@ -139,7 +139,7 @@ def test_model_that_is_not_understood_is_given_up(log: Path, tmp_path: Path) -> 
     [
         ({"camera": "top"}, r"holds no 'image\.top'; it holds \['image\.front'\]"),
         ({"truth": "nothing"}, "no column 'nothing'"), ({"rule": "best"}, "rule is 'best', expected one of"),
-        ({"pairs": 3}, "whole number of at least 10"), ({"labels": "nobody.jsonl"}, "expected vlm or a pairs"),
+        ({"pairs": 3}, "whole number of at least 10"), ({"labels": "nobody.jsonl"}, "vlm or a pairs"),
         ({"error": 0.7}, r"error is 0\.7, expected a number in \[0, 0\.5\]"),
     ],
 )  # fmt: skip
