@@ -20,6 +20,7 @@ from robot_rl import extras
 from robot_rl.atomic import new_folder
 from robot_rl.data import video
 from robot_rl.data.bounds import facts
+from robot_rl.data.normalize import DataNorm
 from robot_rl.types import Episode, IOSpec
 
 _FILE_BYTES = 100 << 20
@@ -173,10 +174,9 @@ class _Writer:
         row["final_stamp"] = float(episode.stamp[-1])
         row["cut"] = bool(episode.meta.get("cut", False))
         for key, value in columns.items():
-            one = _Stats.of(value)
-            self.stats[key] = one if key not in self.stats else self.stats[key].merge(one)
+            self.stats.setdefault(key, _Stats()).add(value)
             if key not in _INDEX:
-                row |= {f"stats/{key}/{name}": item for name, item in one.to_dict().items()}
+                row |= {f"stats/{key}/{name}": item for name, item in _Stats(value).to_dict().items()}
         self.rows.append(row)
 
     def _flush(self, batch: list[dict[str, np.ndarray]], file: int) -> None:
@@ -200,12 +200,7 @@ class _Writer:
     def _video(self, key: str) -> None:
         target = self.root / f"videos/{_camera(key)}/chunk-000/file-000.mp4"
         target.parent.mkdir(parents=True)
-        stats = None
-        for episode in self.episodes:
-            one = _Stats.of(episode.obs[key][:-1].reshape(-1, 3) / 255.0)
-            stats = one if stats is None else stats.merge(one)
-        assert stats is not None
-        self.stats[_camera(key)] = stats
+        self.stats[_camera(key)] = _Stats(*(e.obs[key][:-1].reshape(-1, 3) / 255.0 for e in self.episodes))
         images = (image for episode in self.episodes for image in episode.obs[key][:-1])
         video.write(target, images, fps=self.fps, lossless=self.lossless)
 
@@ -274,31 +269,25 @@ class _Writer:
 
 
 class _Stats:
-    """min, max, mean, std and count per component, merged without seeing the data again."""
+    """min, max, mean, std and count per component of rows that come in pieces."""
 
-    def __init__(self, low: np.ndarray, high: np.ndarray, mean: np.ndarray, square: np.ndarray, count: int) -> None:
-        self.low, self.high, self.mean, self.square, self.count = low, high, mean, square, count
+    def __init__(self, *pieces: np.ndarray) -> None:
+        self._norm: DataNorm | None = None
+        for piece in pieces:
+            self.add(piece)
 
-    @classmethod
-    def of(cls, value: np.ndarray) -> _Stats:
+    def add(self, value: np.ndarray) -> None:
         rows = np.asarray(value, np.float64).reshape(len(value), -1)
-        mean = rows.mean(0)
-        return cls(rows.min(0), rows.max(0), mean, np.square(rows - mean).sum(0), len(rows))
-
-    def merge(self, other: _Stats) -> _Stats:
-        total, shift = self.count + other.count, other.mean - self.mean
-        return _Stats(
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
-            self.mean + shift * other.count / total,
-            self.square + other.square + np.square(shift) * self.count * other.count / total,
-            total,
-        )
+        if self._norm is None:
+            self._norm, self._low, self._high = DataNorm(rows.shape[1]), rows[0], rows[0]
+        self._norm.update(rows)
+        self._low, self._high = np.minimum(self._low, rows.min(0)), np.maximum(self._high, rows.max(0))
 
     def to_dict(self) -> dict[str, list[float] | list[int]]:
-        std = np.sqrt(self.square / self.count)
-        named = {"min": self.low, "max": self.high, "mean": self.mean, "std": std}
-        return {**{name: value.tolist() for name, value in named.items()}, "count": [self.count]}
+        norm = self._norm
+        assert norm is not None  # no episode is without steps
+        named = {"min": self._low, "max": self._high, "mean": norm.mean, "std": norm.deviation}
+        return {**{name: value.tolist() for name, value in named.items()}, "count": [norm.count]}
 
 
 def _camera(key: str) -> str:

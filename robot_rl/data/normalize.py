@@ -56,8 +56,12 @@ class DataNorm(Saved):
         """What the components are divided by, float64: the standard deviation, or 1 below the floor or without data."""
         if self._count < 2:
             return np.ones(self.shape)
-        std = np.sqrt(self.square / self._count)
-        return np.where(std < self.floor, 1.0, std)
+        return np.where(self.deviation < self.floor, 1.0, self.deviation)
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Standard deviation per component, float64."""
+        return np.sqrt(self.square / max(self._count, 1))
 
     def update(self, batch: np.ndarray | Tensor) -> None:
         """Merge a batch (..., *shape) into the statistics.

@@ -210,11 +210,10 @@ def _salvage(
         for raw in mcap_salvage.messages(file):
             if raw.topic not in topics:
                 continue
-            kind = raw.kind if "/msg/" in raw.kind else raw.kind.replace("/", "/msg/", 1)
-            if kind not in types.types:
-                fresh = typesys.get_types_from_msg(raw.definition, kind)
+            if raw.kind not in types.types:
+                fresh = typesys.get_types_from_msg(raw.definition, raw.kind)
                 types.register({name: item for name, item in fresh.items() if name not in types.types})
-            message = types.deserialize_cdr(raw.data, kind)
+            message = types.deserialize_cdr(raw.data, raw.kind)
             topic = topics[raw.topic]
             topic.received.append(raw.received_ns * 1e-9)
             topic.stamped.append(_stamp(message))
