@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """Where and how a run begins.
 
     Attributes:
@@ -84,7 +84,7 @@ class Run:
 
     def __init__(
         self,
-        start: Start,
+        start: RunStart,
         claim: Claim,
         schedule: Schedule,
         parts: Parts,

@@ -170,18 +170,18 @@ def text(path: Path, most: int = _TEXT) -> str:
         raise refusal("unreadable", f"{path} is no text ({problem})", sources.AGAIN) from problem
 
 
-def parse(path: Path, content: str, kind: type = dict) -> Any:
-    """JSON that stood in `path`.
+def parse(path: Path, content: str) -> Any:
+    """A JSON object that stood in `path`.
 
     Raises:
-        BadData: it is no JSON, or another kind of value than expected.
+        BadData: it is none.
     """
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as problem:
         raise refusal("metadata", f"{path} is no JSON ({problem})", sources.AGAIN) from problem
-    if not isinstance(value, kind):
-        raise refusal("metadata", f"{path} holds a {type(value).__name__}, expected a {kind.__name__}")
+    if not isinstance(value, dict):
+        raise refusal("metadata", f"{path} holds a {type(value).__name__}, expected a dict")
     return value
 
 

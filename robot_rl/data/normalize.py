@@ -101,11 +101,6 @@ class DataNorm(Saved):
 
     __call__ = normalize
 
-    def denormalize(self, value: object) -> Any:
-        """Inverse of `normalize` for values inside the clip bound."""
-        mean, scale = self._constants(value)
-        return value / scale + mean
-
     def loaded(self) -> None:
         """Forget scales of the older statistics."""
         self._cache.clear()

@@ -105,18 +105,19 @@ def leave_interrupted(verb: str, folder: Path) -> NoReturn:
     sys.exit(130)
 
 
-def code_of(work: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-    """What does many runs in a folder, as a verb: its refusals and a Ctrl-C become words and an exit code."""
+def code_of(work: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
+    """What is asked without a configuration, as a verb: its refusals and a Ctrl-C become words and an exit code."""
 
     @wraps(work)
     def verb(arguments: list[str]) -> int:
         try:
-            return work(arguments)
-        except (Refused, ImportError) as found:
+            return work(arguments) or 0
+        except (Refused, ValueError, OSError, RuntimeError, ImportError) as found:
             error(str(found))
-            return 2 if isinstance(found, Refused) else 1
+            return 1 if isinstance(found, ImportError) else 2
         except KeyboardInterrupt:
-            print(f"\ninterrupted; continue with the same command and --folder={folder()}", file=sys.stderr)
+            again = "" if folder() is None else f"; continue with the same command and --folder={folder()}"
+            print(f"\ninterrupted{again}", file=sys.stderr)
             return 130
 
     return verb

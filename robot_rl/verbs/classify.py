@@ -22,7 +22,7 @@ from robot_rl.human.log import episode_key, read_corrections
 from robot_rl.human.success_labels import LabelledFrames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
-from robot_rl.run import Run, Start
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options, StateDict
 from robot_rl.types.options import Count, Part, Whole
@@ -130,7 +130,7 @@ class ClassifyJob:
         self,
         settings: ClassifySettings,
         logs: Sequence[str],
-        start: Start,
+        start: RunStart,
         *,
         make: Callable[[IOSpec], Classifier],
     ) -> None:

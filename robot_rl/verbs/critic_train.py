@@ -14,7 +14,7 @@ from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
-from robot_rl.run import Run, Start
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.types import Metrics, StateDict
 from robot_rl.verbs.critic_clips import load_clips
@@ -102,7 +102,7 @@ class CriticJob:
         self,
         learner: ClipLearner,
         clips: TrainingClips,
-        start: Start,
+        start: RunStart,
         *,
         save_every: int = 500,
         minutes: float | None = None,

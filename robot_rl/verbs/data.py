@@ -99,15 +99,7 @@ def name_positions(arguments: list[str]) -> list[str]:
     return found
 
 
-def session(arguments: list[str]) -> int:
+@answer.code_of
+def session(arguments: list[str]) -> None:
     """Recorded robot sessions: robot-rl data session convert|join|recover …"""
-    try:
-        tools = build.tool("session_tools")
-        print(tools.main(arguments[0] if arguments else "", arguments[1:]))
-    except (OSError, ValueError) as error:
-        answer.error(str(error))
-        return 2
-    except ImportError as error:
-        answer.error(str(error))
-        return 1
-    return 0
+    print(build.tool("session_tools").main(arguments[0] if arguments else "", arguments[1:]))

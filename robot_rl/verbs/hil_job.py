@@ -35,7 +35,7 @@ from robot_rl.human.stats import Trials
 from robot_rl.human.trials import trials
 from robot_rl.human.waiting import meanwhile
 from robot_rl.parts import BEST, Parts
-from robot_rl.run import Run, Start
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs, Stateful
 from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
@@ -173,7 +173,7 @@ class HilJob:
     def __init__(
         self,
         settings: HilSettings,
-        start: Start,
+        start: RunStart,
         makers: HilMakers,
     ) -> None:
         self.settings, self._makers = settings, makers

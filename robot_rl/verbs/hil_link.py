@@ -21,7 +21,7 @@ from robot_rl.human.session import Records
 from robot_rl.interrupt import Interrupt
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.parts import Parts
-from robot_rl.run import Run, Start
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, IOSpec, Metrics
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, make_memory
@@ -53,7 +53,7 @@ class HilActorJob(HilJob):
     def __init__(
         self,
         settings: HilSettings,
-        start: Start,
+        start: RunStart,
         makers: HilMakers,
         *,
         link: LinkSettings,
@@ -144,7 +144,7 @@ class HilLearnerJob:
     def __init__(
         self,
         settings: HilSettings,
-        start: Start,
+        start: RunStart,
         *,
         link: LinkSettings,
         policy: Mapping[str, object],

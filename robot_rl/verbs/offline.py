@@ -21,7 +21,7 @@ from robot_rl.data.seen import measure_seen
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.parts import Parts
-from robot_rl.run import Run, Start
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.stats import iqm, stratified
 from robot_rl.types import AnyLearner, Callback, IOSpec, Metrics, VecEnv
@@ -117,7 +117,7 @@ class OfflineJob:
     def __init__(
         self,
         settings: OfflineSettings,
-        start: Start,
+        start: RunStart,
         *,
         make_env: Callable[..., VecEnv] | None,
         make_learner: Callable[[Any], Any],

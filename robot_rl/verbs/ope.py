@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from robot_rl.chunks import ChunkedPolicy
 from robot_rl.data.log_dataset import LogDataset, LogView
+from robot_rl.data.mix import merge
 from robot_rl.data.store import Store
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
@@ -286,7 +287,7 @@ def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> t
 
     def joined() -> Iterator[Transitions]:
         while True:
-            yield _join([next(stream) for stream in streams])
+            yield merge({str(member): next(stream) for member, stream in enumerate(streams)})
 
     return joined(), seen
 
@@ -300,21 +301,6 @@ def _select_unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
     """
     kept = values if seen.all() else values[torch.from_numpy(~seen)]
     return kept.mean(0).double().numpy()
-
-
-def _join(batches: list[Transitions]) -> Transitions:
-    """One batch out of several, row after row, without extras."""
-    return Transitions(
-        obs={"state": torch.cat([b.obs["state"] for b in batches])},
-        action=torch.cat([b.action for b in batches]),
-        reward=torch.cat([b.reward for b in batches]),
-        discount=torch.cat([b.discount for b in batches]),
-        next_obs={"state": torch.cat([b.next_obs["state"] for b in batches])},
-        terminated=torch.cat([b.terminated for b in batches]),
-        truncated=torch.cat([b.truncated for b in batches]),
-        intervened=torch.cat([b.intervened for b in batches]),
-        mask=torch.cat([b.mask for b in batches]),
-    )
 
 
 def _fit(learner: AnyLearner, batches: Iterator[Transitions], updates: int, what: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from robot_rl.data import recorder
-from robot_rl.run import Start
+from robot_rl.run import RunStart
 from robot_rl.types import StateDict
 from robot_rl.verbs.critic_clips import without_pictures
 from robot_rl.verbs.logs import open_log
@@ -54,7 +54,7 @@ class PictureJob(PreferenceJob):
     def __init__(
         self,
         settings: PictureSettings,
-        start: Start,
+        start: RunStart,
         *,
         make_reward: Callable[[list[str], tuple[int, int]], Any],
         make_labeller: Callable[[Callable[[np.ndarray, str], float]], Any],

@@ -21,7 +21,7 @@ from robot_rl.checkpoint import CheckpointError
 from robot_rl.data.store import Store
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
-from robot_rl.run import Run, Start
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.types import Metrics, Options, StateDict, Stateful
 from robot_rl.types.options import Count, NotNegative, Share, Whole
@@ -160,7 +160,7 @@ class PreferenceJob(ABC):
         self._progress, self._fit, self.model = Progress(), Fit(), make()
         self._facts: dict[str, object] = {"data": settings.data, "fingerprint": store.fingerprint}
 
-    def _open(self, start: Start) -> None:
+    def _open(self, start: RunStart) -> None:
         """Claim the folder; read the answers that there are, of another run or of this one.
 
         Raises:

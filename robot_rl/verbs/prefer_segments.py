@@ -12,7 +12,7 @@ import torch
 
 from robot_rl.data import d4rl
 from robot_rl.figure import panels, save
-from robot_rl.run import Start
+from robot_rl.run import RunStart
 from robot_rl.stats import rank_correlation
 from robot_rl.types.options import Count
 from robot_rl.verbs.logs import open_log
@@ -34,7 +34,7 @@ class SegmentJob(PreferenceJob):
     def __init__(
         self,
         settings: PreferSettings,
-        start: Start,
+        start: RunStart,
         *,
         make: Callable[[int, int], Any],
         tools: Mapping[str, Any],

@@ -19,7 +19,7 @@ from robot_rl.types.card import DEFAULTS, OPEN, Card, ModelCard, SensorCard
 from robot_rl.types.card_model import with_model
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.reading import read_named
 from robot_rl.verbs.robot_arm import CalibrateArmOptions, LeaderOptions, MotorsOptions, calibrate_arm, leader, motors
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
 from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
@@ -95,23 +95,19 @@ QUESTIONS = {
 OF_LEGS = ("imu", "stop")
 
 
-def robot(arguments: list[str]) -> int:
-    """What is asked of a card; the exit status."""
+@answer.code_of
+def robot(arguments: list[str]) -> None:
+    """What is asked of a card."""
     verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
     verbs |= {"bounds": _bounds, "calibrate": calibrate, "steer": steer}
     verbs |= {"calibrate-arm": calibrate_arm, "motors": motors, "leader": leader}
     verb = arguments[0] if arguments else ""
     if {"-h", "--help"} & set(arguments):
         print(_page(verb))
-        return 0
-    try:
-        if verb not in verbs:
-            raise Refused(f"robot-rl robot {'|'.join(verbs)}; there is no '{verb}'{near(verb, verbs)}")
-        verbs[verb](arguments[1:])
-    except (Refused, ValueError, OSError, ImportError, RuntimeError) as error:
-        answer.error(str(error))
-        return 2
-    return 0
+        return
+    if verb not in verbs:
+        raise Refused(f"robot-rl robot {'|'.join(verbs)}; there is no '{verb}'{near(verb, verbs)}")
+    verbs[verb](arguments[1:])
 
 
 def _page(verb: str) -> str:
@@ -134,17 +130,15 @@ def _page(verb: str) -> str:
 
 
 def _new(arguments: list[str]) -> None:
-    models = [item for item in arguments if "=" not in item]
-    if len(models) != 1:
-        raise Refused(
-            "say which model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm, or which "
-            f"card of this package: robot-rl robot new <{' | '.join(card.ready())}> name=my_arm model=<file>"
-        )
-    options = read_words(NewOptions, [item for item in arguments if "=" in item], "robot new")
+    say = (
+        "model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm, or which "
+        f"card of this package: robot-rl robot new <{' | '.join(card.ready())}> name=my_arm model=<file>"
+    )
+    model, options = read_named(NewOptions, arguments, "robot new", say)
     path = Path(f"{options.name}.yaml")
     if path.exists():
         raise Refused(f"{path} exists; take another name= or remove it")
-    made, notes = _of_ready(models[0], options) if models[0] in card.ready() else _of_model(models[0], options)
+    made, notes = (_of_ready if model in card.ready() else _of_model)(model, options)
     if options.policy:
         made = policy_card.standing(made, policy_card.read_description(Path(options.policy)))
         notes = [note for note in notes if not note.startswith(("home is", "kp and kd"))]
@@ -245,11 +239,9 @@ def _with(made: Card, given: dict[str, Any]) -> Card:
 
 def _policy(arguments: list[str]) -> None:
     """Write the card of a walking policy beside its weights."""
-    files = [item for item in arguments if "=" not in item]
-    if len(files) != 1:
-        raise Refused("say which description: robot-rl robot policy <policy.yaml> robot=g1")
-    options = read_words(PolicyOptions, [item for item in arguments if "=" in item], "robot policy")
-    description = Path(files[0])
+    say = "description: robot-rl robot policy <policy.yaml> robot=g1"
+    name, options = read_named(PolicyOptions, arguments, "robot policy", say)
+    description = Path(name)
     weights = Path(options.weights) if options.weights else description.parent / "policy.pt"
     file = policy_card.write(description, weights, card.read(options.robot))
     answer.note(card=str(file))
@@ -259,10 +251,8 @@ def _policy(arguments: list[str]) -> None:
 
 def _bounds(arguments: list[str]) -> None:
     """The workspace and the ranges of joints that a person drives through."""
-    files = [item for item in arguments if "=" not in item]
-    if len(files) != 1:
-        raise Refused("say which robot: robot-rl robot bounds my_arm, and drive it to the corners of its task")
-    found = bounds(files[0], read_words(BoundsOptions, [item for item in arguments if "=" in item], "robot bounds"))
+    say = "robot: robot-rl robot bounds my_arm, and drive it to the corners of its task"
+    found = bounds(*read_named(BoundsOptions, arguments, "robot bounds", say))
     answer.note(**found)
     print(as_yaml(found))
 

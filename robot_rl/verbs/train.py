@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint, parallel
-from robot_rl.run import Start
+from robot_rl.run import RunStart
 from robot_rl.types import Learner
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, learner_factory, run_name, settings_of, start_of, threads
@@ -42,7 +42,7 @@ def learner_of_init(cfg: DictConfig) -> str:
     return ""
 
 
-def train_job(cfg: DictConfig, start: Start) -> TrainJob:
+def train_job(cfg: DictConfig, start: RunStart) -> TrainJob:
     """A training run as its configuration says, new or resumed (`resume`).
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.loops.stepping import begins_anew
 from robot_rl.parts import Parts
 from robot_rl.recorded import Cause
-from robot_rl.run import Run, Start, reason
+from robot_rl.run import Run, RunStart, reason
 from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Policy, Sampler, Seen, Stateful, VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
@@ -130,7 +129,7 @@ class TrainJob:
     def __init__(
         self,
         settings: TrainSettings,
-        start: Start,
+        start: RunStart,
         *,
         make_env: Callable[..., VecEnv],
         make_learner: Callable[[IOSpec], AnyLearner],
@@ -457,8 +456,3 @@ def film(
         return report.write_video(path, frames, env.io.control_hz)
     finally:
         env.close()
-
-
-def read_summary(folder: Path) -> dict[str, object]:
-    """The numbers of a finished run."""
-    return json.loads((folder / "evaluation.json").read_text())

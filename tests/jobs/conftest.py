@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from robot_rl import build
-from robot_rl.run import Start
+from robot_rl.run import RunStart
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.compose import register
 from robot_rl.verbs.reading import plain
@@ -60,7 +60,7 @@ def make_job() -> Callable[..., TrainJob]:
 
         return TrainJob(
             settings_of(TrainSettings, cfg),
-            Start(
+            RunStart(
                 folder,
                 OmegaConf.to_yaml(cfg, resolve=True),
                 lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),

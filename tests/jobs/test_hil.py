@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from robot_rl import build, checkpoint
 from robot_rl.human.log import read_manifest
 from robot_rl.human.stats import Trials
-from robot_rl.run import Start
+from robot_rl.run import RunStart
 from robot_rl.verbs import hil_job
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
@@ -57,7 +57,7 @@ def make(folder: Path, *overrides: str, resume: bool = False) -> HilJob:
 
     return HilJob(
         settings_of(HilSettings, cfg),
-        Start(
+        RunStart(
             folder,
             OmegaConf.to_yaml(cfg, resolve=True),
             lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),

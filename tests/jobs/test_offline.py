@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from robot_rl import build, checkpoint
 from robot_rl.data import d4rl
-from robot_rl.run import Start
+from robot_rl.run import RunStart
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
 from robot_rl.verbs.build import settings_of
@@ -82,7 +82,7 @@ def make_offline() -> Callable[..., OfflineJob]:
 
         return OfflineJob(
             settings_of(OfflineSettings, cfg),
-            Start(
+            RunStart(
                 folder,
                 OmegaConf.to_yaml(cfg, resolve=True),
                 lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),

@@ -13,7 +13,7 @@ import pytest
 from robot_rl.data import d4rl
 from robot_rl.policies.nets.preferences import Pairs, Scripted, query
 from robot_rl.policies.reward.preference import RewardEnsemble, RewardOptions
-from robot_rl.run import Start
+from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode
 from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
@@ -44,7 +44,7 @@ def job(log: Path, out: Path, *, resume: bool = False, **options: Any) -> Segmen
     settings = PreferSettings(data=str(log), **values)  # type: ignore[arg-type]
     return SegmentJob(
         settings,
-        Start(out, "", lambda *_: Many([]), resume),
+        RunStart(out, "", lambda *_: Many([]), resume),
         make=lambda *widths: RewardEnsemble(RewardOptions(hidden=(32, 32), lr=3e-3, batch_size=32), *widths),
         tools=TOOLS,
         **({"ask": ask} if ask else {}),

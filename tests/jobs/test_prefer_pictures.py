@@ -15,7 +15,7 @@ from robot_rl.data import formats, recorder
 from robot_rl.policies.nets.picture_labels import ScriptedJudge, TwoStage
 from robot_rl.policies.nets.preferences import query
 from robot_rl.policies.reward.picture_preference import PictureOptions, PicturePairs, PictureReward
-from robot_rl.run import Start
+from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode, IOSpec
 from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
@@ -50,7 +50,7 @@ def job(log: Path, out: Path, model: Any = None, *, resume: bool = False, **opti
     values: dict[str, Any] = {"pairs": 150, "updates": 120, **options}
     return PictureJob(
         PictureSettings(data=str(log), **values),
-        Start(out, "", lambda *_: Many([]), resume),
+        RunStart(out, "", lambda *_: Many([]), resume),
         make_reward=lambda goals, size: PictureReward(PictureOptions(members=2, lr=2e-3, batch_size=32), goals, size),
         make_labeller=lambda truth: TwoStage(model or ScriptedJudge(truth, error=values.get("error", 0.0))),
         tools={"PicturePairs": PicturePairs, "query": query},
