@@ -85,55 +85,6 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     return Logs(episodes, findings, io, known, _bounds(table, io.action_dim))
 
 
-def qlearning_dataset(
-    path: str | os.PathLike[str], *, episode_length: int | None = None, terminate_on_end: bool = False
-) -> dict[str, np.ndarray]:
-    """The transitions that D4RL's own `qlearning_dataset` makes, to reproduce published numbers.
-
-    s' is the next row, also where that row begins another episode: on terminal rows (masked by the terminal) and, with
-    `terminate_on_end`, on timeout rows, which D4RL keeps unmasked and we mark as terminal. The last row of the file is
-    left out.
-
-    Args:
-        path: the HDF5 file.
-        episode_length: limit for files without `timeouts`.
-        terminate_on_end: keep timeout rows instead of leaving them out.
-
-    Returns:
-        observations, actions, next_observations, rewards and terminals, (N', ...).
-
-    Source: Farama-Foundation/D4RL d4rl/__init__.py, qlearning_dataset.
-    """
-    path = Path(path)
-    table = load(path, infos=False)
-    count = len(table)
-    if "timeouts" in table.column:
-        final = table["timeouts"].copy()
-    else:
-        limit = episode_length or scores.episode_limit(path.stem) or 0
-        if not limit:
-            raise ValueError(f"{path} has no 'timeouts' and names no known task; give episode_length")
-        final = _limit_rows(table["terminals"], limit) == limit - 1
-    terminal = table["terminals"]
-    kept: np.ndarray | None = None
-    if terminate_on_end:
-        terminal = terminal | final
-    elif final[:-1].any():
-        kept = np.flatnonzero(~final[:-1])
-
-    def rows(value: np.ndarray, shift: int = 0) -> np.ndarray:
-        value = value[shift : count - 1 + shift]
-        return value if kept is None else value.take(kept, 0)
-
-    return {
-        "observations": rows(table["observations"]),
-        "actions": rows(table["actions"]),
-        "next_observations": rows(table["observations"], 1),
-        "rewards": rows(table["rewards"]),
-        "terminals": rows(terminal),
-    }
-
-
 def write(
     path: str | os.PathLike[str],
     episodes: Sequence[Episode],
@@ -208,7 +159,7 @@ def write(
         file.attrs.update(facts(io, said))
 
 
-def _limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
+def limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
     """(N,) step inside the episode, where episodes end at terminals and after `limit` steps."""
     starts = np.concatenate(([0], np.flatnonzero(terminal[:-1]) + 1))
     begin = np.zeros(len(terminal), np.int64)
@@ -235,7 +186,7 @@ def _ends(table: D4rlTable, name: str, limit: int | None, meaning: str) -> tuple
             )
         timeout = np.zeros(rows, bool)
         if known is not None:
-            timeout = (_limit_rows(terminal, known) == known - 1) & ~terminal
+            timeout = (limit_rows(terminal, known) == known - 1) & ~terminal
             count = int(timeout.sum())
             message = f"no 'timeouts': {count} ends assumed at {known} steps"
             table.findings.append(

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from benchmarks.d4rl_pairs import qlearning_dataset
 from robot_rl.data import d4rl, formats
 from robot_rl.data.read_options import ReadOptions
 from robot_rl.types import Episode
@@ -248,11 +249,11 @@ def test_read_missing_file_suggests_a_neighbour(tmp_path: Path) -> None:
 def test_qlearning_dataset_is_that_of_d4rl(tmp_path: Path) -> None:
     # D4RL's loop by hand: rows 0..8 without the timeout row 5; s' is always the next row, also behind the terminal 2.
     path = make(tmp_path, columns(10, terminals=marks(10, 2), timeouts=marks(10, 5)))
-    got = d4rl.qlearning_dataset(path)
+    got = qlearning_dataset(path)
     assert got["observations"][:, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]
     assert got["next_observations"][:, 0].tolist() == [1, 2, 3, 4, 5, 7, 8, 9]
     assert got["terminals"].tolist() == [False, False, True, False, False, False, False, False]
-    kept = d4rl.qlearning_dataset(path, terminate_on_end=True)
+    kept = qlearning_dataset(path, terminate_on_end=True)
     assert np.flatnonzero(kept["terminals"]).tolist() == [2, 5]
     assert len(kept["rewards"]) == 9
 
@@ -260,7 +261,7 @@ def test_qlearning_dataset_is_that_of_d4rl(tmp_path: Path) -> None:
 def test_qlearning_dataset_without_timeouts_counts_steps(tmp_path: Path) -> None:
     # limit 3, terminal at 1: rows 4 and 7 are the last steps of full episodes.
     path = make(tmp_path, columns(10, terminals=marks(10, 1), timeouts=None))
-    got = d4rl.qlearning_dataset(path, episode_length=3)
+    got = qlearning_dataset(path, episode_length=3)
     assert got["observations"][:, 0].tolist() == [0, 1, 2, 3, 5, 6, 8]
 
 

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from broken import episode, hdf5
 
+from benchmarks.d4rl_pairs import qlearning_dataset
 from robot_rl.data import d4rl, minari, scores
 from robot_rl.data.convert import convert, validate
 from robot_rl.data.episode import episode_from_columns
@@ -50,7 +51,7 @@ def test_d4rl_drops_the_tail_of_the_file(tmp_path: Path) -> None:
 def test_d4rl_terminate_on_end_bootstraps_from_a_foreign_state(tmp_path: Path) -> None:
     """It keeps timeout rows with done=False and the next episode's first state as s'; ours marks them done."""
     path = hdf5(tmp_path / "x.hdf5", rows(10, timeouts=(3,)))
-    got = d4rl.qlearning_dataset(path, terminate_on_end=True)
+    got = qlearning_dataset(path, terminate_on_end=True)
     row = int(np.flatnonzero(got["observations"][:, 0] == 3)[0])
     assert got["next_observations"][row, 0] == 4
     assert got["terminals"][row]
@@ -142,7 +143,7 @@ def test_compatibility_mode_equals_a_literal_row_loop(tmp_path: Path, with_timeo
     if not with_timeouts:
         del data["timeouts"]
     path = hdf5(tmp_path / "x.hdf5", data)
-    got = d4rl.qlearning_dataset(path, episode_length=30)
+    got = qlearning_dataset(path, episode_length=30)
     for key, value in literal_qlearning(data, 30).items():
         np.testing.assert_array_equal(got[key], np.array(value), err_msg=key)
 
@@ -157,7 +158,7 @@ def test_compatibility_mode_is_thirty_times_faster_than_the_row_loop(tmp_path: P
         start = time.process_time()
         literal_qlearning(part, None)
         middle = time.process_time()
-        d4rl.qlearning_dataset(path)
+        qlearning_dataset(path)
         best.append(50 * (middle - start) / (time.process_time() - middle))
     assert max(best) > 30
 
