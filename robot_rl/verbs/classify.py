@@ -24,7 +24,7 @@ from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
 from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
-from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options, StateDict
+from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options, Stateful
 from robot_rl.types.options import Count, Part, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, choice, run_folder, settings_of, start_of, threads
@@ -33,7 +33,7 @@ from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
 
 
-class Classifier(Protocol):
+class Classifier(Stateful, Protocol):
     """See `robot_rl.policies.reward.success.SuccessClassifier`."""
 
     io: IOSpec
@@ -54,14 +54,6 @@ class Classifier(Protocol):
 
     def probability(self, obs: Obs) -> np.ndarray:
         """(N,)."""
-        ...
-
-    def state_dict(self) -> StateDict:
-        """Tensors."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place."""
         ...
 
 

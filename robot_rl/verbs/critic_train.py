@@ -16,11 +16,11 @@ from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
 from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
-from robot_rl.types import Metrics, StateDict
+from robot_rl.types import Metrics, Stateful
 from robot_rl.verbs.critic_clips import load_clips
 
 
-class ClipLearner(Protocol):
+class ClipLearner(Stateful, Protocol):
     """What trains on clips, such as `policies.vla.critic.CriticLearner`."""
 
     steps: int
@@ -39,14 +39,6 @@ class ClipLearner(Protocol):
 
     def calibrate(self, clips: Any) -> Any:
         """Fit done on held-out clips."""
-        ...
-
-    def state_dict(self) -> StateDict:
-        """Exact continuation."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue."""
         ...
 
 

@@ -56,12 +56,10 @@ def _segments(cfg: DictConfig, folder: Path) -> SegmentJob:
     def make(state: int, action: int) -> Any:
         return build.make("preference", plain(cfg.preference), state, action, seed=cfg.seed, device=str(cfg.device))
 
-    tools = {"Pairs": build.tool("pairs"), "Scripted": build.tool("scripted_answers"), "query": build.tool("query")}
     return SegmentJob(
         settings_of(PreferSettings, cfg),
         start_of(cfg, folder),
         make=make,
-        tools=tools,
     )
 
 
@@ -93,5 +91,4 @@ def _pictures(cfg: DictConfig, folder: Path) -> PictureJob:
         start_of(cfg, folder),
         make_reward=reward,
         make_labeller=labeller,
-        tools={"PicturePairs": build.tool("picture_pairs"), "query": build.tool("query")},
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from robot_rl import build
 from robot_rl.data import recorder
 from robot_rl.run import RunStart
 from robot_rl.types import StateDict
@@ -58,7 +59,6 @@ class PictureJob(PreferenceJob):
         *,
         make_reward: Callable[[list[str], tuple[int, int]], Any],
         make_labeller: Callable[[Callable[[np.ndarray, str], float]], Any],
-        tools: Mapping[str, Any],
     ) -> None:
         """Open the log.
 
@@ -68,13 +68,12 @@ class PictureJob(PreferenceJob):
             make_reward: (goals, image size) -> reward, such as `policies.reward.picture_preference.PictureReward`.
             make_labeller: (truth of a picture under a goal) -> labeller with `label` and `counts`; a model of its own
                 does not look at the truth.
-            tools: "PicturePairs" and "query".
 
         Raises:
             ValueError: no such pictures or truth in the log, or no goal.
             FileNotFoundError: no log.
         """
-        self._look, self._tools, self._known = settings, tools, None
+        self._look, self._known = settings, None
         self.store = store = open_log(settings.data)
         self._key = f"image.{settings.camera}"
         if self._key not in store.io.obs:
@@ -91,7 +90,7 @@ class PictureJob(PreferenceJob):
             raise ValueError(f"the log has no column '{settings.truth}' for truth; it has {sorted(store.names)}")
         self._truth = np.asarray(store.column(name), np.float64)
         self._model = make_labeller(self._of_picture)
-        super().__init__(settings, store, make=lambda: make_reward(self.goals, (height, width)), query=tools["query"])
+        super().__init__(settings, store, make=lambda: make_reward(self.goals, (height, width)))
         self._facts |= {"goals": self.goals, "image_size": [height, width]}
         self._open(start)
 
@@ -160,7 +159,7 @@ class PictureJob(PreferenceJob):
     def _pairs(self, pairs: list[LabelledPair]) -> Any:
         frames = sorted({frame for pair in pairs for frame in (pair.first, pair.second)})
         place = {frame: i for i, frame in enumerate(frames)}
-        return self._tools["PicturePairs"](
+        return build.tool("picture_pairs")(
             torch.from_numpy(np.stack([self._picture(frame) for frame in frames])),
             torch.tensor([place[pair.first] for pair in pairs]),
             torch.tensor([place[pair.second] for pair in pairs]),

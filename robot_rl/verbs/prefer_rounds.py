@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from tqdm import tqdm
 
-from robot_rl import checkpoint
+from robot_rl import build, checkpoint
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.data.store import Store
 from robot_rl.loops.fit import Fit
@@ -32,7 +32,7 @@ TIE = -1
 ANSWERS = "pairs.jsonl"
 
 
-class LearntReward(Protocol):
+class LearntReward(Stateful, Protocol):
     """See `robot_rl.policies.reward.preference.RewardEnsemble`."""
 
     def update(self, pairs: object) -> Metrics:
@@ -49,14 +49,6 @@ class LearntReward(Protocol):
 
     def reward(self, rows: object, other: object, /) -> Tensor:
         """(N,) of states and actions, or of pictures and a goal."""
-        ...
-
-    def state_dict(self) -> StateDict:
-        """Tensors."""
-        ...
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Continue exactly."""
         ...
 
 
@@ -140,7 +132,6 @@ class PreferenceJob(ABC):
         store: Store,
         *,
         make: Callable[[], LearntReward],
-        query: Callable[..., Any],
     ) -> None:
         """Take what the rounds are about; `_open` follows when all is known to fit.
 
@@ -148,9 +139,8 @@ class PreferenceJob(ABC):
             settings: numbers.
             store: the log.
             make: () -> a reward to fit; every round begins with a new one.
-            query: (probabilities, candidates, count, rule=...) -> which candidates to ask for.
         """
-        self._s, self.store, self._make, self._query = settings, store, make, query
+        self._s, self.store, self._make = settings, store, make
         self._given = settings.labels not in ("return", "ask", "vlm")
         self._rounds = 1 if self._given or settings.rule == "uniform" else settings.rounds
         self.answers: list[LabelledPair] = []
@@ -264,7 +254,7 @@ class PreferenceJob(ABC):
             return self._draw(count)
         found = self._draw(count * self._s.candidates)
         chance = self.model.probabilities(self._pairs(found))
-        return [found[k] for k in self._query(chance, len(found), count, rule=self._s.rule)]
+        return [found[k] for k in build.tool("query")(chance, len(found), count, rule=self._s.rule)]
 
     def _enough(self, metrics: Metrics) -> bool:
         weight, least = self.smoothing

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from robot_rl import build
 from robot_rl.data import d4rl
 from robot_rl.figure import panels, save
 from robot_rl.run import RunStart
@@ -37,7 +38,6 @@ class SegmentJob(PreferenceJob):
         start: RunStart,
         *,
         make: Callable[[int, int], Any],
-        tools: Mapping[str, Any],
         ask: Callable[[str], str] = input,
     ) -> None:
         """Open the log.
@@ -46,7 +46,6 @@ class SegmentJob(PreferenceJob):
             settings: numbers.
             start: where the run begins.
             make: (state width, action width) -> ensemble, such as `policies.reward.preference.RewardEnsemble`.
-            tools: "Pairs", "Scripted" and "query" of the preference module.
             ask: reads a person's answer to a prompt.
 
         Raises:
@@ -62,9 +61,9 @@ class SegmentJob(PreferenceJob):
                 f"no episode has {settings.length} steps, the longest has {int(store.length.max(initial=0))}; "
                 "choose a smaller length"
             )
-        self._steps, self._tools, self._ask = settings.length, tools, ask
+        self._steps, self._ask = settings.length, ask
         widths = store.io.obs["state"][0][0], store.io.action_dim
-        super().__init__(settings, store, make=lambda: make(*widths), query=tools["query"])
+        super().__init__(settings, store, make=lambda: make(*widths))
         self._open(start)
 
     def _usable(self) -> list[LabelledPair]:
@@ -87,7 +86,7 @@ class SegmentJob(PreferenceJob):
         s = self._s
         if s.labels == "return":
             seed = s.seed + self._progress.answered
-            script = self._tools["Scripted"](self._score, error=s.error, tie=s.tie, seed=seed)
+            script = build.tool("scripted_answers")(self._score, error=s.error, tie=s.tie, seed=seed)
             return lambda pair, there: script.label(pair.first, pair.second, "")  # also again: its errors are drawn
         return lambda pair, there: None if there else self._person(pair.first, pair.second)
 
@@ -160,7 +159,7 @@ class SegmentJob(PreferenceJob):
             torch.from_numpy(np.stack([np.stack([piece[k] for piece in pair]) for pair in both]).astype(np.float32))
             for k in (0, 1)
         )
-        return self._tools["Pairs"](state, action, chance_of(pairs))
+        return build.tool("pairs")(state, action, chance_of(pairs))
 
     def _relabel(self) -> dict[str, object]:
         """The log with learnt rewards, and how its episodes rank by them."""

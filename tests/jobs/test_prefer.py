@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from robot_rl.data import d4rl
-from robot_rl.policies.nets.preferences import Pairs, Scripted, query
+from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.reward.preference import RewardEnsemble, RewardOptions
 from robot_rl.run import RunStart
 from robot_rl.track import Many
@@ -19,7 +19,6 @@ from robot_rl.types import Episode
 from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
 
 PLACES = ("relabelled", "checkpoint", "curve", "report")
-TOOLS = {"Pairs": Pairs, "Scripted": Scripted, "query": query}
 
 
 @pytest.fixture
@@ -46,7 +45,6 @@ def job(log: Path, out: Path, *, resume: bool = False, **options: Any) -> Segmen
         settings,
         RunStart(out, "", lambda *_: Many([]), resume),
         make=lambda *widths: RewardEnsemble(RewardOptions(hidden=(32, 32), lr=3e-3, batch_size=32), *widths),
-        tools=TOOLS,
         **({"ask": ask} if ask else {}),
     )
 

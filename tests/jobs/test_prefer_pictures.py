@@ -13,8 +13,7 @@ import pytest
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.data import formats, recorder
 from robot_rl.policies.nets.picture_labels import ScriptedJudge, TwoStage
-from robot_rl.policies.nets.preferences import query
-from robot_rl.policies.reward.picture_preference import PictureOptions, PicturePairs, PictureReward
+from robot_rl.policies.reward.picture_preference import PictureOptions, PictureReward
 from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode, IOSpec
@@ -53,7 +52,6 @@ def job(log: Path, out: Path, model: Any = None, *, resume: bool = False, **opti
         RunStart(out, "", lambda *_: Many([]), resume),
         make_reward=lambda goals, size: PictureReward(PictureOptions(members=2, lr=2e-3, batch_size=32), goals, size),
         make_labeller=lambda truth: TwoStage(model or ScriptedJudge(truth, error=values.get("error", 0.0))),
-        tools={"PicturePairs": PicturePairs, "query": query},
     )
 
 
