@@ -176,9 +176,7 @@ def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
             tables[number] = _columns(_parquet(data.root, file, f"episode {number}", numeric=True))
         except BadData as bad:
             _report_broken(data, bad, salvage)
-    if missing:
-        message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(missing)}"
-        data.findings.append(warning("episodes_missing", message, "copy them, or go on without", count=len(missing)))
+    _tell_missing(data, missing)
     return tables
 
 
@@ -210,10 +208,14 @@ def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
                 )
             else:
                 missing.append(episode)
+    _tell_missing(data, missing)
+    return dict(sorted(tables.items()))
+
+
+def _tell_missing(data: _Set, missing: list[int]) -> None:
     if missing:
         message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(missing)}"
         data.findings.append(warning("episodes_missing", message, "copy them, or go on without", count=len(missing)))
-    return dict(sorted(tables.items()))
 
 
 def _report_broken(data: _Set, bad: BadData, salvage: bool) -> None:

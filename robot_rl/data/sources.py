@@ -84,10 +84,8 @@ def saturation(action: np.ndarray, name: str = "", *, declared: bool = False) ->
         why, repair = "logged before clipping, or in physical units", "simulators clip anyway) or action=rescale; "
         repair += "action_low=… action_high=… where they are in a robot's units and its range is known"
         if declared:
-            why, repair = (
-                "outside the declared range",
-                "robots clip anyway), or the right range: action_low=… action_high=…",
-            )
+            why = "outside the declared range"
+            repair = "robots clip anyway), or the right range: action_low=… action_high=…"
         part = f"{share:.0%} of {name + ' ' if name else ''}action" if share >= 0.01 else f"{share:.2%} of the action"
         text = f"{part} components lie outside [-1, 1], worst {worst:.3g}" + (f" ({why})" if share >= 0.01 else "")
         tell = warning if share < 0.01 and abs(worst) - 1.0 < 0.1 else error

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 from tqdm import tqdm
 
 from robot_rl.recorded import Cause
+from robot_rl.stats import wilson
 from robot_rl.words import Refused
 
 _runs: list[dict[str, Any]] = []  # one of every run that this process did; a sweep does several
@@ -53,6 +54,12 @@ def run_folder_is(folder: Path) -> None:
     """Say where a run writes."""
     note(folder=str(folder))
     print(f"run folder: {folder}", flush=True)
+
+
+def rate(won: int, count: int) -> str:
+    """A share of successes with its interval."""
+    low, high = wilson(won, count)
+    return f"{won}/{count} = {won / count:.2f} (95 %: {low:.2f} to {high:.2f})"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 
 from robot_rl.types import Action, Array, Obs, Options, Policy, PolicyParts
 from robot_rl.types.options import NotNegative, Share
+from robot_rl.verbs.collect_episodes import WithDensity
 
 _LOG_SQRT_TAU = 0.5 * math.log(2.0 * math.pi)
 
@@ -54,7 +55,7 @@ class Behaviour:
             raise ValueError(
                 f"{type(policy).__name__} has no reseed(seed), so that what it samples could not be repeated; use noise"
             )
-        self.io, self._policy, self.how = policy.io, policy, how
+        self.io, self._policy, self.how = policy.io, WithDensity(policy), how
         self._wave: tuple[np.ndarray, np.ndarray] | None = None
         self.reseed(seed)
 
@@ -95,7 +96,7 @@ class Behaviour:
             mode = mode + self.how.bias * self._pull(np.asarray(obs["state"], np.float64))
         mode = mode.clip(-1.0, 1.0)
         if self.how.sample and not self.how.bias:
-            logp = self._own(obs, answer)
+            logp = None if answer.logp is None else np.asarray(answer.logp, np.float32)
             action = np.where(chance[:, None], uniform, mode).astype(np.float32)
             if not self.how.random:
                 return Action(action, logp=logp)
@@ -113,13 +114,6 @@ class Behaviour:
         if self.how.random:
             logp = np.logaddexp(math.log1p(-self.how.random) + logp, math.log(self.how.random) + flat)
         return Action(action, logp=logp.astype(np.float32))
-
-    def _own(self, obs: Obs, answer: Action) -> np.ndarray | None:
-        """(B,) log-density of what the policy drew, where it tells it."""
-        if answer.logp is not None:
-            return np.asarray(answer.logp, np.float32)
-        known = self._policy.parts.log_prob
-        return None if known is None else known(obs, torch.as_tensor(answer.value)).cpu().numpy()
 
     def _pull(self, state: np.ndarray) -> np.ndarray:
         if self._wave is None:

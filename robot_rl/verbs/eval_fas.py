@@ -64,7 +64,6 @@ def evaluate_intervals(cfg: DictConfig) -> None:
         answer.table({"run": given, "fas": result.fas, "fas_norm": result.fas_norm, "held": result.held})
         answer.table({f"return at {k}": value for k, value in zip(result.intervals, result.returns)})
     folder = run_folder(cfg, "fas", Path(paths[0]).name)
-    folder.mkdir(parents=True, exist_ok=True)
     scores = [item["fas"] for item in found.values()]
     mean = sum(scores) / len(scores)
     spread = (sum((x - mean) ** 2 for x in scores) / len(scores)) ** 0.5

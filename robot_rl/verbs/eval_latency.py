@@ -90,7 +90,7 @@ def evaluate_latency(cfg: DictConfig) -> None:
         won = sum(result.successes)
         low, high = wilson(won, len(result.successes))
         row: dict[str, object] = {"successes": result.successes, "low": low, "high": high, **acting.facts()}
-        line = f"{won}/{len(result.successes)} = {won / len(result.successes):.3f} (95 %: {low:.3f} to {high:.3f})"
+        line = answer.rate(won, len(result.successes))
         if not first:
             first = result.successes
         else:
@@ -102,7 +102,6 @@ def evaluate_latency(cfg: DictConfig) -> None:
         found[name] = {**row, "line": line}
     env.close()
     folder = run_folder(cfg, "latency", path.parent.parent.name if cfg.get("policy") is None else path.name)
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "latency.json", found)
     print(f"success of {lengths.exec} of {lengths.pred} actions per decision, {cfg.latency_ms:g} ms of latency")
     answer.table({**{name: row["line"] for name, row in found.items()}, "numbers": str(folder / "latency.json")})
