@@ -40,7 +40,7 @@ STAND = 3.5
 
 
 @dataclass
-class RunStart:
+class Start:
     """What happened: one row per tick."""
 
     spec: RobotSpec
@@ -140,7 +140,7 @@ def reach_of(robot: str):
     return world, spec, measure_seen(rows, env.io)
 
 
-def arm_start(robot: str, seed: int, seconds: float = 8.0, pictures: bool = False) -> RunStart:
+def arm_start(robot: str, seed: int, seconds: float = 8.0, pictures: bool = False) -> Start:
     """An arm at rest in the world reach, then all its joints moved at once, each with a rhythm of its own."""
     world, spec, seen = reach_of(robot)
     rng = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ def arm_start(robot: str, seed: int, seconds: float = 8.0, pictures: bool = Fals
         port = WorldPort(world, spec.names)
         return PolicyRunner(Expert(port.io, world), port, RunnerOptions(rate=100.0, mode=spec.mode), identity="x")
 
-    found = RunStart(spec, seen=seen, make_runner=runner)
+    found = Start(spec, seen=seen, make_runner=runner)
     lower, upper = spec.bounds()
     slow, phase = rng.uniform(1.0, 3.0, len(lower)), rng.uniform(0.0, 2.0 * np.pi, len(lower))
     reach = rng.uniform(0.05, 0.12, len(lower))
@@ -185,7 +185,7 @@ def arm_start(robot: str, seed: int, seconds: float = 8.0, pictures: bool = Fals
     return found
 
 
-def legs_start(folder: Path, seed: int) -> RunStart:
+def legs_start(folder: Path, seed: int) -> Start:
     """The G1 in its harness, standing up, then one joint after the other moved, while a hand swings the trunk."""
     from tests.real.legs_world import LegsWorld, g1_card
 
@@ -197,7 +197,7 @@ def legs_start(folder: Path, seed: int) -> RunStart:
     def runner() -> PolicyRunner:
         return PolicyRunner(made.policy, made.port, RunnerOptions(rate=100.0, mode=spec.mode), identity="g1")
 
-    found = RunStart(spec, make_runner=runner)
+    found = Start(spec, make_runner=runner)
     yaw = rng.uniform(-np.pi, np.pi) if seed else 0.0  # the IMU's is its own
     turn = np.array([0.0, 0.0, np.sin(0.5 * yaw), np.cos(0.5 * yaw)])
     home, lower, upper = np.array(spec.home), *spec.bounds()
@@ -244,4 +244,4 @@ def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.array([*v, a[3] * b[3] - a[:3] @ b[:3]])
 
 
-__all__ = ["RunStart", "arm_start", "legs_start", "reach_of", "small_card"]
+__all__ = ["Start", "arm_start", "legs_start", "reach_of", "small_card"]
