@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,6 @@ def write(
     *,
     io: IOSpec | None = None,
     fps: int | None = None,
-    task: str = "",
-    robot_type: str = "unknown",
     lossless: bool = False,
     said: str | None = None,
 ) -> None:
@@ -51,8 +50,6 @@ def write(
         episodes: what to write; images are (T + 1, H, W, 3) uint8 with even height and width.
         io: interface, for names and the rate; that of the first episode when None.
         fps: rows per second; the interface's rate, rounded, when None.
-        task: text for episodes whose `meta` names none.
-        robot_type: for info.json.
         lossless: keep every pixel value of videos, at many times the size.
         said: what is known of the actions beside the interface, see `bounds.ActionBounds.said`.
 
@@ -64,7 +61,6 @@ def write(
     given = episodes[0].meta.get("io")
     io = io or (IOSpec.from_dict(given) if isinstance(given, dict) else given)
     rate = fps or (round(io.control_hz) if io is not None else 20)
-    cameras = {key: value.shape[1:] for key, value in episodes[0].obs.items() if value.ndim == 4}
     for key, value in episodes[0].obs.items():
         image = value.ndim == 4 and value.dtype == np.uint8 and value.shape[3] == 3
         if not image and (value.ndim != 2 or value.dtype.kind != "f"):
@@ -73,30 +69,27 @@ def write(
                 "and uint8 images (H, W, 3)"
             )
     with new_folder(Path(path)) as root:
-        writer = _Writer(root, episodes, io, rate, task, robot_type, cameras, lossless)
-        writer.said = said
-        writer.run()
+        _Writer(root, episodes, io, rate, lossless, said).run()
 
 
+@dataclass
 class _Writer:
-    def __init__(
-        self,
-        root: Path,
-        episodes: Sequence[Episode],
-        io: IOSpec | None,
-        fps: int,
-        task: str,
-        robot_type: str,
-        cameras: dict[str, tuple[int, ...]],
-        lossless: bool,
-    ) -> None:
-        self.root, self.episodes, self.io, self.fps = root, episodes, io, fps
-        self.task, self.robot_type, self.cameras, self.lossless = task, robot_type, cameras, lossless
+    """See `write`."""
+
+    root: Path
+    episodes: Sequence[Episode]
+    io: IOSpec | None
+    fps: int
+    lossless: bool
+    said: str | None
+    tasks: dict[str, int] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    stats: dict[str, _Stats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.pa, self.parquet = extras.require("pyarrow"), extras.require("pyarrow.parquet")
-        self.said: str | None = None
-        self.tasks: dict[str, int] = {}
-        self.rows: list[dict[str, Any]] = []
-        self.stats: dict[str, _Stats] = {}
+        episodes, fps = self.episodes, self.fps
+        self.cameras = {key: value.shape[1:] for key, value in episodes[0].obs.items() if value.ndim == 4}
         self.columns = self._columns_of_all()
         self.with_stamp = any(not np.array_equal(e.stamp, np.arange(len(e) + 1) / fps) for e in episodes)
         self.with_human = any(e.intervened.any() for e in episodes)
@@ -134,7 +127,7 @@ class _Writer:
     def _columns(self, number: int, index: int, episode: Episode) -> dict[str, np.ndarray]:
         steps = len(episode)
         frame = np.arange(steps)
-        text = str(episode.meta.get("task") or self.task)
+        text = str(episode.meta.get("task") or "")
         task = self.tasks.setdefault(text, len(self.tasks))
         last = frame == steps - 1
         found: dict[str, np.ndarray] = {f"observation.{k}": v[:-1] for k, v in self._vectors(episode).items()}
@@ -160,7 +153,7 @@ class _Writer:
         return {key: value for key, value in episode.obs.items() if key not in self.cameras}
 
     def _row(self, number: int, index: int, file: int, episode: Episode, columns: dict[str, np.ndarray]) -> None:
-        row: dict[str, object] = {"episode_index": number, "tasks": [str(episode.meta.get("task") or self.task)]}
+        row: dict[str, object] = {"episode_index": number, "tasks": [str(episode.meta.get("task") or "")]}
         row |= {"length": len(episode), "data/chunk_index": 0, "data/file_index": file}
         row |= {"dataset_from_index": index, "dataset_to_index": index + len(episode)}
         row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
@@ -235,7 +228,7 @@ class _Writer:
             features[_camera(key)] = {"dtype": "video", "shape": list(shape), "names": names, "info": about}
         info = {
             "codebase_version": "v3.0",
-            "robot_type": self.robot_type,
+            "robot_type": "unknown",
             "total_episodes": len(self.episodes),
             "total_frames": total,
             "total_tasks": len(self.tasks),
