@@ -24,7 +24,7 @@ from benchmarks.d3rlpy_peer import peer
 from benchmarks.harness import compare, one_thread, repeated
 from robot_rl.data import d4rl
 from robot_rl.data.log_dataset import LogDataset, LogView
-from robot_rl.data.store import open_store, store_from_d4rl
+from robot_rl.data.store import convert_once, open_store
 
 BATCH = 256
 _STATE, _ACTION, _LENGTH = 17, 6, 1000
@@ -75,13 +75,13 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
 
     def first_time() -> None:
         shutil.rmtree(store, ignore_errors=True)
-        LogDataset(store_from_d4rl(path)).sample(BATCH)
+        LogDataset(convert_once(path)).sample(BATCH)
 
     contestants: dict[str, Callable[[], Any]] = {
         "ours: file to store to first batch": first_time,
         "ours: file to episodes (arrays only)": lambda: d4rl.read(path),
         "ours: open the store, first batch": lambda: LogDataset(open_store(store)).sample(BATCH),
-        "ours: store_from_d4rl again": lambda: store_from_d4rl(path),
+        "ours: convert_once again": lambda: convert_once(path),
         "D4RL's loader (row loop)": lambda: reference_loop(path),
         "arrays by h5py alone": lambda: _arrays(path),
     }
@@ -109,7 +109,7 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def _sampling(path: Path, rounds: int, calls: int) -> list[dict[str, Any]]:
-    store = store_from_d4rl(path)
+    store = convert_once(path)
     batches = LogDataset(store).batches(BATCH)
     with_more = LogDataset(store, LogView(n_step=3, next_action=True, return_to_go=True)).batches(BATCH)
     columns = {key: torch.from_numpy(value) for key, value in _arrays(path).items()}

@@ -26,10 +26,11 @@ import numpy as np
 
 from benchmarks import offline_reference as reference
 from benchmarks.d3rlpy_peer import peer
+from benchmarks.d4rl_pairs import qlearning_dataset
 from benchmarks.harness import compare, one_thread
 from robot_rl.data import d4rl
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.data.store import open_store, store_from_d4rl
+from robot_rl.data.store import convert_once, open_store
 from robot_rl.types import Episode
 
 STATE, ACTION, BATCH, LENGTH = 17, 6, 256, 1000
@@ -63,8 +64,8 @@ def run(
         path = _write(Path(folder) / "synthetic.hdf5", rows // 10 if quick else rows)
         table: list[dict[str, Any]] = []
         loading = _loading(path, 1 if quick else 3) if load else []
-        store = store_from_d4rl(path)
-        columns = d4rl.qlearning_dataset(path)
+        store = convert_once(path)
+        columns = qlearning_dataset(path)
         for name in algorithms:
             table += _compare(name, store, columns, 3 if quick else 7, 0.3 if quick else 1.0, seeds)
         return {"rows": [*table, *loading]}
@@ -207,7 +208,7 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
 
     def row_loop() -> None:
         """D4RL's own way: one Python step per row."""
-        columns = d4rl.qlearning_dataset(path)
+        columns = qlearning_dataset(path)
         kept: list[list[Any]] = [[] for _ in range(5)]
         names = ("observations", "next_observations", "actions", "rewards", "terminals")
         for i in range(len(columns["actions"])):
@@ -217,13 +218,13 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
             np.array(part)
 
     def convert() -> None:
-        store = store_from_d4rl(path, path.with_name("fresh.store"))
+        store = convert_once(path, path.with_name("fresh.store"))
         LogDataset(store).sample(BATCH)
         for file in store.path.iterdir():
             file.unlink()
         store.path.rmdir()
 
-    kept_store = store_from_d4rl(path)
+    kept_store = convert_once(path)
 
     def again() -> None:
         LogDataset(open_store(kept_store.path)).sample(BATCH)
@@ -232,9 +233,7 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
     contestants: dict[str, Callable[[], None]] = {"row loop (D4RL's way)": row_loop} if own is None else {"D4RL": own}
     library = peer()
     if library is not None:
-        contestants["d3rlpy"] = lambda: _peer_dataset(library, d4rl.qlearning_dataset(path)).sample_transition_batch(
-            BATCH
-        )
+        contestants["d3rlpy"] = lambda: _peer_dataset(library, qlearning_dataset(path)).sample_transition_batch(BATCH)
     contestants |= {"ours, first time (reads, writes the store)": convert, "ours, from the store": again}
     seconds = compare(contestants, rounds)
     return [{"algorithm": "loading", "contestant": who, "seconds": median(t)} for who, t in seconds.items()]

@@ -22,7 +22,7 @@ from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
 from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.types import AnyLearner, Callback, Policy, VecEnv
-from robot_rl.verbs.build import load_policy, saved_config
+from robot_rl.verbs.build import load_policy, start_of
 from robot_rl.verbs.compose import choices, compose_verb
 from robot_rl.verbs.offline import offline_job
 from robot_rl.verbs.pictures import put_pictures
@@ -226,7 +226,7 @@ def evaluate(
 
 
 def _train(cfg: DictConfig, folder: Path, callback: Callback | None) -> RunResult:
-    job = train_job(cfg, folder, config=saved_config(cfg))
+    job = train_job(cfg, start_of(cfg, folder))
     return RunResult(job.folder, job.run(callback))
 
 

@@ -100,11 +100,6 @@ def claim_existing(folder: Path) -> Claim:
     return _for_all_ranks(folder, _take)
 
 
-def claim_folder(folder: Path, *, resume: bool) -> Claim:
-    """Take the folder of a run that goes on, or of a new one; see `claim_existing` and `claim_new`."""
-    return claim_existing(folder) if resume else claim_new(folder)
-
-
 def _for_all_ranks(folder: Path, take: Callable[[Path], Claim]) -> Claim:
     own = take(folder) if parallel.rank() == 0 else None
     place = parallel.agree(folder if own is None else own.folder)

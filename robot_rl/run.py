@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from robot_rl import lineage, parallel, report
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import write_json
-from robot_rl.claim import Claim
+from robot_rl.claim import Claim, claim_existing, claim_new
 from robot_rl.diagnosis import diagnose
 from robot_rl.interrupt import Interrupt
 from robot_rl.live_bar import LiveBar
@@ -33,15 +33,40 @@ from robot_rl.types import Callback, Metrics
 R = TypeVar("R")
 
 
+@dataclass(frozen=True)
+class RunStart:
+    """Where and how a run begins.
+
+    Attributes:
+        folder: the run folder; a new run takes the next free name if it is a run's already.
+        config: the composed configuration as YAML.
+        make_tracker: (folder, step where it resumes or None) -> where metrics go.
+        resume: go on from the newest checkpoint in `folder`.
+    """
+
+    folder: Path
+    config: str
+    make_tracker: Callable[[str, int | None], Many]
+    resume: bool = False
+
+    def claim(self) -> Claim:
+        """Take the folder.
+
+        Raises:
+            InUse: another process runs in the folder that is to be resumed.
+        """
+        return claim_existing(self.folder) if self.resume else claim_new(self.folder)
+
+
 class Run:
     """A run from its claim to its report.
 
     Args:
-        claim: of the folder; released by `close`.
+        start: where it begins.
+        claim: of its folder; released by `close`.
         schedule: when what is due.
         parts: what checkpoints hold.
         count: () -> how far the loop is, a plain number.
-        config: the composed configuration as YAML.
         evaluate: (episodes) -> what they gave; None: nothing is evaluated.
         on_interrupt: called on the first Ctrl-C or SIGTERM, for loops that wait for somebody.
 
@@ -59,19 +84,19 @@ class Run:
 
     def __init__(
         self,
+        start: RunStart,
         claim: Claim,
         schedule: Schedule,
         parts: Parts,
         *,
         count: Callable[[], int],
-        config: str,
         evaluate: Callable[[int], Result] | None = None,
         on_interrupt: Callable[[], None] | None = None,
     ) -> None:
         self.claim, self.schedule, self.folder = claim, schedule, claim.folder
-        self.checkpoints = Checkpoints(claim.folder, parts, config=config, keep=schedule.keep_checkpoints)
+        self.checkpoints = Checkpoints(claim.folder, parts, config=start.config, keep=schedule.keep_checkpoints)
         self._main = parallel.rank() == 0  # which alone writes what is for people
-        self._count, self._config, self._evaluate = count, config, evaluate
+        self._count, self._start, self._evaluate = count, start, evaluate
         self.step: int | None = None
         self.notes: list[str] = []
         self.failures: dict[str, str] = {}
@@ -109,7 +134,6 @@ class Run:
 
     def begin(
         self,
-        make_tracker: Callable[[str, int | None], Many],
         *,
         sources: Mapping[str, Mapping[str, object]] | None = None,
         checks: Mapping[str, Callable[[], str]] | None = None,
@@ -117,13 +141,12 @@ class Run:
         """Write what a run begins with; from here on the folder is a run's.
 
         Args:
-            make_tracker: (folder, step where it resumes or None) -> where metrics go.
             sources: of a new run; see `lineage.begin`.
-            checks: what the end will need -> () -> why that is missing, or "".
+            checks: what the end will need beside a report -> () -> why that is missing, or "".
         """
         if not self._main:
             return
-        for name, check in (checks or {}).items():
+        for name, check in {"report": report.missing, **(checks or {})}.items():
             try:
                 missing = check()
             except Exception as error:  # a renderer raises anything
@@ -131,12 +154,12 @@ class Run:
             if missing:
                 self.note(f"{name} will be missing at the end: {missing}")
         self._best = self.checkpoints.best().get("rank")
-        write_bytes(self.folder / "config.yaml", self._config.encode())
+        write_bytes(self.folder / "config.yaml", self._start.config.encode())
         if self.step is None:
             lineage.begin(self.folder, sources or {})
         else:
             lineage.add(self.folder, "continued", {"from": self.step})
-        self.tracker = make_tracker(str(self.folder), self.step)
+        self.tracker = self._start.make_tracker(str(self.folder), self.step)
 
     def note(self, line: str) -> None:
         """Say something now, and in the report."""
@@ -319,7 +342,7 @@ class Run:
             self.folder,
             title=self.folder.name,
             summary=self.summary,
-            config=self._config,
+            config=self._start.config,
             curve=curve if curve.exists() else None,
             video=video if video.exists() else None,
             pictures=self.pictures,
@@ -346,7 +369,7 @@ class Run:
 
     def _diagnose(self) -> None:
         """What may have kept it from learning, for the report and evaluation.json."""
-        self.findings = diagnose(self._rows(), yaml.safe_load(self._config) or {})
+        self.findings = diagnose(self._rows(), yaml.safe_load(self._start.config) or {})
         self.numbers["diagnosis"] = [asdict(finding) for finding in self.findings]
 
     def _rows(self) -> list[dict[str, object]]:

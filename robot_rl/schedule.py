@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from robot_rl.types import Metrics, Options
 from robot_rl.types.options import Count, Share, Whole
@@ -30,6 +30,16 @@ class Schedule(Options):
     """How many stay."""
     unit: str = "step"
     """Name of what is counted."""
+
+    @classmethod
+    def of(cls, settings: Options, total: int, unit: str = "step") -> Schedule:
+        """What the options of a verb say of it under the same names.
+
+        Raises:
+            ValueError: a number is out of range.
+        """
+        said: dict[str, Any] = {name: value for name, value in settings if name in cls.model_fields}
+        return cls(**said, total=total, unit=unit)
 
     def passed(self, period: int, before: int, after: int) -> bool:
         """Whether a multiple of `period` was reached or passed."""

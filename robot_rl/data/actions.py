@@ -12,8 +12,6 @@ from robot_rl.data.episode import Logs
 from robot_rl.data.findings import Finding, note, warning
 from robot_rl.types import Episode
 
-WAYS = ("clip", "rescale", "keep", NORMALISED)
-
 
 def settle(
     logs: Logs, *, action: str | None = None, low: object = None, high: object = None

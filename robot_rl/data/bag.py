@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rosbags.interfaces import Connection
 
 STORAGES = ("mcap", "sqlite3")
-_MAGIC = b"\x89MCAP0\r\n"
 
 
 @dataclass
@@ -193,50 +192,18 @@ def recover(path: str | Path, out: str | Path) -> int:
     Raises:
         ValueError: there is no mcap file in it, or the new folder exists.
     """
-    require("rosbags")
-    from rosbags.rosbag2.storage_mcap import McapReader
+    from robot_rl.data import mcap_salvage
 
-    path, out = Path(path), Path(out)
+    path = Path(path)
     files = sorted(path.glob("*.mcap"))
     if not files:
         raise ValueError(f"{path} holds no .mcap file; only mcap recordings can be recovered")
-    patched = out.with_name(f".{out.name}.part.mcap")
-    out.parent.mkdir(parents=True, exist_ok=True)
     writer = BagWriter(out)
-    try:
-        for file in files:
-            data = file.read_bytes()
-            # an end without index after the last record that is whole: readers then scan the file
-            patched.write_bytes(data[: _whole(data)] + _END)
-            reader = McapReader(patched)
-            reader.open()
-            for connection, time, raw in reader.messages_scan(reader.connections):
-                writer.write(connection.topic, connection.msgtype, bytes(raw), time)
-            reader.close()
-    finally:
-        patched.unlink(missing_ok=True)
+    for file in files:
+        for raw in mcap_salvage.messages(file):
+            writer.write(raw.topic, raw.kind, raw.data, raw.received_ns)
     writer.close()
     return writer.messages
-
-
-_END = b"\x0f" + (4).to_bytes(8, "little") + bytes(4) + b"\x02" + (20).to_bytes(8, "little") + bytes(20) + _MAGIC
-"""DataEnd record, footer without summary, magic.
-
-Source: MCAP specification, mcap.dev/spec.
-"""
-
-
-def _whole(data: bytes) -> int:
-    """Length of the part of an mcap file that ends with a complete record and lies before its end."""
-    offset = len(_MAGIC)
-    if not data.startswith(_MAGIC):
-        return 0
-    while offset + 9 <= len(data):
-        kind, size = data[offset], int.from_bytes(data[offset + 1 : offset + 9], "little")
-        if offset + 9 + size > len(data) or kind in (0x0F, 0x02, 0x00):
-            break
-        offset += 9 + size
-    return offset
 
 
 def _reader(path: str | Path) -> AnyReader:

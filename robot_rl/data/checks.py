@@ -27,8 +27,7 @@ def check(logs: Logs, *, batch: int = 256, limit: int | None = None) -> list[Fin
     episodes, name = logs.episodes, str(logs.meta.get("name", ""))
     known = {item.case for item in logs.findings}
     found: list[Finding] = []
-    if "not_finite" not in known:
-        found += _not_finite(episodes)
+    found += not_finite(episodes)
     found += _sizes(logs, name)
     label = name.split("-")[0].capitalize() if scores.episode_limit(name or "-") else ""
     declared = logs.bounds is not None and logs.bounds.low is not None
@@ -104,7 +103,8 @@ def gaps(stamp: np.ndarray) -> np.ndarray:
     return np.flatnonzero(period > GAP * usual) if usual > 0 else np.zeros(0, np.int64)
 
 
-def _not_finite(episodes: list[Episode]) -> list[Finding]:
+def not_finite(episodes: list[Episode]) -> list[Finding]:
+    """An error about NaN and infinity, with the first five places; none where all is finite."""
     count, places = 0, []
     for i, episode in enumerate(episodes):
         values = {"action": episode.action, "reward": episode.reward, **episode.obs}

@@ -34,7 +34,7 @@ def examine(
         ImportError: a package is missing.
     """
     try:
-        logs = formats.load(path, **{"allow_nan": True, **options})
+        logs = formats.load(path, allow_nan=True, **options)
     except BadData as bad:
         return None, bad.findings
     limit = options.get("episode_length")
@@ -97,7 +97,6 @@ def convert(
     if to not in formats.WRITERS:
         raise ValueError(f"to is '{to}', expected one of {', '.join(formats.WRITERS)}")
     logs = formats.load(path, **{"allow_nan": True, "infos": True, **options})
-    read = [f for f in logs.findings if f.case != "not_finite"]  # the check below tells what is left of them
     with foreign.reading(path):
         mended, done = repairs.apply(replace(logs, findings=[]), mend)
         left = checks.check(mended)
@@ -105,7 +104,7 @@ def convert(
         left = [replace(f, severity="warning", repair="") if f.case == "action_bounds" else f for f in left]
     if mend.trust_terminals:
         left = [f for f in left if f.case != "timeout_as_terminal"]
-    findings = [*read, *done, *left, *actions.find_unknown_bounds(mended)]
+    findings = [*logs.findings, *done, *left, *actions.find_unknown_bounds(mended)]
     stop_on_errors(findings)
     facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
     source = Path(path)

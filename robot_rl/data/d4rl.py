@@ -19,55 +19,30 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from robot_rl.atomic import new_hdf5
-from robot_rl.data import scores, sources
+from robot_rl.data import scores
 from robot_rl.data.bounds import ActionBounds, attributes, facts
 from robot_rl.data.d4rl_table import D4rlTable, load
 from robot_rl.data.episode import Logs, unnamed_io
-from robot_rl.data.findings import BadData, note, refusal, warning
-from robot_rl.types import Episode, IOSpec, Options
-from robot_rl.types.options import Count, Positive
+from robot_rl.data.findings import note, refusal, warning
+from robot_rl.data.read_options import AS_IT_IS, ReadOptions
+from robot_rl.types import Episode, IOSpec
 
 _JUMP = 5.0
 """Metres that an AntMaze ant cannot move in one step."""
 _JUMP_FACTOR = 20.0
 
 
-class D4rlOptions(Options):
-    """How a D4RL file is read."""
-
-    name: str | None = None
-    """Dataset, such as "hopper-medium-v0", which tells the episode limit and the family; null: the file's name."""
-    episode_length: Count | None = None
-    """Limit for files without `timeouts`; null: that of the dataset."""
-    antmaze_terminal: Literal["keep", "first_hit"] = "keep"
-    """Keep every terminal row (what published numbers use), or end each trajectory at the first hit."""
-    maze2d_shift: Literal["none", "fix"] = "none"
-    """fix gives each step the reward of the observation that it leads to, which costs every episode its last step; none
-    leaves the file's."""
-    terminals: Literal["auto", "terminal", "timeout"] = "auto"
-    """What `terminals` means: true ends, or cuts; auto: cuts for Kitchen."""
-    infos: bool = False
-    """Also read `infos/*` into `meta["columns"]`; `infos/action_log_probs` is read in any case."""
-    allow_nan: bool = False
-    """List values that are not finite as a finding instead of refusing the file."""
-    shuffled: bool = False
-    """The rows are in no order: every row becomes an episode of its own, good for transitions only."""
-    salvage: bool = False
-    """Keep the whole episodes outside damaged chunks instead of refusing the file."""
-    control_hz: Positive | None = None
-    """For the interface. Null: what the file says of itself (`metadata/control_hz`, written by `robot-rl collect`;
-    D4RL's own files do not tell), else 20."""
+HEEDS = (
+    "dataset", "episode_length", "antmaze_terminal", "maze2d_shift", "terminals", "shuffled", "salvage", "infos",
+    "control_hz",
+)  # fmt: skip
 
 
-AS_PUBLISHED = D4rlOptions()
-
-
-def read(path: str | os.PathLike[str], options: D4rlOptions = AS_PUBLISHED) -> Logs:
+def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     """Read a D4RL file as episodes; observations are called "state".
 
     Args:
@@ -76,11 +51,11 @@ def read(path: str | os.PathLike[str], options: D4rlOptions = AS_PUBLISHED) -> L
 
     Raises:
         FileNotFoundError: there is no such file.
-        BadData: it is damaged or incomplete, its columns differ in length, values are not finite, no episode
-            boundary can be found, or rows do not follow one another; with the remedy.
+        BadData: it is damaged or incomplete, its columns differ in length, no episode boundary can be found, or rows do
+            not follow one another; with the remedy.
     """
     path, o, terminals = Path(path), options, options.terminals
-    name = (o.name or path.stem).lower().replace("_", "-")
+    name = (o.dataset or path.stem).lower().replace("_", "-")
     table = load(path, o.infos, salvage=o.salvage)
     findings = table.findings
     control_hz = table.rate if o.control_hz is None else o.control_hz
@@ -92,7 +67,7 @@ def read(path: str | os.PathLike[str], options: D4rlOptions = AS_PUBLISHED) -> L
             count = int(table["terminals"].sum())
             findings.append(note("kitchen", f"{count} kitchen terminals read as cuts, not as true ends", count=count))
     terminal, timeout = _ends(table, name, o.episode_length, terminals)
-    cut = _hidden_ends(table, terminal | timeout, name, o.allow_nan)
+    cut = _hidden_ends(table, terminal | timeout, name)
     if name.startswith("antmaze") and o.antmaze_terminal == "first_hit":
         keep, terminal = _first_hits(terminal, timeout | cut)
         dropped = int(np.count_nonzero(~keep))
@@ -108,55 +83,6 @@ def read(path: str | os.PathLike[str], options: D4rlOptions = AS_PUBLISHED) -> L
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
     known = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
     return Logs(episodes, findings, io, known, _bounds(table, io.action_dim))
-
-
-def qlearning_dataset(
-    path: str | os.PathLike[str], *, episode_length: int | None = None, terminate_on_end: bool = False
-) -> dict[str, np.ndarray]:
-    """The transitions that D4RL's own `qlearning_dataset` makes, to reproduce published numbers.
-
-    s' is the next row, also where that row begins another episode: on terminal rows (masked by the terminal) and, with
-    `terminate_on_end`, on timeout rows, which D4RL keeps unmasked and we mark as terminal. The last row of the file is
-    left out.
-
-    Args:
-        path: the HDF5 file.
-        episode_length: limit for files without `timeouts`.
-        terminate_on_end: keep timeout rows instead of leaving them out.
-
-    Returns:
-        observations, actions, next_observations, rewards and terminals, (N', ...).
-
-    Source: Farama-Foundation/D4RL d4rl/__init__.py, qlearning_dataset.
-    """
-    path = Path(path)
-    table = load(path, infos=False)
-    count = len(table)
-    if "timeouts" in table.column:
-        final = table["timeouts"].copy()
-    else:
-        limit = episode_length or scores.episode_limit(path.stem) or 0
-        if not limit:
-            raise ValueError(f"{path} has no 'timeouts' and names no known task; give episode_length")
-        final = _limit_rows(table["terminals"], limit) == limit - 1
-    terminal = table["terminals"]
-    kept: np.ndarray | None = None
-    if terminate_on_end:
-        terminal = terminal | final
-    elif final[:-1].any():
-        kept = np.flatnonzero(~final[:-1])
-
-    def rows(value: np.ndarray, shift: int = 0) -> np.ndarray:
-        value = value[shift : count - 1 + shift]
-        return value if kept is None else value.take(kept, 0)
-
-    return {
-        "observations": rows(table["observations"]),
-        "actions": rows(table["actions"]),
-        "next_observations": rows(table["observations"], 1),
-        "rewards": rows(table["rewards"]),
-        "terminals": rows(terminal),
-    }
 
 
 def write(
@@ -233,7 +159,7 @@ def write(
         file.attrs.update(facts(io, said))
 
 
-def _limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
+def limit_rows(terminal: np.ndarray, limit: int) -> np.ndarray:
     """(N,) step inside the episode, where episodes end at terminals and after `limit` steps."""
     starts = np.concatenate(([0], np.flatnonzero(terminal[:-1]) + 1))
     begin = np.zeros(len(terminal), np.int64)
@@ -260,7 +186,7 @@ def _ends(table: D4rlTable, name: str, limit: int | None, meaning: str) -> tuple
             )
         timeout = np.zeros(rows, bool)
         if known is not None:
-            timeout = (_limit_rows(terminal, known) == known - 1) & ~terminal
+            timeout = (limit_rows(terminal, known) == known - 1) & ~terminal
             count = int(timeout.sum())
             message = f"no 'timeouts': {count} ends assumed at {known} steps"
             table.findings.append(
@@ -282,20 +208,10 @@ def _ends(table: D4rlTable, name: str, limit: int | None, meaning: str) -> tuple
     return terminal, timeout
 
 
-def _hidden_ends(table: D4rlTable, ended: np.ndarray, name: str, allow_nan: bool) -> np.ndarray:
+def _hidden_ends(table: D4rlTable, ended: np.ndarray, name: str) -> np.ndarray:
     """(N,) bool: rows after which the file goes on elsewhere without saying so."""
     cut = np.zeros(len(table), bool)
     state = table["observations"]
-    starts = np.concatenate(([0], np.flatnonzero(ended[:-1]) + 1))
-    for key in ("observations", "actions", "rewards", "next_observations"):
-        if key not in table.column:
-            continue
-        value = table[key] if table.lost is None else table[key][~table.lost]
-        line = sources.not_finite(table.path, key, value, starts)
-        if line and not allow_nan:
-            raise BadData([*table.findings, line])
-        if line:
-            table.findings.append(line)
     if "next_observations" in table.column:
         cut[:-1] = _gaps(table["next_observations"], state) & ~ended[:-1]
         if cut.sum() > max(1, 0.001 * len(table)):

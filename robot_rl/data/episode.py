@@ -252,38 +252,6 @@ def _piece(episode: Episode, begin: int, end: int) -> Episode:
     )
 
 
-def concat(pieces: Sequence[Episode]) -> Episode:
-    """Inverse of `split`: join cut recordings whose observations meet.
-
-    Raises:
-        ValueError: a piece but the last has an end, or does not end where the next begins.
-    """
-    if not pieces:
-        raise ValueError("got no pieces, expected at least one")
-    for i, (a, b) in enumerate(pairwise(pieces)):
-        if a.terminated or a.truncated:
-            raise ValueError(f"piece {i} ended; only the last piece may be terminated or truncated")
-        for key in a.obs:
-            if not np.array_equal(a.obs[key][-1], b.obs[key][0]):
-                raise ValueError(f"piece {i} does not end with the observation '{key}' that piece {i + 1} begins with")
-    last = pieces[-1]
-    meta = {**pieces[0].meta, **{k: v for k, v in last.meta.items() if k == "final_obs_valid"}}
-    if all("columns" in piece.meta for piece in pieces):
-        names = [name for name in pieces[0].meta["columns"] if all(name in p.meta["columns"] for p in pieces)]
-        meta["columns"] = {name: np.concatenate([p.meta["columns"][name] for p in pieces]) for name in names}
-    return Episode(
-        obs={key: np.concatenate([*(p.obs[key][:-1] for p in pieces), last.obs[key][-1:]]) for key in last.obs},
-        action=np.concatenate([p.action for p in pieces]),
-        proposed=np.concatenate([p.proposed for p in pieces]),
-        reward=np.concatenate([p.reward for p in pieces]),
-        terminated=last.terminated,
-        truncated=last.truncated,
-        intervened=np.concatenate([p.intervened for p in pieces]),
-        stamp=np.concatenate([*(p.stamp[:-1] for p in pieces), last.stamp[-1:]]),
-        meta=meta,
-    )
-
-
 def _numpy(value: object) -> Any:
     if isinstance(value, dict):
         return _numpy_obs(value)

@@ -9,16 +9,19 @@ reader or other data never meets these rows.
 from __future__ import annotations
 
 import hashlib
-import os
-import uuid
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from robot_rl.atomic import write_bytes
 from robot_rl.data.store import Store
+
+_AT_ONCE = 256
+"""Rows that are read at once."""
 
 
 class Reader(Protocol):
@@ -47,9 +50,7 @@ def cache_path(store: Store, reader: Reader) -> Path:
     return store.path.with_name(store.path.name + ".features") / f"{mark}.npy"
 
 
-def features(
-    store: Store, reader: Reader, *, rows: int = 256, on_rows: Callable[[int, int], None] | None = None
-) -> np.ndarray:
+def features(store: Store, reader: Reader) -> np.ndarray:
     """(M, D) float32, read-only: the reader's answer to every observation row of a store.
 
     Rows that repeat the one before (a picture that is held between looks) are read once. Where the folder beside the
@@ -58,8 +59,6 @@ def features(
     Args:
         store: the log.
         reader: frozen.
-        rows: read at once.
-        on_rows: called with (rows read so far, rows to read).
 
     Raises:
         ValueError: the log lacks an observation that the reader reads, or an answer is not finite.
@@ -76,8 +75,8 @@ def features(
     source = _first_of_run(columns, count)
     wanted = np.flatnonzero(source == np.arange(count))
     found = np.zeros((count, reader.width), np.float32)
-    for begin in range(0, len(wanted), rows):
-        index = wanted[begin : begin + rows]
+    for begin in range(0, len(wanted), _AT_ONCE):
+        index = wanted[begin : begin + _AT_ONCE]
         answer = reader({key: column[index] for key, column in columns.items()})
         if answer.shape != (len(index), reader.width) or not np.isfinite(answer).all():
             raise ValueError(
@@ -85,10 +84,11 @@ def features(
                 f"numbers of shape {(len(index), reader.width)}"
             )
         found[index] = answer
-        if on_rows is not None:
-            on_rows(begin + len(index), len(wanted))
     found = found[source]
-    _write(path, found)
+    with suppress(PermissionError):
+        data = io.BytesIO()
+        np.save(data, found, allow_pickle=False)
+        write_bytes(path, data.getvalue())
     found.flags.writeable = False
     return found
 
@@ -117,17 +117,3 @@ def _read_kept(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
     except (OSError, ValueError):
         return None
     return np.asarray(rows) if rows.shape == shape and rows.dtype == np.float32 else None
-
-
-def _write(path: Path, rows: np.ndarray) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    with suppress(PermissionError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "xb") as file:
-                np.save(file, rows, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import re
 import resource
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import h5py
 import numpy as np
+import psutil
 
 from robot_rl import extras, plain_pickle
 from robot_rl.data import sources
@@ -68,29 +69,17 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def free_memory() -> int:
     """Bytes that this process can still have: of the machine, of its control group, of its own limit."""
-    free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) << 10)
+    free = [psutil.virtual_memory().available]
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
-        most, now = _lines(limit), _lines(used)
-        if most and now and most[0].isdigit():
-            free.append(max(int(most[0]) - int(now[0]), 0))
+        with suppress(OSError, ValueError):  # no such group, or one without a limit ("max")
+            free.append(max(int(Path(limit).read_text()) - int(Path(used).read_text()), 0))
     most_here = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most_here != resource.RLIM_INFINITY:
-        pages = _lines("/proc/self/statm")
-        free.append(max(most_here - int(pages[0].split()[0]) * os.sysconf("SC_PAGE_SIZE"), 0) if pages else most_here)
+        free.append(max(most_here - psutil.Process().memory_info().vms, 0))
     return min(free)
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().split("\n")
-    except OSError:
-        return []
 
 
 def room(path: Path, claimed: int, what: str, *, ratio: int = RATIO, size: int | None = None) -> None:
@@ -170,18 +159,18 @@ def text(path: Path, most: int = _TEXT) -> str:
         raise refusal("unreadable", f"{path} is no text ({problem})", sources.AGAIN) from problem
 
 
-def parse(path: Path, content: str, kind: type = dict) -> Any:
-    """JSON that stood in `path`.
+def parse(path: Path, content: str) -> Any:
+    """A JSON object that stood in `path`.
 
     Raises:
-        BadData: it is no JSON, or another kind of value than expected.
+        BadData: it is none.
     """
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as problem:
         raise refusal("metadata", f"{path} is no JSON ({problem})", sources.AGAIN) from problem
-    if not isinstance(value, kind):
-        raise refusal("metadata", f"{path} holds a {type(value).__name__}, expected a {kind.__name__}")
+    if not isinstance(value, dict):
+        raise refusal("metadata", f"{path} holds a {type(value).__name__}, expected a dict")
     return value
 
 

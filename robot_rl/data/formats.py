@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import ModuleType
+from typing import Any
 
-from robot_rl.data import foreign, replay_log, sources
+from robot_rl.data import checks, foreign, replay_log, sources
 from robot_rl.data.bounds import bounds_of_io
 from robot_rl.data.episode import Logs, sound, unnamed_io
-from robot_rl.data.findings import BadData, Finding, error, note, refusal, warning
-from robot_rl.types import Episode, IOSpec, Options
+from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
+from robot_rl.data.read_options import ReadOptions
+from robot_rl.types import Episode, IOSpec
 
 _OWN = ("recording", "store")
 FORMATS = ("d4rl", "minari", "robomimic", "lerobot", "rosbag", "csv", "npz", "replay", *_OWN)
@@ -84,66 +84,53 @@ def _is_robomimic(path: Path) -> bool:
 
 
 @cache
-def _readers() -> dict[str, Callable[..., Logs]]:
-    """Format -> its reader; only who reads a log waits for h5py."""
+def _readers() -> dict[str, ModuleType]:
+    """Format -> the module of its reader; only who reads a log waits for h5py."""
     from robot_rl.data import d4rl, lerobot, minari, npz, robomimic, rosbag, tables
 
     return {
-        "d4rl": d4rl.read,
-        "minari": minari.read,
-        "robomimic": robomimic.read,
-        "lerobot": lerobot.read,
-        "rosbag": rosbag.read,
-        "csv": tables.read,
-        "npz": npz.read,
-        "replay": replay_log.read,
+        "d4rl": d4rl,
+        "minari": minari,
+        "robomimic": robomimic,
+        "lerobot": lerobot,
+        "rosbag": rosbag,
+        "csv": tables,
+        "npz": npz,
+        "replay": replay_log,
     }
 
 
-def load(path: str | os.PathLike[str], **options: object) -> Logs:
+def load(path: str | os.PathLike[str], *, allow_nan: bool = False, **options: Any) -> Logs:
     """Read a log of any known format.
 
     Args:
         path: file or folder.
-        options: for its reader; those that are None are left at their defaults.
+        allow_nan: also where values are not finite; `checks` tells of them.
+        options: of `ReadOptions`; those that are None are left at their defaults.
 
     Raises:
         FileNotFoundError: there is nothing.
         BadData: it cannot be read; says why.
-        ValueError: the format's reader has no such option.
+        ValueError: there is no such option, or the format has none of that name.
     """
     path, kind = Path(path), detect(path)
-    options = {key: value for key, value in options.items() if value is not None}
-    if kind not in _OWN:
-        read = _readers()[kind]
-        options = _fitting(kind, read, options)
-        stated = _stated(read)
-        with foreign.reading(path):
-            return sound(path, read(path, **options) if stated is None else read(path, stated(**options)))
-    _fitting(kind, None, options)
+    given = ReadOptions(**{key: value for key, value in options.items() if value is not None})
+    reader = _readers().get(kind)
+    heeds = () if reader is None else reader.HEEDS
+    idle = [name for name, value in given if value != ReadOptions.model_fields[name].default and name not in heeds]
+    idle = [name for name in idle if name != "infos"]  # a format without further columns reads none
+    if idle:
+        listed = ", ".join(sorted(heeds)) or "none"
+        raise ValueError(f"{idle[0]}: data in the format '{kind}' has no such option; it has {listed}")
     with foreign.reading(path):
-        return sound(path, _recording(path) if kind == "recording" else _store(path))
-
-
-def _stated(read: Callable[..., Logs]) -> type[Options] | None:
-    """The class of a reader's options, where it states one."""
-    found = get_type_hints(read)["options"] if "options" in inspect.signature(read).parameters else None
-    return found if isinstance(found, type) and issubclass(found, Options) else None
-
-
-def _fitting(kind: str, read: Callable[..., Logs] | None, options: Mapping[str, object]) -> dict[str, object]:
-    """The options, or an error about one that this format does not have; what is off everywhere is passed over."""
-    parameters = inspect.signature(read).parameters if read is not None else {}
-    stated = None if read is None else _stated(read)
-    known = [name for name, p in parameters.items() if name != "path" and p.kind is not p.VAR_KEYWORD]
-    known = known if stated is None else list(stated.model_fields)
-    unknown = [key for key, value in options.items() if key not in known and value is not False]
-    harmless = ("allow_nan", "infos")
-    unknown = [key for key in unknown if key not in harmless]
-    if unknown:
-        listed = ", ".join(sorted(set(known) - {"allow_nan", "decode"})) or "none"
-        raise ValueError(f"{unknown[0]}: data in the format '{kind}' has no such option; it has {listed}")
-    return {key: value for key, value in options.items() if key in known}
+        if reader is not None:
+            logs = reader.read(path, given)
+        else:
+            logs = _recording(path) if kind == "recording" else _store(path)
+        logs = sound(path, logs)
+        if not allow_nan and kind not in _OWN:
+            stop_on_errors([*logs.findings, *checks.not_finite(logs.episodes)])
+        return logs
 
 
 def _recording(path: Path) -> Logs:

@@ -38,7 +38,7 @@ def info(path: str | os.PathLike[str], **options: object) -> dict[str, Any]:
         ValueError: it cannot be read; says why.
     """
     path = Path(path)
-    logs = load(path, **{"allow_nan": True, **options})
+    logs = load(path, allow_nan=True, **options)
     with reading(path):
         logs, done = settle(logs)
         return _facts(path, replace(logs, findings=[*logs.findings, *done]))

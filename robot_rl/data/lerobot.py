@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,12 +22,14 @@ from robot_rl.data import foreign, sources, video
 from robot_rl.data.bounds import ActionBounds, attributes, read_declared
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
+from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.types import Episode, IOSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 INFO = "meta/info.json"
+HEEDS = ("reward", "videos", "image_size", "infos", "salvage")
 _INDEX = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _STAMP_TOLERANCE = 1e-4
 
@@ -44,27 +46,12 @@ class _Set:
     findings: list[Finding] = field(default_factory=list)
 
 
-def read(
-    path: str | os.PathLike[str],
-    *,
-    reward: Literal["none", "column", "success_at_end"] = "none",
-    videos: bool = False,
-    image_size: Sequence[int] | None = None,
-    infos: bool = False,
-    salvage: bool = False,
-    **_: object,
-) -> Logs:
+def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     """Read a data set.
 
     Args:
         path: its folder.
-        reward: "none": zeros, for cloning; "column": `next.reward`; "success_at_end": 1 on the last step of every
-            episode that succeeded (`next.success`; where nothing says so all count as demonstrations that did), which
-            then is a terminal.
-        videos: also decode the cameras, as "image.<camera>".
-        image_size: (height, width) to scale frames to.
-        infos: also further numeric columns, into `meta["columns"]`.
-        salvage: leave out episodes whose file cannot be read, and number the others anew.
+        options: how it is read; `salvage` leaves out episodes whose file cannot be read, and numbers the others anew.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -73,25 +60,25 @@ def read(
     root = Path(path)
     if not root.is_dir():
         raise FileNotFoundError(f"{root} does not exist; expected the folder of a LeRobot data set")
-    if reward not in ("none", "column", "success_at_end"):
-        raise ValueError(f"reward is '{reward}', expected none, column or success_at_end")
     data = _meta(root)
-    tables = _tables_v3(data, salvage) if data.version.startswith("v3") else _tables_v2(data, salvage)
+    read_tables = _tables_v3 if data.version.startswith("v3") else _tables_v2
+    tables = read_tables(data, options.salvage)
     stop_on_errors(data.findings)
     if not tables:
         raise BadData([*data.findings, error("no_rows", f"{root} holds no episode")])
     cameras = [key for key, item in data.info["features"].items() if item["dtype"] in ("video", "image")]
-    if cameras and not videos:
+    if cameras and not options.videos:
         names = ", ".join(c.removeprefix("observation.images.") for c in cameras)
         data.findings.append(note("videos", f"{len(cameras)} cameras left out ({names}): videos=true decodes them"))
     _check_rows(data, tables)
     stop_on_errors(data.findings)
     episodes = []
     for number, table in tables.items():
-        images = _images(data, number, len(table["action"]), cameras, image_size) if videos else {}
-        episodes.append(_episode(data, number, table, images, reward, infos))
+        size = options.image_size
+        images = _images(data, number, len(table["action"]), cameras, size) if options.videos else {}
+        episodes.append(_episode(data, number, table, images, options))
     stop_on_errors(data.findings)
-    _reward_facts(data, episodes, reward)
+    _reward_facts(data, episodes, options.reward)
     lag = action_lag(episodes)
     if lag is not None:
         data.findings.append(note("lag", f"states follow actions by {lag} rows ({lag / data.info['fps']:.3g} s)"))
@@ -101,7 +88,7 @@ def read(
         "version": data.version,
         "name": root.name,
         "robot": data.info.get("robot_type"),
-        "rewards": reward,
+        "rewards": options.reward,
     }
     return Logs(episodes, data.findings, _io(data, episodes[0]), facts, _bounds(data, episodes[0].action.shape[1]))
 
@@ -189,9 +176,7 @@ def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
             tables[number] = _columns(_parquet(data.root, file, f"episode {number}", numeric=True))
         except BadData as bad:
             _report_broken(data, bad, salvage)
-    if missing:
-        message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(missing)}"
-        data.findings.append(warning("episodes_missing", message, "copy them, or go on without", count=len(missing)))
+    _tell_missing(data, missing)
     return tables
 
 
@@ -223,10 +208,14 @@ def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
                 )
             else:
                 missing.append(episode)
+    _tell_missing(data, missing)
+    return dict(sorted(tables.items()))
+
+
+def _tell_missing(data: _Set, missing: list[int]) -> None:
     if missing:
         message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(missing)}"
         data.findings.append(warning("episodes_missing", message, "copy them, or go on without", count=len(missing)))
-    return dict(sorted(tables.items()))
 
 
 def _report_broken(data: _Set, bad: BadData, salvage: bool) -> None:
@@ -348,7 +337,7 @@ def _read_said(data: _Set) -> dict[int, dict[str, Any]]:
 
 
 def _images(
-    data: _Set, number: int, rows: int, cameras: list[str], size: Sequence[int] | None
+    data: _Set, number: int, rows: int, cameras: list[str], size: tuple[int, int] | None
 ) -> dict[str, np.ndarray]:
     found = {}
     row, fps = data.rows[number], float(data.info["fps"])
@@ -371,7 +360,7 @@ def _images(
                     message = f"{file}: {length:.2f} s of video for {rows} rows at {fps:g} Hz ({rows / fps:.2f} s)"
                     data.findings.append(error("video_short", message, sources.AGAIN, where=f"episode {number}"))
                     continue
-            frames = video.frames(file, begin_s=begin, count=rows, size=None if size is None else (size[0], size[1]))
+            frames = video.frames(file, begin_s=begin, count=rows, size=size)
         except BadData as bad:
             data.findings += bad.findings
             continue
@@ -384,7 +373,7 @@ def _images(
 
 
 def _episode(
-    data: _Set, number: int, table: dict[str, np.ndarray], images: dict[str, np.ndarray], mode: str, infos: bool
+    data: _Set, number: int, table: dict[str, np.ndarray], images: dict[str, np.ndarray], options: ReadOptions
 ) -> Episode:
     row, steps = data.rows[number], len(table["action"])
     obs = {key: value.astype(np.float32).reshape(steps, -1) for key, value in table.items() if _is_vector(key, value)}
@@ -398,11 +387,11 @@ def _episode(
     terminated = bool(steps and flat.get("next.terminated", np.zeros(1))[-1]) or success is True
     if "next.terminated" in flat:
         terminated = bool(steps and flat["next.terminated"][-1])
-    if mode == "column":
+    if options.reward == "column":
         if "next.reward" not in flat:
             raise BadData([*data.findings, *sources.missing_key(data.root, "next.reward", table).findings])
         reward = flat["next.reward"].astype(np.float32)
-    elif mode == "success_at_end" and success is not False and steps:
+    elif options.reward == "success_at_end" and success is not False and steps:
         reward[-1], terminated = 1.0, True
     truncated = not terminated
     if "next.truncated" in flat and not terminated and steps:
@@ -415,7 +404,7 @@ def _episode(
         meta["cut"] = True
     known = {*_INDEX, "action", "stamp", "proposed", "intervened"}
     more = {k: v for k, v in table.items() if k not in known and not k.startswith(("observation", "next."))}
-    if infos and more:
+    if options.infos and more:
         meta["columns"] = {k.removeprefix("info."): v for k, v in more.items()}
     stamp = np.append(table["frame_index"].reshape(-1), steps) / float(data.info["fps"])
     if "stamp" in flat:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from robot_rl import extras
 from robot_rl.atomic import new_folder
 from robot_rl.data import video
 from robot_rl.data.bounds import facts
+from robot_rl.data.normalize import DataNorm
 from robot_rl.types import Episode, IOSpec
 
 _FILE_BYTES = 100 << 20
@@ -38,8 +40,6 @@ def write(
     *,
     io: IOSpec | None = None,
     fps: int | None = None,
-    task: str = "",
-    robot_type: str = "unknown",
     lossless: bool = False,
     said: str | None = None,
 ) -> None:
@@ -50,8 +50,6 @@ def write(
         episodes: what to write; images are (T + 1, H, W, 3) uint8 with even height and width.
         io: interface, for names and the rate; that of the first episode when None.
         fps: rows per second; the interface's rate, rounded, when None.
-        task: text for episodes whose `meta` names none.
-        robot_type: for info.json.
         lossless: keep every pixel value of videos, at many times the size.
         said: what is known of the actions beside the interface, see `bounds.ActionBounds.said`.
 
@@ -63,7 +61,6 @@ def write(
     given = episodes[0].meta.get("io")
     io = io or (IOSpec.from_dict(given) if isinstance(given, dict) else given)
     rate = fps or (round(io.control_hz) if io is not None else 20)
-    cameras = {key: value.shape[1:] for key, value in episodes[0].obs.items() if value.ndim == 4}
     for key, value in episodes[0].obs.items():
         image = value.ndim == 4 and value.dtype == np.uint8 and value.shape[3] == 3
         if not image and (value.ndim != 2 or value.dtype.kind != "f"):
@@ -72,30 +69,27 @@ def write(
                 "and uint8 images (H, W, 3)"
             )
     with new_folder(Path(path)) as root:
-        writer = _Writer(root, episodes, io, rate, task, robot_type, cameras, lossless)
-        writer.said = said
-        writer.run()
+        _Writer(root, episodes, io, rate, lossless, said).run()
 
 
+@dataclass
 class _Writer:
-    def __init__(
-        self,
-        root: Path,
-        episodes: Sequence[Episode],
-        io: IOSpec | None,
-        fps: int,
-        task: str,
-        robot_type: str,
-        cameras: dict[str, tuple[int, ...]],
-        lossless: bool,
-    ) -> None:
-        self.root, self.episodes, self.io, self.fps = root, episodes, io, fps
-        self.task, self.robot_type, self.cameras, self.lossless = task, robot_type, cameras, lossless
+    """See `write`."""
+
+    root: Path
+    episodes: Sequence[Episode]
+    io: IOSpec | None
+    fps: int
+    lossless: bool
+    said: str | None
+    tasks: dict[str, int] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    stats: dict[str, _Stats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.pa, self.parquet = extras.require("pyarrow"), extras.require("pyarrow.parquet")
-        self.said: str | None = None
-        self.tasks: dict[str, int] = {}
-        self.rows: list[dict[str, Any]] = []
-        self.stats: dict[str, _Stats] = {}
+        episodes, fps = self.episodes, self.fps
+        self.cameras = {key: value.shape[1:] for key, value in episodes[0].obs.items() if value.ndim == 4}
         self.columns = self._columns_of_all()
         self.with_stamp = any(not np.array_equal(e.stamp, np.arange(len(e) + 1) / fps) for e in episodes)
         self.with_human = any(e.intervened.any() for e in episodes)
@@ -133,7 +127,7 @@ class _Writer:
     def _columns(self, number: int, index: int, episode: Episode) -> dict[str, np.ndarray]:
         steps = len(episode)
         frame = np.arange(steps)
-        text = str(episode.meta.get("task") or self.task)
+        text = str(episode.meta.get("task") or "")
         task = self.tasks.setdefault(text, len(self.tasks))
         last = frame == steps - 1
         found: dict[str, np.ndarray] = {f"observation.{k}": v[:-1] for k, v in self._vectors(episode).items()}
@@ -159,7 +153,7 @@ class _Writer:
         return {key: value for key, value in episode.obs.items() if key not in self.cameras}
 
     def _row(self, number: int, index: int, file: int, episode: Episode, columns: dict[str, np.ndarray]) -> None:
-        row: dict[str, object] = {"episode_index": number, "tasks": [str(episode.meta.get("task") or self.task)]}
+        row: dict[str, object] = {"episode_index": number, "tasks": [str(episode.meta.get("task") or "")]}
         row |= {"length": len(episode), "data/chunk_index": 0, "data/file_index": file}
         row |= {"dataset_from_index": index, "dataset_to_index": index + len(episode)}
         row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
@@ -173,10 +167,9 @@ class _Writer:
         row["final_stamp"] = float(episode.stamp[-1])
         row["cut"] = bool(episode.meta.get("cut", False))
         for key, value in columns.items():
-            one = _Stats.of(value)
-            self.stats[key] = one if key not in self.stats else self.stats[key].merge(one)
+            self.stats.setdefault(key, _Stats()).add(value)
             if key not in _INDEX:
-                row |= {f"stats/{key}/{name}": item for name, item in one.to_dict().items()}
+                row |= {f"stats/{key}/{name}": item for name, item in _Stats(value).to_dict().items()}
         self.rows.append(row)
 
     def _flush(self, batch: list[dict[str, np.ndarray]], file: int) -> None:
@@ -200,12 +193,7 @@ class _Writer:
     def _video(self, key: str) -> None:
         target = self.root / f"videos/{_camera(key)}/chunk-000/file-000.mp4"
         target.parent.mkdir(parents=True)
-        stats = None
-        for episode in self.episodes:
-            one = _Stats.of(episode.obs[key][:-1].reshape(-1, 3) / 255.0)
-            stats = one if stats is None else stats.merge(one)
-        assert stats is not None
-        self.stats[_camera(key)] = stats
+        self.stats[_camera(key)] = _Stats(*(e.obs[key][:-1].reshape(-1, 3) / 255.0 for e in self.episodes))
         images = (image for episode in self.episodes for image in episode.obs[key][:-1])
         video.write(target, images, fps=self.fps, lossless=self.lossless)
 
@@ -240,7 +228,7 @@ class _Writer:
             features[_camera(key)] = {"dtype": "video", "shape": list(shape), "names": names, "info": about}
         info = {
             "codebase_version": "v3.0",
-            "robot_type": self.robot_type,
+            "robot_type": "unknown",
             "total_episodes": len(self.episodes),
             "total_frames": total,
             "total_tasks": len(self.tasks),
@@ -274,31 +262,25 @@ class _Writer:
 
 
 class _Stats:
-    """min, max, mean, std and count per component, merged without seeing the data again."""
+    """min, max, mean, std and count per component of rows that come in pieces."""
 
-    def __init__(self, low: np.ndarray, high: np.ndarray, mean: np.ndarray, square: np.ndarray, count: int) -> None:
-        self.low, self.high, self.mean, self.square, self.count = low, high, mean, square, count
+    def __init__(self, *pieces: np.ndarray) -> None:
+        self._norm: DataNorm | None = None
+        for piece in pieces:
+            self.add(piece)
 
-    @classmethod
-    def of(cls, value: np.ndarray) -> _Stats:
+    def add(self, value: np.ndarray) -> None:
         rows = np.asarray(value, np.float64).reshape(len(value), -1)
-        mean = rows.mean(0)
-        return cls(rows.min(0), rows.max(0), mean, np.square(rows - mean).sum(0), len(rows))
-
-    def merge(self, other: _Stats) -> _Stats:
-        total, shift = self.count + other.count, other.mean - self.mean
-        return _Stats(
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
-            self.mean + shift * other.count / total,
-            self.square + other.square + np.square(shift) * self.count * other.count / total,
-            total,
-        )
+        if self._norm is None:
+            self._norm, self._low, self._high = DataNorm(rows.shape[1]), rows[0], rows[0]
+        self._norm.update(rows)
+        self._low, self._high = np.minimum(self._low, rows.min(0)), np.maximum(self._high, rows.max(0))
 
     def to_dict(self) -> dict[str, list[float] | list[int]]:
-        std = np.sqrt(self.square / self.count)
-        named = {"min": self.low, "max": self.high, "mean": self.mean, "std": std}
-        return {**{name: value.tolist() for name, value in named.items()}, "count": [self.count]}
+        norm = self._norm
+        assert norm is not None  # no episode is without steps
+        named = {"min": self._low, "max": self._high, "mean": norm.mean, "std": norm.deviation}
+        return {**{name: value.tolist() for name, value in named.items()}, "count": [norm.count]}
 
 
 def _camera(key: str) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from robot_rl.data.arrays import HostArrays, arrays_for
 from robot_rl.data.chains import all_true, check_sizes, sum_ahead
+from robot_rl.data.normalize import DataNorm
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.store import Store
 from robot_rl.types import Array, Batches, Obs, StateDict, Transitions
@@ -177,13 +178,11 @@ class LogDataset:
         """
         if len(self.episodes) == len(self.store):
             return self.store.moments(key)
-        from robot_rl.data.normalize import DataNorm
-
         rows, norm = self.store.obs(key), DataNorm(self.store.obs(key).shape[1:])
         for episode in self.episodes:
             begin = int(self.store.start_obs[episode])
             norm.update(rows[begin : begin + int(self.store.length[episode])])
-        return norm.mean, np.sqrt(norm.square / max(norm.count, 1))
+        return norm.mean, norm.deviation
 
     def reward_range(self) -> tuple[float, float]:
         """Smallest and largest reward of one step after scale and bias."""

@@ -79,6 +79,7 @@ def _walk(
             if number in channels:
                 schema, topic, encoding = channels[number]
                 name, text = schemas.get(schema, ("", ""))
+                name = name if "/msg/" in name else name.replace("/", "/msg/", 1)
                 yield Raw(topic, name, text, encoding, logged, bytes(body[22:]))
         elif kind == _CHUNK and len(body) > 32 and not inside:
             name, offset = _text(body, 28)

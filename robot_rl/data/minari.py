@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.bounds import attributes, facts, read_declared
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, refusal, warning
+from robot_rl.data.read_options import AS_IT_IS, RATE, ReadOptions
 from robot_rl.extras import require
 from robot_rl.types import Episode, IOSpec
 
 FILE, META = "main_data.hdf5", "metadata.json"
+HEEDS = ("infos", "control_hz")
 
 
 def locate(path: Path) -> Path:
@@ -44,23 +46,12 @@ def locate(path: Path) -> Path:
     )
 
 
-def read(
-    path: str | Path,
-    *,
-    decode: Callable[[bytes], np.ndarray] | None = None,
-    infos: bool = False,
-    allow_nan: bool = False,
-    control_hz: float = 20.0,
-) -> Logs:
-    """Read a local dataset.
+def read(path: str | Path, options: ReadOptions = AS_IT_IS) -> Logs:
+    """Read a local dataset; JPEG-encoded images (Minari's default; lossy) by pillow where it is installed.
 
     Args:
         path: the dataset's folder, its data folder or its HDF5 file.
-        decode: JPEG bytes -> (H, W, C) uint8, for datasets whose images are JPEG-encoded (Minari's default; lossy);
-            pillow where it is installed.
-        infos: also read `infos` into `meta["columns"]`: the value after each step.
-        allow_nan: list values that are not finite as a finding instead of refusing the data.
-        control_hz: for the interface; the files do not tell.
+        options: how it is read.
 
     Raises:
         FileNotFoundError: no dataset there.
@@ -76,15 +67,15 @@ def read(
     jpeg = bool(metadata.get("jpeg_encoding", False))
     if jpeg:
         findings.append(warning("jpeg", f"{file_path}: images are JPEG-encoded: lossy"))
-    if arrow and infos:
+    if arrow and options.infos:
         findings.append(warning("no_infos", f"{folder}: infos of the Arrow format are not read"))
     for name, group in minari_arrow.episodes(folder, metadata) if arrow else _groups(file_path):
-        episodes.append(_episode(file_path, name, group, decode or _pillow, infos, allow_nan, findings))
+        episodes.append(_episode(file_path, name, group, options.infos, findings))
     for key in ("total_episodes", "total_steps"):
         found = len(episodes) if key == "total_episodes" else sum(len(e) for e in episodes)
         if key in metadata and metadata[key] != found:
             findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
-    interface = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
+    interface = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], options.control_hz or RATE)
     known = {**metadata, "path": str(file_path), "format": "minari"}
     size = interface.action_dim
     space = foreign.parse(folder / META, metadata["action_space"]) if metadata.get("action_space") else {}
@@ -182,20 +173,12 @@ def _metadata(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _episode(
-    path: Path,
-    name: str,
-    group: Any,
-    decode: Callable[[bytes], np.ndarray],
-    infos: bool,
-    allow_nan: bool,
-    findings: list[Finding],
-) -> Episode:
+def _episode(path: Path, name: str, group: Any, infos: bool, findings: list[Finding]) -> Episode:
     for key in ("observations", "actions", "rewards", "terminations", "truncations"):
         if key not in group:
             raise sources.missing_key(path, f"{name}/{key}", [f"{name}/{k}" for k in group])
-    obs = _flat(path, group["observations"], "state", decode)
-    action = np.concatenate([_columns(a) for a in _flat(path, group["actions"], "action", decode).values()], 1)
+    obs = _flat(path, group["observations"], "state")
+    action = np.concatenate([_columns(a) for a in _flat(path, group["actions"], "action").values()], 1)
     try:
         reward, terminated, truncated = (
             foreign.take(path, group[key]) for key in ("rewards", "terminations", "truncations")
@@ -215,12 +198,6 @@ def _episode(
     ]
     if wrong:
         raise BadData([*findings, *wrong])
-    for key, value in (("rewards", reward), ("actions", action), *obs.items()):
-        line = sources.not_finite(path, f"{name}/{key}", value, np.zeros(1, np.int64), int(name[8:]))
-        if line and not allow_nan:
-            raise BadData([*findings, line])
-        if line:
-            findings.append(line)
     early = int((terminated | truncated)[:-1].sum())
     if early:
         message = f"{name} has {early} ends before its last step: ignored"
@@ -236,7 +213,7 @@ def _episode(
         said, found = float(group.attrs["rewards_sum"]), float(reward.sum())
         message = f"{name} says rewards_sum {said:.4g}, its rewards sum to {found:.4g} (difference {found - said:.3g})"
         findings.append(warning("metadata", message, where=name))
-    info = _flat(path, group["infos"], "info", decode, exact=True) if "infos" in group else {}
+    info = _flat(path, group["infos"], "info", exact=True) if "infos" in group else {}
     columns = {key: value[1:] for key, value in info.items() if len(value) == steps + 1}
     kind = columns.pop("cut", None)
     known = columns.pop("final_obs_valid", None)
@@ -266,21 +243,19 @@ def _episode(
     )
 
 
-def _flat(
-    path: Path, item: Any, name: str, decode: Callable[[bytes], np.ndarray], exact: bool = False
-) -> dict[str, np.ndarray]:
+def _flat(path: Path, item: Any, name: str, exact: bool = False) -> dict[str, np.ndarray]:
     """Every array below an HDF5 item; the item itself is called `name`. float64 becomes float32 unless `exact`."""
     if isinstance(item, (h5py.Group, Mapping)):
-        nested = {key: _flat(path, child, "", decode, exact) for key, child in item.items()}
+        nested = {key: _flat(path, child, "", exact) for key, child in item.items()}
         return {f"{k}/{sub}" if sub else k: v for k, inner in nested.items() for sub, v in inner.items()}
     try:
         value = foreign.take(path, item)
     except OSError as problem:
         raise sources.unreadable_error(path, item.name, problem) from problem
     if h5py.check_vlen_dtype(value.dtype) == np.uint8:
-        first = decode(bytes(value[0])) if len(value) else None
+        first = _pillow(bytes(value[0])) if len(value) else None
         foreign.room(path, len(value) * (0 if first is None else first.nbytes), f"'{item.name}', decoded,")
-        value = np.stack([decode(bytes(row)) for row in value])
+        value = np.stack([_pillow(bytes(row)) for row in value])
     if value.dtype == np.float64 and not exact:
         value = value.astype(np.float32)
     return {name: value}

@@ -56,8 +56,12 @@ class DataNorm(Saved):
         """What the components are divided by, float64: the standard deviation, or 1 below the floor or without data."""
         if self._count < 2:
             return np.ones(self.shape)
-        std = np.sqrt(self.square / self._count)
-        return np.where(std < self.floor, 1.0, std)
+        return np.where(self.deviation < self.floor, 1.0, self.deviation)
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Standard deviation per component, float64."""
+        return np.sqrt(self.square / max(self._count, 1))
 
     def update(self, batch: np.ndarray | Tensor) -> None:
         """Merge a batch (..., *shape) into the statistics.
@@ -96,11 +100,6 @@ class DataNorm(Saved):
         return value if self.clip is None else value.clip(-self.clip, self.clip)
 
     __call__ = normalize
-
-    def denormalize(self, value: object) -> Any:
-        """Inverse of `normalize` for values inside the clip bound."""
-        mean, scale = self._constants(value)
-        return value / scale + mean
 
     def loaded(self) -> None:
         """Forget scales of the older statistics."""

@@ -23,6 +23,7 @@ from robot_rl.data import foreign, scores, sources
 from robot_rl.data.bounds import attributes
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
+from robot_rl.data.read_options import AS_IT_IS, RATE, ReadOptions
 from robot_rl.types import Episode
 
 _NAMES = {
@@ -33,16 +34,16 @@ _NAMES = {
     "done": ("terminals", "terminal", "dones", "done"),
     "timeout": ("timeouts", "timeout", "truncations", "truncated"),
 }
+HEEDS = ("dataset", "control_hz")
 _TOLD = ("action_low", "action_high", "action_units", "action_normalised")
 
 
-def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: float = 20.0, **_: object) -> Logs:
+def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     """Read an archive.
 
     Args:
         path: a .npz, .pkl or .pickle file.
-        name: dataset, for scores and sizes; the file's name when None.
-        control_hz: for the interface; the files do not tell.
+        options: how it is read.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -58,8 +59,8 @@ def read(path: str | os.PathLike[str], *, name: str | None = None, control_hz: f
     else:
         episodes = [_one(path, where, group, findings) for where, group in groups]
     stop_on_errors(findings)
-    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
-    facts = {"path": str(path), "format": "npz", "name": (name or path.stem).lower().replace("_", "-")}
+    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], options.control_hz or RATE)
+    facts = {"path": str(path), "format": "npz", "name": (options.dataset or path.stem).lower().replace("_", "-")}
     told = (
         {key: np.asarray(content[key]).tolist() for key in _TOLD if key in content}
         if isinstance(content, Mapping)

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from robot_rl.data import checks
-from robot_rl.data.actions import WAYS, settle
+from robot_rl.data.actions import settle
 from robot_rl.data.episode import Logs, split
 from robot_rl.data.findings import BadData, Finding, error, warning
-from robot_rl.types import Episode
+from robot_rl.types import Episode, Options
+from robot_rl.types.options import Bound
 
 
-@dataclass(frozen=True)
-class Repairs:
-    """What a conversion may do to the data.
+class Repairs(Options):
+    """What a conversion may do to the data."""
 
-    Attributes:
-        drop_bad_episodes: leave out episodes with values that are not finite.
-        dedupe: keep one of several equal episodes.
-        action: what is done to actions, see `actions.settle`: "clip", "rescale", "keep", "normalised" or None.
-        action_low: physical lower bound of the actions where the log does not tell, or tells wrong: a number or a list.
-        action_high: upper bound.
-        trust_terminals: keep terminals at the time limit as true ends.
-        split_gaps: cut episodes where stamps run backwards, repeat, or jump by more than 2.5 periods.
-    """
-
-    drop_bad_episodes: bool = False
-    dedupe: bool = False
     action: Literal["clip", "rescale", "keep", "normalised"] | None = None
-    action_low: float | Sequence[float] | None = None
-    action_high: float | Sequence[float] | None = None
+    """What is done to actions, see `actions.settle`; normalised: -1 and +1 are the bounds of the robot
+    (docs/data.md)."""
+    action_low: Bound | None = None
+    """Lower bound of the actions where the log does not tell, or tells wrong: a number or a list."""
+    action_high: Bound | None = None
+    """Upper bound."""
+    drop_bad_episodes: bool = False
+    """Leave out episodes with NaN or infinity."""
+    dedupe: bool = False
+    """Keep one of several equal episodes."""
     trust_terminals: bool = False
+    """Keep terminals at the time limit as true ends."""
     split_gaps: bool = False
-
-    def __post_init__(self) -> None:
-        if self.action not in (None, *WAYS):
-            raise ValueError(f"action is '{self.action}', expected one of {', '.join(WAYS)}")
+    """Cut episodes where time stamps run backwards, repeat, or jump by more than 2.5 periods."""
 
 
 def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:

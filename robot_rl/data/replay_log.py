@@ -13,9 +13,12 @@ from robot_rl.data.chains import check_sizes
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import note, refusal
 from robot_rl.data.layout import RecordLayout
+from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.segments import Segments
 from robot_rl.types import IOSpec
+
+HEEDS = ("rows",)
 
 
 def find(path: Path) -> Path | None:
@@ -27,13 +30,13 @@ def find(path: Path) -> Path | None:
     return None
 
 
-def read(path: Path, *, rows: int | None = None) -> Logs:
+def read(path: Path, options: ReadOptions = AS_IT_IS) -> Logs:
     """The episodes of the newest replay buffer of a run of `robot-rl train`, oldest first.
 
     Args:
         path: a run folder or a checkpoint in it.
-        rows: only this many of the oldest steps that are still there (where nothing was overwritten: the buffer as it
-            was after so many); the episodes that this cuts are cut recordings.
+        options: `rows` reads only so many of the oldest steps that are still there (where nothing was overwritten: the
+            buffer as it was after so many); the episodes that this cuts are cut recordings.
 
     Returns:
         Episodes in which a row that the buffer has already overwritten is missing at the front, and the one that was
@@ -41,7 +44,6 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
 
     Raises:
         BadData: there is none, or it is damaged.
-        ValueError: `rows` is no positive number.
     """
     folder = find(Path(path))
     if folder is None:
@@ -50,8 +52,6 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
             f"{path} holds no checkpoint with a replay buffer",
             "name a run of robot-rl train with an off-policy method, such as policy=online/sac",
         )
-    if rows is not None and rows < 1:
-        raise ValueError(f"rows is {rows}, expected at least 1")
     try:
         io = IOSpec.from_dict(foreign.read_json(foreign.inside(folder, "io.json")))
         meta = foreign.read_json(foreign.inside(folder, "buffer/meta.json"))
@@ -66,7 +66,7 @@ def read(path: Path, *, rows: int | None = None) -> Logs:
         raise refusal(
             "damaged", f"{folder}: its replay buffer cannot be read ({problem})", "use another checkpoint"
         ) from problem
-    episodes = ring.episodes(rows)
+    episodes = ring.episodes(options.rows)
     findings = []
     lost = ring.count - len(ring)
     if lost:

@@ -10,7 +10,6 @@ Source: ARISE-Initiative/robomimic docs/datasets/overview.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +20,24 @@ from robot_rl.data import foreign, sources
 from robot_rl.data.bounds import attributes
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import Finding, error, note, refusal, stop_on_errors, warning
+from robot_rl.data.read_options import AS_IT_IS, RATE, ReadOptions
 from robot_rl.types import Episode
 
+HEEDS = ("keys", "filter", "success_reward", "infos", "control_hz")
 
-def read(
-    path: str | os.PathLike[str],
-    *,
-    keys: Sequence[str] | None = None,
-    filter: str | None = None,
-    success_reward: float = 1.0,
-    infos: bool = False,
-    allow_nan: bool = True,
-    control_hz: float = 20.0,
-) -> Logs:
-    """Read demonstrations.
+
+def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
+    """Read demonstrations; `infos` keeps the simulator's `states` as a column.
 
     Args:
         path: the HDF5 file.
-        keys: observations to keep, in this order; all, by name, when None.
-        filter: name of a mask, such as "train", "valid" or "20_percent".
-        success_reward: reward of the last step from which on a demonstration counts as finished.
-        infos: also the simulator's `states`, as a column.
-        allow_nan: accepted like every reader does; values are examined by `checks`.
-        control_hz: for the interface; the files do not tell.
+        options: how it is read.
 
     Raises:
         FileNotFoundError: there is no such file.
         BadData: it is damaged or incomplete, or has no such filter or key; with the remedy.
     """
-    path = Path(path)
+    path, o = Path(path), options
     findings: list[Finding] = []
     with foreign.hdf5(path) as file:
         if not isinstance(file.get("data"), h5py.Group):
@@ -57,40 +45,38 @@ def read(
         group: Any = file["data"]
         masked: Any = file.get("mask", {})
         names = sorted((n for n in group if n.rpartition("_")[2].isdigit()), key=lambda n: int(n.rpartition("_")[2]))
-        if filter is not None:
+        if o.filter is not None:
             masks = list(masked)
-            if filter not in masks:
-                message = f"{path} has no filter '{filter}'; it has {', '.join(masks) or 'none'}"
-                raise refusal("missing_key", message, where=filter)
-            kept = {bytes(n).decode() for n in foreign.take(path, masked[filter])}
+            if o.filter not in masks:
+                message = f"{path} has no filter '{o.filter}'; it has {', '.join(masks) or 'none'}"
+                raise refusal("missing_key", message, where=o.filter)
+            kept = {bytes(n).decode() for n in foreign.take(path, masked[o.filter])}
             names = [name for name in names if name in kept]
         if not names:
             raise refusal("no_rows", f"{path} has no demonstrations (data/demo_<i>)")
-        order = list(keys) if keys is not None else sorted(group[names[0]].get("obs", {}))
+        order = list(o.keys) if o.keys is not None else sorted(group[names[0]].get("obs", {}))
         if not order:
             findings.append(note("states", "no 'obs': the simulator's states are taken as observations"))
-        episodes = [_episode(path, name, group[name], order, success_reward, infos, findings) for name in names]
+        episodes = [_episode(path, name, group[name], order, o, findings) for name in names]
         stop_on_errors(findings)
-        facts: dict[str, object] = {"path": str(path), "format": "robomimic", "filter": filter, "order": order}
+        facts: dict[str, object] = {"path": str(path), "format": "robomimic", "filter": o.filter, "order": order}
         if "env_args" in group.attrs:
             facts["env_args"] = foreign.parse(path, group.attrs["env_args"])
             facts["name"] = str(facts["env_args"].get("env_name", path.stem))
         total = int(group.attrs.get("total", -1))
         told = attributes(episodes[0].action.shape[1], file.attrs, group.attrs, group[names[0]]["actions"].attrs)
     steps = sum(len(e) for e in episodes)
-    if filter is None and total >= 0 and total != steps:
+    if o.filter is None and total >= 0 and total != steps:
         findings.append(warning("metadata", f"{path}: data says total {total}, its demonstrations have {steps} steps"))
     missing = sum(not e.meta.get("final_obs_valid", True) for e in episodes)
     if missing:
         message = f"{missing} demonstrations have no next_obs: their last observation was never recorded"
         findings.append(note("final_obs", message, count=missing))
-    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], control_hz)
+    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], o.control_hz or RATE)
     return Logs(episodes, findings, io, facts, told)
 
 
-def _episode(
-    path: Path, name: str, demo: Any, order: list[str], success: float, infos: bool, findings: list[Finding]
-) -> Episode:
+def _episode(path: Path, name: str, demo: Any, order: list[str], o: ReadOptions, findings: list[Finding]) -> Episode:
     for key in ("actions", "rewards", "dones"):
         if key not in demo:
             raise sources.missing_key(path, f"data/{name}/{key}", [f"data/{name}/{k}" for k in demo])
@@ -113,9 +99,9 @@ def _episode(
             findings.append(error("lengths", message, "the demonstration is damaged; leave it out or record it again"))
     if any(len(value) != len(action) for value in rows.values()):
         return episode_from_columns(obs, action[:0], reward[:0], terminated=False, truncated=True)
-    finished = bool(len(done) and done[-1] and reward[-1] >= success)
-    columns = {"states": states} if infos and states is not None and len(states) == len(action) else {}
-    meta: dict[str, object] = {"name": name, "success": bool(len(reward) and reward.max() >= success)}
+    finished = bool(len(done) and done[-1] and reward[-1] >= o.success_reward)
+    columns = {"states": states} if o.infos and states is not None and len(states) == len(action) else {}
+    meta: dict[str, object] = {"name": name, "success": bool(len(reward) and reward.max() >= o.success_reward)}
     return episode_from_columns(
         obs,
         action,

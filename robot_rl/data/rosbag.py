@@ -38,11 +38,13 @@ from robot_rl.data.bounds import read_declared
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, warning
 from robot_rl.data.lerobot import action_lag
+from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.data.tables import hold, interpolate
 from robot_rl.types import Episode, IOSpec
 
 _RANGE = ("action_low", "action_high", "action_units")
 _KEYS = {"clock", "observation", "action", "reward", "episode", "max_age_s", *_RANGE}
+HEEDS = ("map", "ros_distro", "salvage")
 _KINDS = ("linear", "zoh", "angle", "quaternion")
 _STORES = ("humble", "jazzy", "kilted", "iron", "foxy", "galactic", "dashing", "eloquent", "latest")
 
@@ -57,21 +59,12 @@ class _Topic:
     time: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
-def read(
-    path: str | os.PathLike[str],
-    *,
-    map: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    ros_distro: str | None = None,
-    salvage: bool = False,
-    **_: object,
-) -> Logs:
+def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     """Read a bag.
 
     Args:
         path: its folder, or a single .mcap or .db3 file.
-        map: which topics are what: a YAML file or a mapping, see above.
-        ros_distro: where the bag holds no type definitions: the ROS distribution that recorded it, such as "humble".
-        salvage: read what comes before a break.
+        options: `map` says which topics are what, see above; `salvage` reads what comes before a break.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -79,8 +72,8 @@ def read(
     """
     path = Path(path)
     findings: list[Finding] = []
-    plan = None if map is None else _plan(map)
-    topics = _read(path, plan, ros_distro, salvage, findings)
+    plan = None if options.map is None else _plan(options.map)
+    topics = _read(path, plan, options.ros_distro, options.salvage, findings)
     if plan is None:
         listed = "; ".join(f"{name} ({kind}, {count:,})" for name, (kind, count) in topics[1].items())
         repair = "give map=<file.yaml> that names observation and action topics; docs/data.md has one"
@@ -90,8 +83,8 @@ def read(
     return _convert(path, plan, topics[0], findings)
 
 
-def _plan(given: str | os.PathLike[str] | Mapping[str, object]) -> dict[str, Any]:
-    if isinstance(given, Mapping):
+def _plan(given: str | Path | dict[str, object]) -> dict[str, Any]:
+    if isinstance(given, dict):
         plan, name = dict(given), "the map"
     else:
         name = str(given)
@@ -217,11 +210,10 @@ def _salvage(
         for raw in mcap_salvage.messages(file):
             if raw.topic not in topics:
                 continue
-            kind = raw.kind if "/msg/" in raw.kind else raw.kind.replace("/", "/msg/", 1)
-            if kind not in types.types:
-                fresh = typesys.get_types_from_msg(raw.definition, kind)
+            if raw.kind not in types.types:
+                fresh = typesys.get_types_from_msg(raw.definition, raw.kind)
                 types.register({name: item for name, item in fresh.items() if name not in types.types})
-            message = types.deserialize_cdr(raw.data, kind)
+            message = types.deserialize_cdr(raw.data, raw.kind)
             topic = topics[raw.topic]
             topic.received.append(raw.received_ns * 1e-9)
             topic.stamped.append(_stamp(message))

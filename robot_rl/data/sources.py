@@ -67,36 +67,6 @@ def missing_key(path: Path, key: str, present: Iterable[str]) -> BadData:
     )
 
 
-def not_finite(path: Path, key: str, value: np.ndarray, starts: np.ndarray, first: int = 0) -> Finding | None:
-    """A finding about NaN and infinity with the first five places; None when all is finite.
-
-    Args:
-        path: the file.
-        key: which data.
-        value: (N, ...).
-        starts: first row of every episode, increasing.
-        first: number of the first of these episodes.
-    """
-    if value.dtype.kind != "f" or np.isfinite(value).all():
-        return None
-    bad = np.argwhere(~np.isfinite(value))
-    places = []
-    for place in bad[:5]:
-        episode = int(np.searchsorted(starts, place[0], "right") - 1)
-        inside = ", ".join(str(int(i)) for i in place[1:])
-        places.append(
-            f"episode {first + episode} step {place[0] - starts[episode]}" + (f" component {inside}" if inside else "")
-        )
-    return error(
-        "not_finite",
-        f"{path}: '{key}' has {len(bad)} values that are not finite: {'; '.join(places)}"
-        f"{' ...' if len(bad) > 5 else ''}",
-        "drop those episodes (drop_bad_episodes=true) or repair the source",
-        count=len(bad),
-        where=places[0],
-    )
-
-
 def saturation(action: np.ndarray, name: str = "", *, declared: bool = False) -> list[Finding]:
     """Findings about actions (N, A) against [-1, 1]: a few slightly outside are warned of, many are an error.
 
@@ -105,40 +75,26 @@ def saturation(action: np.ndarray, name: str = "", *, declared: bool = False) ->
         name: of the environment, for the message.
         declared: -1 and +1 are bounds that somebody declared.
     """
-    size = np.abs(np.nan_to_num(action, posinf=0.0, neginf=0.0))
+    known = np.nan_to_num(action, posinf=0.0, neginf=0.0)
+    size = np.abs(known)
     outside = size > 1.0 + 1e-6
     findings = []
     if outside.any():
-        worst = float(np.nan_to_num(action, posinf=0.0, neginf=0.0).reshape(-1)[int(np.argmax(size))])
-        few = outside.mean() < 0.01 and abs(worst) - 1.0 < 0.1
-        share = outside.mean()
-        row = int(np.argwhere(outside)[0][0])
-        findings.append(
-            (warning if few else error)(
-                "action_bounds",
-                f"{share:.0%} of {name + ' ' if name else ''}action components lie outside [-1, 1], worst {worst:.3g} "
-                + ("(outside the declared range)" if declared else "(logged before clipping, or in physical units)")
-                if share >= 0.01
-                else f"{share:.2%} of the action components lie outside [-1, 1], worst {worst:.3g}",
-                "action=clip (robots clip anyway), or the right range: action_low=… action_high=…"
-                if declared
-                else "action=clip (simulators clip anyway) or action=rescale; action_low=… action_high=… where they "
-                "are in a robot's units and its range is known",
-                count=int(outside.sum()),
-                where=f"row {row}",
-            )
-        )
+        share, worst = outside.mean(), float(known.reshape(-1)[int(np.argmax(size))])
+        why, repair = "logged before clipping, or in physical units", "simulators clip anyway) or action=rescale; "
+        repair += "action_low=… action_high=… where they are in a robot's units and its range is known"
+        if declared:
+            why = "outside the declared range"
+            repair = "robots clip anyway), or the right range: action_low=… action_high=…"
+        part = f"{share:.0%} of {name + ' ' if name else ''}action" if share >= 0.01 else f"{share:.2%} of the action"
+        text = f"{part} components lie outside [-1, 1], worst {worst:.3g}" + (f" ({why})" if share >= 0.01 else "")
+        tell = warning if share < 0.01 and abs(worst) - 1.0 < 0.1 else error
+        where = f"row {int(np.argwhere(outside)[0][0])}"
+        findings.append(tell("action_bounds", text, f"action=clip ({repair}", count=int(outside.sum()), where=where))
     bound = np.abs(size - 1.0) < 1e-3
     whole = bool(len(action)) and bool((action == np.round(action)).all()) and bool(np.ptp(action))
     if bound.mean() > 0.5 or whole:
-        findings.append(
-            warning(
-                "action_discrete",
-                f"{bound.mean():.0%} of the action components lie at the bounds: possibly saturated or discrete"
-                if not whole
-                else "every action component is a whole number: possibly discrete",
-                "check what was logged as the action",
-                count=int(bound.sum()),
-            )
-        )
+        text = f"{bound.mean():.0%} of the action components lie at the bounds: possibly saturated or discrete"
+        text = "every action component is a whole number: possibly discrete" if whole else text
+        findings.append(warning("action_discrete", text, "check what was logged as the action", count=int(bound.sum())))
     return findings

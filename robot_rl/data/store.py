@@ -26,47 +26,48 @@ import os
 from pathlib import Path
 from typing import Any
 
+from robot_rl.data import formats
 from robot_rl.data.actions import settle
 from robot_rl.data.store_read import META, Store, open_store
 from robot_rl.data.store_write import StoreWriter, write_store
 
-__all__ = ["Store", "StoreWriter", "earlier", "open_store", "store_from_d4rl", "write_store"]
+__all__ = ["Store", "StoreWriter", "convert_once", "open_store", "write_store"]
 
 
-def store_from_d4rl(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any) -> Store:
-    """Convert a D4RL file once, and open the store from then on.
+def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any) -> Store:
+    """Convert a log of any format once, and open the store from then on.
 
     Args:
-        path: the HDF5 file.
+        path: the log.
         out: folder of the store; the file's name with ".store" beside it when None. An existing one is opened as it is
             if it came from this very file with these options, else replaced.
-        options: of `robot_rl.data.d4rl.D4rlOptions`.
+        options: of `robot_rl.data.read_options.ReadOptions`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read; with the remedy.
+        FileNotFoundError: there is no such log.
+        ValueError: it cannot be read; with the remedy.
     """
-    from robot_rl.data import d4rl
-
     path = Path(path)
     out = path.with_suffix(".store") if out is None else Path(out)
-    facts = {"options": {key: options[key] for key in sorted(options)}}
-    store = earlier(out, path)
-    if store is not None and store.meta.get("options") == facts["options"]:
+    store = _earlier(out, path)
+    if store is not None and store.meta.get("options", {}) == options:
         return store
-    logs, done = settle(d4rl.read(path, d4rl.D4rlOptions(**options)))
-    name = str(logs.meta.get("name", path.stem))
+    logs, done = settle(formats.load(path, **options))
     return write_store(
         out,
         logs.episodes,
         io=logs.io,
         report=[str(item) for item in (*logs.findings, *done)],
         sources=[path],
-        facts={**facts, "name": name, "action": None if logs.bounds is None else logs.bounds.said},
+        facts={
+            "options": options,
+            "name": str(logs.meta.get("name", path.stem)),
+            "action": None if logs.bounds is None else logs.bounds.said,
+        },
     )
 
 
-def earlier(out: Path, path: Path) -> Store | None:
+def _earlier(out: Path, path: Path) -> Store | None:
     """The store `out` if it was made of this file, as far as size and time of change tell, and can be read."""
     if not (out / META).is_file() or not path.is_file():
         return None

@@ -195,18 +195,6 @@ class Store:
             count = int(np.argmax(reached)) + 1
         return np.sort(order[:count])
 
-    def split_episodes(self, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Indices (held in, held out) of a random split by episode; `fraction` of the episodes are held out.
-
-        Raises:
-            ValueError: the fraction is outside (0, 1), or there are fewer than two episodes.
-        """
-        if not 0.0 < fraction < 1.0 or len(self) < 2:
-            raise ValueError(f"got fraction {fraction} of {len(self)} episodes, expected (0, 1) of at least two")
-        order = np.random.default_rng(seed).permutation(len(self))
-        out = min(max(1, round(fraction * len(self))), len(self) - 1)
-        return np.sort(order[out:]), np.sort(order[:out])
-
     def verify(self) -> None:
         """Compare every column with its SHA-256; reads the whole store.
 
@@ -228,12 +216,11 @@ class Store:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def open_store(path: str | os.PathLike[str], *, verify: bool = False) -> Store:
-    """Open a store; nothing but meta.json is read.
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a store; nothing but meta.json is read, and nothing compared with its SHA-256 (`Store.verify`).
 
     Args:
         path: the folder.
-        verify: also compare every column with its SHA-256, which reads everything.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -252,8 +239,6 @@ def open_store(path: str | os.PathLike[str], *, verify: bool = False) -> Store:
     store = Store(path, meta)
     for item in meta["columns"].values():
         _check_size(path, item)
-    if verify:
-        store.verify()
     return store
 
 

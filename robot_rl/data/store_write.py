@@ -18,6 +18,7 @@ import numpy as np
 
 from robot_rl.atomic import new_folder, write_json
 from robot_rl.data.episode import unnamed_io
+from robot_rl.data.normalize import DataNorm
 from robot_rl.data.store_read import EPISODES, FORMAT, META, PER_EPISODE, Store, file_sha256, open_store
 from robot_rl.types import Episode, IOSpec
 
@@ -58,7 +59,7 @@ class StoreWriter:
         self._bytes = 0
         self._episode: dict[str, list[int]] = {name: [] for name in PER_EPISODE}
         self._metas: list[dict[str, Any]] = []
-        self._norms: dict[str, _Moments] = {}
+        self._norms: dict[str, DataNorm] = {}
         self._steps = self._observations = 0
 
     def __enter__(self) -> StoreWriter:
@@ -140,7 +141,7 @@ class StoreWriter:
             self._columns[name] = _Column(self._folder, name, shape, dtype)
         for key, value in episode.obs.items():
             if value.ndim == 2 and value.dtype.kind == "f":
-                self._norms[key] = _Moments(value.shape[1])
+                self._norms[key] = DataNorm(value.shape[1])
             if value.dtype == np.float64:
                 self.report.append(f"observation '{key}' is float64: kept as float32")
 
@@ -160,7 +161,8 @@ class StoreWriter:
         for key in batch[0].obs:
             values[f"obs/{key}"] = np.concatenate([e.obs[key] for e in batch])
             if key in self._norms:
-                self._norms[key].update(np.concatenate([e.obs[key][:-1] for e in batch]))
+                rows = np.concatenate([e.obs[key][:-1] for e in batch])
+                self._norms[key].update(rows[np.isfinite(rows).all(1)])
         self._flush_proposed(batch, values["action"])
         for name in [name for name in self._columns if name.startswith("info/")]:
             shape, kind = self._columns[name].shape, self._columns[name].dtype.kind
@@ -202,9 +204,7 @@ class StoreWriter:
         with ThreadPoolExecutor(8) as pool:  # the disk takes them together in little more than the time of one
             columns = dict(zip(self._columns, pool.map(_Column.describe, self._columns.values())))
         obs = {n[4:]: (c.shape, c.dtype.name) for n, c in self._columns.items() if n.startswith("obs/")}
-        moments = {}
-        for key, norm in self._norms.items():
-            moments[key] = {"mean": norm.mean.tolist(), "std": norm.std.tolist()}
+        norms = self._norms.items()
         meta = {
             "format": FORMAT,
             "episodes": len(self._metas),
@@ -212,7 +212,7 @@ class StoreWriter:
             "observations": self._observations,
             "io": {**self.io.to_dict(), "obs": IOSpec(obs, (), (), (), (), 1.0).to_dict()["obs"]},
             "columns": columns,
-            "moments": moments,
+            "moments": {k: {"mean": norm.mean.tolist(), "std": norm.deviation.tolist()} for k, norm in norms},
             "report": self.report,
             "sources": [source_facts(path) for path in self._sources],
             "episode_meta": common,
@@ -260,40 +260,6 @@ def source_facts(path: Path) -> dict[str, object]:
             file.seek((status.st_size - _SAMPLE) * i // 63)
             total.update(file.read(_SAMPLE))
     return {**facts, "sha256_sampled": total.hexdigest()}
-
-
-class _Moments:
-    """Mean and standard deviation, float64, of float32 rows that come in pieces, rows with NaN or infinity left out.
-
-    Differences from a piece's mean are taken in float32, which halves the cost, and summed up in float64; what the
-    rounded mean is off by is put right afterwards.
-
-    Source: Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing sample variances (1979).
-    """
-
-    def __init__(self, size: int) -> None:
-        self.count, self.mean, self._square = 0, np.zeros(size), np.zeros(size)
-
-    @property
-    def std(self) -> np.ndarray:
-        return np.sqrt(np.maximum(self._square, 0.0) / max(self.count, 1))
-
-    def update(self, rows: np.ndarray) -> None:
-        mean = rows.mean(0, dtype=np.float64)
-        if not np.isfinite(mean).all():
-            rows = rows[np.isfinite(rows).all(1)]
-            mean = rows.mean(0, dtype=np.float64) if len(rows) else mean
-        n = len(rows)
-        if not n:
-            return
-        near = mean.astype(np.float32)
-        apart = rows - near
-        np.multiply(apart, apart, out=apart)
-        square = apart.sum(0, dtype=np.float64) - n * np.square(mean - near)
-        total, shift = self.count + n, mean - self.mean
-        self._square += square + np.square(shift) * (self.count * n / total)
-        self.mean = self.mean + shift * (n / total)
-        self.count = total
 
 
 class _Column:

@@ -33,9 +33,11 @@ import numpy as np
 from robot_rl.data import foreign, sources
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
+from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.expression import Expression
 from robot_rl.types import Episode, IOSpec
 
+HEEDS = ("map",)
 MAPS = Path(__file__).parent / "maps"
 _TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "cos": np.cos}
 _KEYS = {
@@ -43,14 +45,12 @@ _KEYS = {
 }  # fmt: skip
 
 
-def read(
-    path: str | os.PathLike[str], *, map: str | os.PathLike[str] | Mapping[str, Any] | None = None, **_: object
-) -> Logs:
+def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     """Read a CSV file (plain or .gz), or every one below a folder, each as one episode.
 
     Args:
         path: file or folder.
-        map: the column map: a YAML file, one of the maps that come with the package by name (such as
+        options: `map` is the column map: a YAML file, one of the maps that come with the package by name (such as
             "double_pendulum"), or a mapping.
 
     Raises:
@@ -63,11 +63,11 @@ def read(
         raise refusal("no_rows", f"{path} holds no .csv or .csv.gz")
     for file in files:
         sources.check_file(foreign.inside(path, file.relative_to(path)) if path.is_dir() else file)
-    if map is None:
+    if options.map is None:
         header = ", ".join(foreign.csv(files[0])[0])
         repair = f"give map=<file.yaml> that names state and action columns; maps of the package: {_list_known()}"
         raise refusal("no_map", f"{path} has the columns {header}, but nothing says what they are", repair)
-    plan = _plan(map)
+    plan = _plan(options.map)
     findings: list[Finding] = []
     episodes: list[Episode] = []
     periods: list[tuple[float, float, str]] = []
@@ -108,8 +108,8 @@ def interpolate(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndar
     return np.stack([np.interp(at, stamp, column) for column in flat.T], 1).reshape(len(at), *value.shape[1:])
 
 
-def _plan(given: str | os.PathLike[str] | Mapping[str, object]) -> dict[str, Any]:
-    if isinstance(given, Mapping):
+def _plan(given: str | Path | dict[str, object]) -> dict[str, Any]:
+    if isinstance(given, dict):
         plan, name = dict(given), "the map"
     else:
         file, name = Path(given), str(given)

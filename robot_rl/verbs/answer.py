@@ -12,7 +12,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from tqdm import tqdm
+
 from robot_rl.recorded import Cause
+from robot_rl.stats import wilson
 from robot_rl.words import Refused
 
 _runs: list[dict[str, Any]] = []  # one of every run that this process did; a sweep does several
@@ -53,6 +56,25 @@ def run_folder_is(folder: Path) -> None:
     print(f"run folder: {folder}", flush=True)
 
 
+def rate(won: int, count: int) -> str:
+    """A share of successes with its interval."""
+    low, high = wilson(won, count)
+    return f"{won}/{count} = {won / count:.2f} (95 %: {low:.2f} to {high:.2f})"
+
+
+@contextmanager
+def bar(total: int, unit: str, what: str | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, and who is told how many are done; fewer than before begin it anew."""
+    with tqdm(total=total, desc=what, unit=unit, file=sys.stderr, dynamic_ncols=True) as shown:
+
+        def tell(done: int) -> None:
+            if done < shown.n:
+                shown.reset()
+            shown.update(done - shown.n)
+
+        yield tell
+
+
 class Job(Protocol):
     """What a verb runs in a folder.
 
@@ -90,18 +112,19 @@ def leave_interrupted(verb: str, folder: Path) -> NoReturn:
     sys.exit(130)
 
 
-def code_of(work: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-    """What does many runs in a folder, as a verb: its refusals and a Ctrl-C become words and an exit code."""
+def code_of(work: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
+    """What is asked without a configuration, as a verb: its refusals and a Ctrl-C become words and an exit code."""
 
     @wraps(work)
     def verb(arguments: list[str]) -> int:
         try:
-            return work(arguments)
-        except (Refused, ImportError) as found:
+            return work(arguments) or 0
+        except (Refused, ValueError, OSError, RuntimeError, ImportError) as found:
             error(str(found))
-            return 2 if isinstance(found, Refused) else 1
+            return 1 if isinstance(found, ImportError) else 2
         except KeyboardInterrupt:
-            print(f"\ninterrupted; continue with the same command and --folder={folder()}", file=sys.stderr)
+            again = "" if folder() is None else f"; continue with the same command and --folder={folder()}"
+            print(f"\ninterrupted{again}", file=sys.stderr)
             return 130
 
     return verb

@@ -23,6 +23,7 @@ from robot_rl.claim import InUse
 from robot_rl.leapp_bundle import bundle_of
 from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.onnx_policy import FILES, OnnxPolicy, exported, graph_of, read_io
+from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, TrainedPolicy, VecEnv
 from robot_rl.verbs.reading import plain, read_options, stored_config
@@ -248,6 +249,11 @@ def saved_config(cfg: DictConfig) -> str:
 def settings_of(kind: type[S], cfg: DictConfig) -> S:
     """What a job takes, out of the options of its verb."""
     return kind(**plain(OmegaConf.masked_copy(cfg, list(kind.model_fields))))
+
+
+def start_of(cfg: DictConfig, folder: Path) -> RunStart:
+    """Where and how the run of a configuration begins."""
+    return RunStart(folder, saved_config(cfg), tracker_factory(cfg), cfg.resume is not None)
 
 
 def tracker_factory(cfg: DictConfig) -> Callable[[str, int | None], Many]:

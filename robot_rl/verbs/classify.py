@@ -13,29 +13,27 @@ from omegaconf import DictConfig
 from pydantic import model_validator
 from typing_extensions import Self
 
-from robot_rl import build, checkpoint, report
+from robot_rl import build, checkpoint
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_folder
 from robot_rl.data.recorder import Recording
 from robot_rl.human.judge import Judge
 from robot_rl.human.log import episode_key, read_corrections
 from robot_rl.human.success_labels import LabelledFrames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
-from robot_rl.run import Run
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
-from robot_rl.track import Many
-from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options, StateDict
+from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options, Stateful
 from robot_rl.types.options import Count, Part, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import begin, choice, run_folder, saved_config, settings_of, threads, tracker_factory
+from robot_rl.verbs.build import begin, choice, run_folder, settings_of, start_of, threads
 from robot_rl.verbs.options import Machine, Resume
 from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
 
 
-class Classifier(Protocol):
+class Classifier(Stateful, Protocol):
     """See `robot_rl.policies.reward.success.SuccessClassifier`."""
 
     io: IOSpec
@@ -56,14 +54,6 @@ class Classifier(Protocol):
 
     def probability(self, obs: Obs) -> np.ndarray:
         """(N,)."""
-        ...
-
-    def state_dict(self) -> StateDict:
-        """Tensors."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place."""
         ...
 
 
@@ -132,23 +122,17 @@ class ClassifyJob:
         self,
         settings: ClassifySettings,
         logs: Sequence[str],
-        folder: Path,
+        start: RunStart,
         *,
         make: Callable[[IOSpec], Classifier],
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
-        resume: bool = False,
     ) -> None:
         """Read the recordings, build the classifier, or restore it.
 
         Args:
             settings: numbers.
             logs: run folders of robot-rl hil.
-            folder: the run folder; a new run takes the next free name if it is a run's already.
+            start: where the run begins.
             make: (io) -> classifier.
-            make_tracker: (folder, resume step or None) -> tracker.
-            config: the composed configuration as YAML.
-            resume: continue from the newest checkpoint in `folder`.
 
         Raises:
             ValueError: no recordings, of different robots, or without both kinds of labels.
@@ -174,23 +158,23 @@ class ClassifyJob:
                 )
         self.model.prepare(train.obs, train.label, train.hard)
         mark = hashlib.sha256(repr(data.names).encode() + data.label.tobytes() + data.hard.tobytes()).hexdigest()[:16]
-        if resume and checkpoint.read_meta(checkpoint.find(folder))["recordings"] != mark:
+        if start.resume and checkpoint.read_meta(checkpoint.find(start.folder))["recordings"] != mark:
             raise CheckpointError("logs are not the recordings that the run began with; give the original")
         self._facts: dict[str, Any] = {"recordings": mark, "in_a_row": settings.in_a_row}
-        claim = claim_folder(folder, resume=resume)
+        claim = start.claim()
         self.folder = claim.folder
         with claim.building():
             self._run = Run(
+                start,
                 claim,
                 Schedule(total=self.model.steps, log_every=50, keep_checkpoints=1, unit="update"),
                 Parts({"learner": self.model, "loop": self._fit}, io=io, facts=self._facts),
                 count=lambda: self._fit.updates,
-                config=config,
             )
-            if resume:
+            if start.resume:
                 self._run.restore()
             sources = {"recordings": {"paths": list(logs), "hash": mark}}
-            self._run.begin(make_tracker, sources=sources, checks={"report": report.missing})
+            self._run.begin(sources=sources)
 
     def run(self) -> dict[str, Any]:
         """Do it all.
@@ -388,11 +372,8 @@ def classify(cfg: DictConfig) -> None:
     job = ClassifyJob(
         settings_of(ClassifySettings, cfg),
         [str(path) for path in cfg.logs],
-        folder,
+        start_of(cfg, folder),
         make=lambda io: build.make("classifier", plain(cfg.classifier), io, seed=cfg.seed, device=str(cfg.device)),
-        make_tracker=tracker_factory(cfg),
-        config=saved_config(cfg),
-        resume=cfg.resume is not None,
     )
     found = answer.run(job, "classify")
     lists = ("advice", "hard_negatives", "hard_positives", "reliability")

@@ -7,19 +7,25 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import Field
 from tqdm import tqdm
 
 from robot_rl import checkpoint
 from robot_rl.data import d4rl
 from robot_rl.types import Policy, VecEnv
-from robot_rl.types.options import Count, Discount, NotNegative, Positive, Share
+from robot_rl.types.options import Count, Discount
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, threads
-from robot_rl.verbs.collect_episodes import BesidePictures, ExpertPolicy, KeepOptions, begin_work, keep_steps
+from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, settings_of, threads
+from robot_rl.verbs.collect_episodes import (
+    BesidePictures,
+    ExpertPolicy,
+    KeepOptions,
+    OperatorOptions,
+    begin_work,
+    keep_steps,
+)
 from robot_rl.verbs.collect_levels import LevelOptions, collect_level
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
@@ -30,7 +36,7 @@ FILES = {".csv", ".json", ".jsonl", ".mat", ".mcap", ".npy", ".npz", ".parquet",
 """Ends of names that say a format which `collect` does not write."""
 
 
-class CollectOptions(Machine, Env, ActionMeaning, LevelOptions, KeepOptions):
+class CollectOptions(Machine, Env, ActionMeaning, LevelOptions, OperatorOptions, KeepOptions):
     """robot-rl collect."""
 
     out: str
@@ -39,14 +45,6 @@ class CollectOptions(Machine, Env, ActionMeaning, LevelOptions, KeepOptions):
     """A run or checkpoint folder; null = the world's scripted expert."""
     medium_path: str | None = None
     """With level: a weaker agent (zip) or an earlier checkpoint; null = noise on the agent."""
-    noise_time: NotNegative = 0.0
-    """s over which the expert's noise stays alike (Ornstein-Uhlenbeck); 0 = new at every step."""
-    pauses: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the time in which the expert stands still."""
-    pause_time: Positive = 0.3
-    """Mean length of a pause, s."""
-    mistakes: Share = 0.0
-    """Share of episodes in which the expert does something else than what is asked."""
     num_envs: Count = 8
     """Copies of the environment."""
     gamma: Discount = 0.99
@@ -80,15 +78,7 @@ def collect(cfg: DictConfig) -> None:
             raise Refused("say which environment: robot-rl collect env=reach out=<file>")
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
         if cfg.get("policy") is None:
-            policy = ExpertPolicy(
-                env,
-                noise=cfg.noise,
-                noise_time=cfg.noise_time,
-                pauses=cfg.pauses,
-                pause_time=cfg.pause_time,
-                mistakes=cfg.mistakes,
-                seed=cfg.seed,
-            )
+            policy = ExpertPolicy(env, settings_of(OperatorOptions, cfg))
         else:
             policy = foreign(cfg, str(cfg.path), env.io)
     if cfg.level is not None:
@@ -98,13 +88,13 @@ def collect(cfg: DictConfig) -> None:
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     plain = {key: value for key, value in settings.items() if key not in ("out", "device", "threads", "debug")}
     begin_work(work, json.loads(json.dumps(plain, default=str)))
-    with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
+    with answer.bar(cfg.episodes, "episode") as bar:
         episodes = keep_steps(
             env,
             policy,
-            KeepOptions(**{name: cfg[name] for name in KeepOptions.model_fields}),
+            settings_of(KeepOptions, cfg),
             seed=cfg.seed + 30_000,
-            on_episode=lambda done: bar.update(done - bar.n),
+            on_episode=bar,
             work=work,
         )
     if out.suffix in (".hdf5", ".h5"):
@@ -153,7 +143,7 @@ def _collect_level(cfg: DictConfig, env: VecEnv, policy: Policy, out: Path) -> N
             env,
             policy,
             out,
-            LevelOptions(**{**{name: cfg[name] for name in LevelOptions.model_fields}, "seed": cfg.seed + 30_000}),
+            settings_of(LevelOptions, cfg).model_copy(update={"seed": cfg.seed + 30_000}),
             medium=medium,
             facts=facts,
             on_steps=collected,

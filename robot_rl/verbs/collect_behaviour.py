@@ -7,9 +7,27 @@ import math
 import numpy as np
 import torch
 
-from robot_rl.types import Action, Array, Obs, Policy, PolicyParts
+from robot_rl.types import Action, Array, Obs, Options, Policy, PolicyParts
+from robot_rl.types.options import NotNegative, Share
+from robot_rl.verbs.collect_episodes import WithDensity
 
 _LOG_SQRT_TAU = 0.5 * math.log(2.0 * math.pi)
+
+
+class Spoiling(Options):
+    """How a policy is made worse."""
+
+    noise: NotNegative = 0.0
+    """Standard deviation on actions in [-1, 1] before the truncation."""
+    random: Share = 0.0
+    """Probability of a uniform action, per step and environment."""
+    bias: NotNegative = 0.0
+    """Amplitude of the fixed function of the state."""
+    sample: bool = False
+    """The policy draws its actions itself, in place of noise; with a bias they have no density."""
+
+
+AS_IT_IS = Spoiling()
 
 
 class Behaviour:
@@ -20,41 +38,24 @@ class Behaviour:
     is truncated to [-1, 1], so that they have a density at the bounds too: log((1 - random) prod N + random 2^-A).
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        noise: float = 0.0,
-        random: float = 0.0,
-        bias: float = 0.0,
-        sample: bool = False,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, policy: Policy, how: Spoiling = AS_IT_IS, *, seed: int = 0) -> None:
         """Wrap `policy`.
 
         Args:
-            policy: acts deterministically below, unless `sample`.
-            noise: standard deviation on actions in [-1, 1] before the truncation.
-            random: probability of a uniform action, per step and environment.
-            bias: amplitude of the fixed function of the state.
-            sample: the policy draws its actions itself, in place of `noise`; with a bias they have no density.
+            policy: acts deterministically below, unless it is to sample.
+            how: it is spoilt.
             seed: of noise and uniform actions; not of the fixed function, which is always the same one.
 
         Raises:
-            ValueError: a negative amplitude, a probability outside [0, 1], both kinds of noise, or a policy whose
-                samples cannot be repeated.
+            ValueError: both kinds of noise, or a policy whose samples cannot be repeated.
         """
-        if min(noise, bias) < 0 or not 0 <= random <= 1:
+        if how.sample and how.noise:
+            raise ValueError("sample takes the place of noise; give one of them")
+        if how.sample and policy.parts.reseed is None:
             raise ValueError(
-                f"noise is {noise}, bias {bias}, random {random}; expected noise and bias >= 0, random in [0, 1]"
-            )
-        if sample and (noise or policy.parts.reseed is None):
-            raise ValueError(
-                "sample takes the place of noise; give one of them" if noise else
                 f"{type(policy).__name__} has no reseed(seed), so that what it samples could not be repeated; use noise"
-            )  # fmt: skip
-        self.io, self._policy, self.sample = policy.io, policy, sample
-        self.noise, self.random, self.bias = noise, random, bias
+            )
+        self.io, self._policy, self.how = policy.io, WithDensity(policy), how
         self._wave: tuple[np.ndarray, np.ndarray] | None = None
         self.reseed(seed)
 
@@ -67,7 +68,7 @@ class Behaviour:
         """Begin the noise anew."""
         self._rng = np.random.default_rng(seed)
         again = self._policy.parts.reseed
-        if self.sample and again is not None:
+        if self.how.sample and again is not None:
             again(seed)
 
     def reset(self, rows: Array | None = None) -> None:
@@ -85,41 +86,34 @@ class Behaviour:
         shape = (len(first), self.io.action_dim)
         # The numbers are drawn whether they are used or not: the stream does not depend on the agent.
         uniform, quantile = self._rng.uniform(-1.0, 1.0, shape), self._rng.random(shape)
-        chance = self._rng.random(shape[0]) < self.random
+        chance = self._rng.random(shape[0]) < self.how.random
         flat = -shape[1] * math.log(2.0)
-        if self.random >= 1.0:
+        if self.how.random >= 1.0:
             return Action(uniform.astype(np.float32), logp=np.full(shape[0], flat, np.float32))
-        answer = self._policy.act(obs, deterministic=not self.sample)
+        answer = self._policy.act(obs, deterministic=not self.how.sample)
         mode = np.asarray(answer.value, np.float64)
-        if self.bias:
-            mode = mode + self.bias * self._pull(np.asarray(obs["state"], np.float64))
+        if self.how.bias:
+            mode = mode + self.how.bias * self._pull(np.asarray(obs["state"], np.float64))
         mode = mode.clip(-1.0, 1.0)
-        if self.sample and not self.bias:
-            logp = self._own(obs, answer)
+        if self.how.sample and not self.how.bias:
+            logp = None if answer.logp is None else np.asarray(answer.logp, np.float32)
             action = np.where(chance[:, None], uniform, mode).astype(np.float32)
-            if not self.random:
+            if not self.how.random:
                 return Action(action, logp=logp)
             density = self._policy.parts.log_prob
             if logp is None or density is None:  # of the uniform actions it is not known
                 return Action(action)
             logp = density(obs, torch.from_numpy(action)).cpu().numpy()
-            mixed = np.logaddexp(math.log1p(-self.random) + logp, math.log(self.random) + flat)
+            mixed = np.logaddexp(math.log1p(-self.how.random) + logp, math.log(self.how.random) + flat)
             return Action(action, logp=mixed.astype(np.float32))
-        if not self.noise:
+        if not self.how.noise:
             return Action(np.where(chance[:, None], uniform, mode).astype(np.float32))
-        drawn = _truncated_normal(mode, self.noise, quantile)
+        drawn = _truncated_normal(mode, self.how.noise, quantile)
         action = np.where(chance[:, None], uniform, drawn).clip(-1.0, 1.0).astype(np.float32)
-        logp = _truncated_logp(action.astype(np.float64), mode, self.noise).sum(-1)
-        if self.random:
-            logp = np.logaddexp(math.log1p(-self.random) + logp, math.log(self.random) + flat)
+        logp = _truncated_logp(action.astype(np.float64), mode, self.how.noise).sum(-1)
+        if self.how.random:
+            logp = np.logaddexp(math.log1p(-self.how.random) + logp, math.log(self.how.random) + flat)
         return Action(action, logp=logp.astype(np.float32))
-
-    def _own(self, obs: Obs, answer: Action) -> np.ndarray | None:
-        """(B,) log-density of what the policy drew, where it tells it."""
-        if answer.logp is not None:
-            return np.asarray(answer.logp, np.float32)
-        known = self._policy.parts.log_prob
-        return None if known is None else known(obs, torch.as_tensor(answer.value)).cpu().numpy()
 
     def _pull(self, state: np.ndarray) -> np.ndarray:
         if self._wave is None:

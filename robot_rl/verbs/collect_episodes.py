@@ -17,65 +17,60 @@ from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Action, Array, Episode, IOSpec, Obs, Options, Policy, PolicyParts, Step
-from robot_rl.types.options import Count
+from robot_rl.types.options import Average, Count, NotNegative, Positive, Share, Whole
 
 LOGP = "action_log_probs"
 """Per-step column: log-density of the action under the policy that took it, as in D4RL's `infos/action_log_probs`."""
 
 
+class OperatorOptions(Options):
+    """How a person at the controls differs from a script."""
+
+    noise: NotNegative = 0.0
+    """Standard deviation of Gaussian noise on the expert's actions in [-1, 1]; with level on all agents'."""
+    noise_time: NotNegative = 0.0
+    """s over which the expert's noise stays alike (Ornstein-Uhlenbeck: correlation e^(-t / noise_time)); 0 = new at
+    every step."""
+    pauses: Average = 0.0
+    """Share of the time in which the expert stands still: moves are 0, the gripper as it was told last."""
+    pause_time: Positive = 0.3
+    """Mean length of a pause, s."""
+    mistakes: Share = 0.0
+    """Share of episodes in which the expert does something else than what is asked."""
+    seed: Whole = 0
+    """Of everything random."""
+
+
+STEADY = OperatorOptions()
+
+
 class ExpertPolicy:
     """The scripted expert of a world as a `Policy`, with the noise and the pauses of an operator where asked."""
 
-    def __init__(
-        self,
-        env: Any,
-        *,
-        noise: float = 0.0,
-        noise_time: float = 0.0,
-        pauses: float = 0.0,
-        pause_time: float = 0.3,
-        mistakes: float = 0.0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, env: Any, options: OperatorOptions = STEADY) -> None:
         """Wrap `env.parts.expert`.
 
-        Args:
-            env: environment whose world has a scripted expert.
-            noise: standard deviation of Gaussian noise on actions in [-1, 1].
-            noise_time: s over which the noise stays alike (Ornstein-Uhlenbeck: correlation e^(-t / noise_time)); 0 is
-                new noise at every step.
-            pauses: share of the time in which the operator stands still: moves are 0, the gripper as it was told last.
-            pause_time: mean length of a pause in s.
-            mistakes: share of episodes in which the operator does something else than what is asked.
-            seed: of noise, pauses and mistakes.
-
         Raises:
-            ValueError: the environment has no scripted expert, or a number is out of range.
+            ValueError: the environment has no scripted expert, or nothing that could be done by mistake.
         """
+        o = options
         if env.parts.expert is None:
             raise ValueError(
                 "this environment has no scripted expert; choose one of our worlds (env=reach, env=pick ...) "
                 "or collect with a trained policy: path=runs/train/<run>"
             )
-        if noise < 0 or noise_time < 0 or not 0 <= pauses < 1 or pause_time <= 0:
-            raise ValueError(
-                f"noise, noise_time, pauses, pause_time are {noise}, {noise_time}, {pauses}, {pause_time}; expected "
-                "0 or more, 0 or more, a share below 1, and a time above 0"
-            )
-        if not 0 <= mistakes <= 1:
-            raise ValueError(f"mistakes is {mistakes}, expected a share between 0 and 1")
-        self._mistaken = env.parts.mistaken if mistakes else None
-        if mistakes and self._mistaken is None:
+        self._mistaken = env.parts.mistaken if o.mistakes else None
+        if o.mistakes and self._mistaken is None:
             raise ValueError("this world asks for one thing only, so nothing else could be done by mistake: mistakes=0")
-        self._mistakes = mistakes
+        self._mistakes = o.mistakes
         self._wrong: np.ndarray | None = None  # (B,) in [0, 1): which mistake; NaN: none
         self.io = env.io
-        self._expert, self._noise, self._rng = env.parts.expert, noise, np.random.default_rng(seed)
+        self._expert, self._noise, self._rng = env.parts.expert, o.noise, np.random.default_rng(o.seed)
         tick = 1.0 / env.io.control_hz
-        self._keep = float(np.exp(-tick / noise_time)) if noise_time > 0 else 0.0
+        self._keep = float(np.exp(-tick / o.noise_time)) if o.noise_time > 0 else 0.0
         # Two-state chain: the share of time in a pause is begin / (begin + end).
-        self._end = min(tick / pause_time, 1.0)
-        self._begin, self._share = min(self._end * pauses / (1.0 - pauses), 1.0), pauses
+        self._end = min(tick / o.pause_time, 1.0)
+        self._begin, self._share = min(self._end * o.pauses / (1.0 - o.pauses), 1.0), o.pauses
         self._moves = np.array([name != "gripper_opening" for name in env.io.action_names])
         self._drift: np.ndarray | None = None  # (B, A) the noise now
         self._still = np.zeros(0, bool)  # (B,) in a pause

@@ -38,7 +38,7 @@ from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types import Episode, Options, Policy, VecEnv
 from robot_rl.types.options import Count, NotNegative, Part, Whole
-from robot_rl.verbs.collect_behaviour import Behaviour
+from robot_rl.verbs.collect_behaviour import AS_IT_IS, Behaviour, Spoiling
 from robot_rl.verbs.collect_episodes import LOGP, begin_work, episodes_of
 
 LEVELS = ("random", "medium", "medium-replay", "medium-expert", "expert")
@@ -128,7 +128,7 @@ def collect_level(
         settings["replay_by"] = o.replay_by
     settings = json.loads(json.dumps(settings))
     state = begin_work(work, settings)
-    noise = o.medium_noise
+    noise, best = o.medium_noise, Spoiling(noise=o.noise, sample=o.sample)
 
     def note(what: str, trial: str) -> None:
         if on_note is not None:
@@ -138,20 +138,19 @@ def collect_level(
         if noise is None:
             noise = state.get("noise")
         if noise is None:
-            own = {"noise": o.noise, "sample": o.sample} if medium_by == "bias" else {}
+            own = best if medium_by == "bias" else AS_IT_IS
             trial = partial(note, "finding medium")
             noise = calibrate(
                 env, expert, fraction=o.medium_fraction, seed=seed + 7, by=medium_by, agent=own, on_trial=trial
             )
         state["noise"] = noise
         write_json(work / "state.json", state)
-    best = {"noise": o.noise, "sample": o.sample}
     if medium is not None and noise is None:
         middle = best
     elif medium_by == "noise":
-        middle = {"noise": noise or 0.0}
+        middle = Spoiling(noise=noise or 0.0)
     else:
-        middle = {**best, "bias": noise or 0.0}
+        middle = best.model_copy(update={"bias": noise or 0.0})
     rungs: list[float] | None = None
     if level == "medium-replay" and o.replay_by == "agents":
         found: list[float] = state.setdefault("rungs", [])
@@ -201,7 +200,7 @@ def calibrate(
     seed: int,
     episodes: int | None = None,
     by: str = "noise",
-    agent: dict[str, float] | None = None,
+    agent: Spoiling = AS_IT_IS,
     on_trial: Callable[[str], object] | None = None,
 ) -> float:
     """Noise or bias of the actions at which the return lies `fraction` of the way from random to the policy's.
@@ -218,8 +217,7 @@ def calibrate(
         trials += 1
         if on_trial is not None:
             on_trial(f"{trials} of {_BISECTIONS + 2}")
-        parts = {**(agent or {}), **spoilt}
-        behaviour = _spoil(policy, parts, seed=seed)
+        behaviour = Behaviour(policy, agent.model_copy(update=spoilt), seed=seed)
         return float(np.mean(evaluate(env, behaviour, episodes=count, seed=seed, deterministic=False).returns))
 
     best, worst = measure(), measure(random=1.0)
@@ -237,14 +235,14 @@ def _parts(
     level: str,
     expert: Policy,
     weaker: Policy,
-    middle: dict[str, float],
-    agent: dict[str, float],
+    middle: Spoiling,
+    agent: Spoiling,
     by: str,
     rungs: list[float] | None,
 ) -> list[LevelPart]:
-    medium, best = _spoil(weaker, middle), _spoil(expert, agent)
+    medium, best = Behaviour(weaker, middle), Behaviour(expert, agent)
     if level == "random":
-        return [LevelPart("random", 1.0, Behaviour(expert, random=1.0))]
+        return [LevelPart("random", 1.0, Behaviour(expert, Spoiling(random=1.0)))]
     if level == "expert":
         return [LevelPart("expert", 1.0, best)]
     if level == "medium":
@@ -252,24 +250,14 @@ def _parts(
     if level == "medium-expert":
         return [LevelPart("medium", 0.5, medium), LevelPart("expert", 0.5, best)]
     if rungs is not None:
-        between = [_spoil(weaker, {**middle, by: amount}) for amount in rungs]
-        agents = [Behaviour(expert, random=1.0), *between, medium]
+        between = [Behaviour(weaker, middle.model_copy(update={by: amount})) for amount in rungs]
+        agents = [Behaviour(expert, Spoiling(random=1.0)), *between, medium]
         return [
             LevelPart(f"{k / (_RUNGS - 1):.0%} of medium's return", 1 / _RUNGS, one) for k, one in enumerate(agents)
         ]
     chances = [1.0 - k / (_RUNGS - 1) for k in range(_RUNGS)]
-    return [LevelPart(f"{1 - p:.0%} medium", 1 / _RUNGS, _spoil(weaker, {**middle, "random": p})) for p in chances]
-
-
-def _spoil(policy: Policy, how: dict[str, float], seed: int = 0) -> Behaviour:
-    return Behaviour(
-        policy,
-        noise=how.get("noise", 0.0),
-        random=how.get("random", 0.0),
-        bias=how.get("bias", 0.0),
-        sample=bool(how.get("sample", False)),
-        seed=seed,
-    )
+    mixed = [Behaviour(weaker, middle.model_copy(update={"random": p})) for p in chances]
+    return [LevelPart(f"{1 - p:.0%} medium", 1 / _RUNGS, one) for p, one in zip(chances, mixed)]
 
 
 def _run(

@@ -14,7 +14,7 @@ from robot_rl import build, checkpoint
 from robot_rl.types.options import Count, NotNegative, Part, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs import critic_clips as job
-from robot_rl.verbs.build import begin, choice, saved_config, threads, tracker_factory
+from robot_rl.verbs.build import begin, choice, settings_of, start_of, threads
 from robot_rl.verbs.critic_clips import plot_clip
 from robot_rl.verbs.critic_train import CriticJob, TrainingClips
 from robot_rl.verbs.options import Folders, Machine, Resume
@@ -83,15 +83,9 @@ def _need(cfg: DictConfig, **keys: str) -> None:
 
 
 def _clips(cfg: DictConfig) -> None:
-    from tqdm import tqdm
-
     _need(cfg, out="folder to write")
     shares: Any = OmegaConf.to_container(cfg.shares)
-    with tqdm(total=cfg.count, unit="clip", file=sys.stderr, dynamic_ncols=True) as bar:
-
-        def show(done: int) -> None:
-            bar.update(done - bar.n)
-
+    with answer.bar(cfg.count, "clip") as bar:
         made = job.make_clips(
             build.make("clips", plain(cfg.clips)),
             Path(cfg.out),
@@ -99,7 +93,7 @@ def _clips(cfg: DictConfig) -> None:
             chunk=cfg.chunk,
             shares=shares,
             seed=cfg.seed,
-            on_clips=show,
+            on_clips=bar,
         )
     if made < cfg.count:
         raise Refused(f"stopped after {made} of {cfg.count} clips; the same command continues")
@@ -124,12 +118,9 @@ def _train(cfg: DictConfig) -> None:
     made = CriticJob(
         learner,
         TrainingClips.of(Path(cfg.data), learner, share=cfg.calibration, seed=cfg.seed),
-        folder,
-        make_tracker=tracker_factory(cfg),
-        config=saved_config(cfg),
+        start_of(cfg, folder),
         save_every=cfg.save_every,
         minutes=minutes,
-        resume=cfg.resume is not None,
     )
     summary = answer.run(made, "critic train")
     if summary is None:
@@ -139,8 +130,6 @@ def _train(cfg: DictConfig) -> None:
 
 
 def _eval(cfg: DictConfig) -> None:
-    from tqdm import tqdm
-
     from robot_rl.checkpoint import write_json
 
     _need(cfg, path="run of critic train", data="folder of clips")
@@ -149,14 +138,8 @@ def _eval(cfg: DictConfig) -> None:
     if facts["hash"] == checkpoint.read_meta(checkpoint.find(Path(cfg.path)))["clips"]["hash"]:
         raise Refused(f"{cfg.data} is what this critic was trained on; make others: robot-rl critic clips seed=1 out=…")
     clips = learner.clips(arrays, facts)
-    with tqdm(total=len(clips), unit="clip", file=sys.stderr, dynamic_ncols=True) as bar:
-
-        def show(done: int) -> None:
-            if done < bar.n:  # the same clips in another condition
-                bar.reset()
-            bar.update(done - bar.n)
-
-        report = learner.evaluate(clips, phrasing=cfg.phrasing, on_clip=show)
+    with answer.bar(len(clips), "clip") as bar:  # the same clips in another condition begin it anew
+        report = learner.evaluate(clips, phrasing=cfg.phrasing, on_clip=bar)
     report["hash"] = facts["hash"]
     folder = Path(cfg.path)
     write_json(folder / f"report_{cfg.phrasing}.json", report)
@@ -188,7 +171,7 @@ def _label(cfg: DictConfig) -> None:
     if cfg.reference is not None:
         judge = with_reference(judge, str(cfg.reference), int(cfg.reference_frames), str(cfg.camera))
     logs = formats.load(cfg.data)
-    options = job.LabelledOptions(**{name: cfg[name] for name in job.LabelledOptions.model_fields})
+    options = settings_of(job.LabelledOptions, cfg)
     ends, truths = [], []
     with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
         for episode in bar:
@@ -197,14 +180,7 @@ def _label(cfg: DictConfig) -> None:
             text = cfg.instruction or own
             if not text and cfg.reference is None:
                 raise Refused("the log names no instruction; add instruction='<sentence>' or reference=<log>:<episode>")
-            labelled = job.label(
-                episode,
-                judge,
-                reward,
-                options,
-                instruction=str(text or ""),
-                met=met,
-            )
+            labelled = job.label(episode, judge, reward, options, instruction=str(text or ""), met=met)
             writer.append(labelled)
             columns = labelled.meta["columns"]
             ends.append((float(columns["critic_progress"][-1]), float(columns["critic_done"][-1])))

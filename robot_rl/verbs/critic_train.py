@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from robot_rl import checkpoint, report
+from robot_rl import checkpoint
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_folder
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
-from robot_rl.run import Run
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
-from robot_rl.track import Many
-from robot_rl.types import Metrics, StateDict
+from robot_rl.types import Metrics, Stateful
 from robot_rl.verbs.critic_clips import load_clips
 
 
-class ClipLearner(Protocol):
+class ClipLearner(Stateful, Protocol):
     """What trains on clips, such as `policies.vla.critic.CriticLearner`."""
 
     steps: int
@@ -41,14 +39,6 @@ class ClipLearner(Protocol):
 
     def calibrate(self, clips: Any) -> Any:
         """Fit done on held-out clips."""
-        ...
-
-    def state_dict(self) -> StateDict:
-        """Exact continuation."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue."""
         ...
 
 
@@ -104,25 +94,19 @@ class CriticJob:
         self,
         learner: ClipLearner,
         clips: TrainingClips,
-        folder: Path,
+        start: RunStart,
         *,
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
         save_every: int = 500,
         minutes: float | None = None,
-        resume: bool = False,
     ) -> None:
         """Join learner and clips, or restore them.
 
         Args:
             learner: to train.
             clips: what it is trained on.
-            folder: the run folder; a new run takes the next free name if it is a run's already.
-            make_tracker: (folder, resume step or None) -> tracker.
-            config: the composed configuration as YAML text.
+            start: where the run begins.
             save_every: updates between checkpoints.
             minutes: of wall time after which it saves and stops, or None.
-            resume: continue from the newest checkpoint in `folder`.
 
         Raises:
             CheckpointError: nothing to resume from, or the run began with other clips.
@@ -130,24 +114,24 @@ class CriticJob:
         """
         self._learner, self._clips, self._minutes = learner, clips, minutes
         self._sampler, self._fit = learner.sampler(clips.train), Fit()
-        if resume and checkpoint.read_meta(checkpoint.find(folder))["clips"]["hash"] != clips.hash:
+        if start.resume and checkpoint.read_meta(checkpoint.find(start.folder))["clips"]["hash"] != clips.hash:
             raise CheckpointError(f"the clips in {clips.path} are not those that the run began with; give the original")
-        claim = claim_folder(folder, resume=resume)
+        claim = start.claim()
         self.folder = claim.folder
         facts = {"path": clips.path, "hash": clips.hash, "trained_on": len(clips.train)}
         with claim.building():
             self._run = Run(
+                start,
                 claim,
                 Schedule(
                     total=learner.steps, log_every=50, checkpoint_every=save_every, keep_checkpoints=1, unit="update"
                 ),
                 Parts({"learner": learner, "loop": self._fit, "sampler": self._sampler}, facts={"clips": facts}),
                 count=lambda: self._fit.updates,
-                config=config,
             )
-            if resume:
+            if start.resume:
                 self._run.restore()
-            self._run.begin(make_tracker, sources={"clips": facts}, checks={"report": report.missing})
+            self._run.begin(sources={"clips": facts})
 
     def run(self) -> dict[str, object] | None:
         """Train, calibrate, write what a run leaves; the summary, or None where the time was up before.

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from robot_rl import build, child
-from robot_rl.checkpoint import CheckpointError, git_commit, read_config
+from robot_rl.checkpoint import git_commit, read_config
 from robot_rl.diagnosis import diagnose as diagnose_run
 from robot_rl.extras import PACKAGES, find_fault, remedy
 from robot_rl.recorded import RunFigures
@@ -24,7 +24,7 @@ from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Device, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.reading import read_named, read_words
 from robot_rl.version import VERSION
 from robot_rl.words import Refused, near
 
@@ -143,43 +143,33 @@ class IsaacDoctorOptions(Options):
     """Task of Isaac Lab."""
 
 
+@answer.code_of
 def doctor_ros(arguments: list[str]) -> int:
     """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3] [wiggle=true]."""
-    given = [item for item in arguments if "=" not in item]
-    try:
-        options = read_words(RosDoctorOptions, [item for item in arguments if "=" in item], "doctor ros")
-        if len(given) != 1:
-            raise Refused("say which robot: robot-rl doctor ros <path of its YAML, or a name such as desk_arm>")
-        spec = build.tool("find_robot")(given[0])
-        if not Path(spec).expanduser().is_file():
-            raise Refused(
-                f"there is no robot '{given[0]}'{near(given[0], ['desk_arm'])} (or give the path of its YAML)"
-            )
-        examine = build.tool("examine_robot")
-        found = examine(spec, namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
-    except (Refused, OSError, ValueError, ImportError) as error:
-        answer.error(str(error))
-        return 2
+    say = "robot: robot-rl doctor ros <path of its YAML, or a name such as desk_arm>"
+    name, options = read_named(RosDoctorOptions, arguments, "doctor ros", say)
+    spec = build.tool("find_robot")(name)
+    if not Path(spec).expanduser().is_file():
+        raise Refused(f"there is no robot '{name}'{near(name, ['desk_arm'])} (or give the path of its YAML)")
+    examine = build.tool("examine_robot")
+    found = examine(spec, namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
     answer.note(problems=list(found.problems), report=found.text())
     print(found.text())
     return 1 if found.problems else 0
 
 
+@answer.code_of
 def doctor_run(arguments: list[str]) -> int:
     """Why a run does not learn, from what its folder holds by now: robot-rl doctor run <folder>."""
-    try:
-        if len(arguments) != 1 or "=" in arguments[0]:
-            raise Refused("say which run: robot-rl doctor run runs/train/<run>")
-        folder = Path(arguments[0])
-        if not (folder / METRICS_FILE).is_file():
-            raise Refused(
-                f"{folder} holds no {METRICS_FILE}: it is no run folder, or nothing was recorded yet; give the folder "
-                "that robot-rl train names at its start, such as runs/train/<run>"
-            )
-        record = RunFigures(read_metrics(folder / METRICS_FILE), read_config(folder))
-    except (Refused, OSError, CheckpointError) as error:
-        answer.error(str(error))
-        return 2
+    if len(arguments) != 1 or "=" in arguments[0]:
+        raise Refused("say which run: robot-rl doctor run runs/train/<run>")
+    folder = Path(arguments[0])
+    if not (folder / METRICS_FILE).is_file():
+        raise Refused(
+            f"{folder} holds no {METRICS_FILE}: it is no run folder, or nothing was recorded yet; give the folder that "
+            "robot-rl train names at its start, such as runs/train/<run>"
+        )
+    record = RunFigures(read_metrics(folder / METRICS_FILE), read_config(folder))
     found = diagnose_run(record.rows, record.config)
     answer.note(folder=str(folder))
     print(f"{len(record.rows)} rows of {folder}: {record.story or 'no episode has ended yet'}")
@@ -189,15 +179,49 @@ def doctor_run(arguments: list[str]) -> int:
     return 1 if found else 0
 
 
+@answer.code_of
 def doctor_isaac(arguments: list[str]) -> int:
     """Check Isaac Gym and Isaac Lab: robot-rl doctor isaac [world=quadruped] [num_envs=16] [device=cuda] [id=…]."""
-    try:
-        options = read_words(IsaacDoctorOptions, arguments, "doctor isaac")
-        make_world = build.prepare("world", {"name": options.world})
-    except Refused as error:
-        answer.error(str(error))
-        return 2
+    options = read_words(IsaacDoctorOptions, arguments, "doctor isaac")
+    make_world = build.prepare("world", {"name": options.world})
     text, healthy = build.tool("diagnose_isaac")(**{**options.model_dump(), "world": make_world})
+    answer.note(healthy=healthy, report=text)
+    print(text)
+    return 0 if healthy else 1
+
+
+def doctor_page(what: str) -> str:
+    """What a doctor looks at, and its options.
+
+    Args:
+        what: "ros", "run", "isaac", or anything else for that of this machine.
+    """
+    from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
+
+    if what == "ros":
+        head = "robot-rl doctor ros <robot> [key=value ...]    a robot's topics, QoS, clocks and state, by its YAML"
+        return "\n".join([head, "", "Options:", *rows(RosDoctorOptions, "")])
+    if what == "run":
+        return "robot-rl doctor run <run folder>    why a training run does not learn, from what it has recorded so far"
+    if what == "isaac":
+        head = "robot-rl doctor isaac [key=value ...]    Isaac Gym and Isaac Lab, checked"
+        return "\n".join([head, "", "Options:", *rows(IsaacDoctorOptions, "")])
+    return "robot-rl doctor    versions, devices, what is missing; robot-rl doctor ros, run and isaac have own pages"
+
+
+@answer.code_of
+def doctor(arguments: list[str]) -> int:
+    """What is asked of a doctor."""
+    others = {"ros": doctor_ros, "run": doctor_run, "isaac": doctor_isaac}
+    what = arguments[0] if arguments else ""
+    if {"-h", "--help"} & set(arguments):
+        print(doctor_page(what))
+        return 0
+    if what in others:
+        return others[what](arguments[1:])
+    if what:
+        raise Refused(f"robot-rl doctor takes no options, and got '{what}'; robot-rl doctor ros, run and isaac do")
+    text, healthy = diagnose()
     answer.note(healthy=healthy, report=text)
     print(text)
     return 0 if healthy else 1

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.evaluate import LONGEST, by_task
 from robot_rl.loops.evaluate import evaluate as run_evaluation
-from robot_rl.stats import wilson
 from robot_rl.types.options import Count, Discount, Number, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, load_subject, run_folder, threads
@@ -68,21 +65,21 @@ def evaluate(cfg: DictConfig) -> None:
                 f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
         policy.parts.set_target_return(float(cfg.target_return))
-    with tqdm(total=cfg.episodes, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
+    with answer.bar(cfg.episodes, "episode") as bar:
         result = run_evaluation(
             env,
             policy,
             episodes=cfg.episodes,
             seed=cfg.seed + 10_000,
             deterministic=cfg.deterministic,
-            on_episode=lambda done: bar.update(done - bar.n),
+            on_episode=bar,
         )
     folder = run_folder(cfg, "eval", _source(path))
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
     tasks = by_task(result, env.parts.task_names)
-    lines = {f"success, {name}": _with_interval(won, count) for name, (won, count) in tasks.items() if count}
+    lines = {f"success, {name}": answer.rate(won, count) for name, (won, count) in tasks.items() if count}
     write_json(
         folder / "evaluation.json",
         {**summary, "returns": result.returns, "successes": result.successes, "tasks": tasks},
@@ -92,12 +89,6 @@ def evaluate(cfg: DictConfig) -> None:
             f"{result.cut} of {len(result.returns)} episodes had no end after {LONGEST:,} steps: no time limit?"
         )
     if result.successes:
-        lines["success in all"] = _with_interval(sum(result.successes), len(result.successes))
+        lines["success in all"] = answer.rate(sum(result.successes), len(result.successes))
     answer.note(returns=result.returns, successes=result.successes)
     answer.table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})
-
-
-def _with_interval(won: int, count: int) -> str:
-
-    low, high = wilson(won, count)
-    return f"{won}/{count} = {won / count:.2f} (95 %: {low:.2f} to {high:.2f})"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from robot_rl.stats import Paired, bootstrap, pairs_to_tell, wilson
+from robot_rl.stats import Paired, bootstrap, pairs_to_tell
 from robot_rl.types.options import Count, Discount
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, in_env_of, load_policy, run_folder, threads
@@ -59,7 +59,6 @@ def compare(cfg: DictConfig) -> None:
         rows[name] = {**row, **describe_run(row), **({} if name == given[0] else compare_to_first(found[0], row))}
         answer.table({"run": name, **{key: value for key, value in rows[name].items() if isinstance(value, str)}})
     folder = run_folder(cfg, "compare", Path(given[0]).name)
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "compare.json", rows)
     answer.note(compared=rows)
     answer.table({"numbers": str(folder / "compare.json")})
@@ -71,9 +70,7 @@ def describe_run(row: dict[str, list[Any]]) -> dict[str, Any]:
     mean = bootstrap(len(returns), lambda i: float(returns[i].mean()))
     lines = {"return": f"{mean.value:.4g} (95 %: {mean.low:.4g} to {mean.high:.4g})"}
     if row["successes"]:
-        won, count = sum(row["successes"]), len(row["successes"])
-        low, high = wilson(won, count)
-        lines["success"] = f"{won}/{count} = {won / count:.2f} (95 %: {low:.2f} to {high:.2f})"
+        lines["success"] = answer.rate(sum(row["successes"]), len(row["successes"]))
     return lines
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from robot_rl import checkpoint, curves
 from robot_rl.checkpoint import write_json
@@ -54,10 +52,10 @@ def evaluate_intervals(cfg: DictConfig) -> None:
         largest, offset = _scale_of(here)
         env = env_factory(here)(cfg.num_envs, cfg.seed, False)
         policy = load_policy(here, run_config, path, env.io)
-        with tqdm(total=len(fas.INTERVALS), unit="interval", file=sys.stderr, dynamic_ncols=True) as bar:
+        with answer.bar(len(fas.INTERVALS), "interval") as bar:
             result = fas.frequency_averaged_score(
                 env, policy, largest=largest, offset=offset, episodes=cfg.episodes, seed=cfg.seed + 10_000,
-                on_interval=lambda _, bar=bar: bar.update(1),
+                on_interval=lambda k, bar=bar: bar(fas.INTERVALS.index(k) + 1),
             )  # fmt: skip
         env.close()
         found[str(given)] = {**vars(result), "largest": largest, "offset": offset}
@@ -66,7 +64,6 @@ def evaluate_intervals(cfg: DictConfig) -> None:
         answer.table({"run": given, "fas": result.fas, "fas_norm": result.fas_norm, "held": result.held})
         answer.table({f"return at {k}": value for k, value in zip(result.intervals, result.returns)})
     folder = run_folder(cfg, "fas", Path(paths[0]).name)
-    folder.mkdir(parents=True, exist_ok=True)
     scores = [item["fas"] for item in found.values()]
     mean = sum(scores) / len(scores)
     spread = (sum((x - mean) ** 2 for x in scores) / len(scores)) ** 0.5

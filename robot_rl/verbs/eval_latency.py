@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig
@@ -49,7 +48,6 @@ class LatencyOptions(Machine, Env, ActionMeaning):
 
 def evaluate_latency(cfg: DictConfig) -> None:
     """Evaluate a policy of chunks without latency, and with it for each way to deal with it, on the same episodes."""
-    from tqdm import tqdm
 
     from robot_rl.checkpoint import write_json
     from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, DelayOptions, Horizons, LatencyModel
@@ -85,17 +83,14 @@ def evaluate_latency(cfg: DictConfig) -> None:
             idle=chunks.execution.idle,
         )
         played = policy.around(acting) if isinstance(policy, InUnits) else acting
-        with tqdm(total=cfg.episodes, desc=name, unit="episode", file=sys.stderr, dynamic_ncols=True) as bar:
-            result = evaluate(
-                env, played, episodes=cfg.episodes, seed=cfg.seed + 10_000,
-                on_episode=lambda done, bar=bar: bar.update(done - bar.n),
-            )  # fmt: skip
+        with answer.bar(cfg.episodes, "episode", name) as bar:
+            result = evaluate(env, played, episodes=cfg.episodes, seed=cfg.seed + 10_000, on_episode=bar)
         if not result.successes:
             raise Refused("this environment does not say whether an episode was a success")
         won = sum(result.successes)
         low, high = wilson(won, len(result.successes))
         row: dict[str, object] = {"successes": result.successes, "low": low, "high": high, **acting.facts()}
-        line = f"{won}/{len(result.successes)} = {won / len(result.successes):.3f} (95 %: {low:.3f} to {high:.3f})"
+        line = answer.rate(won, len(result.successes))
         if not first:
             first = result.successes
         else:
@@ -107,7 +102,6 @@ def evaluate_latency(cfg: DictConfig) -> None:
         found[name] = {**row, "line": line}
     env.close()
     folder = run_folder(cfg, "latency", path.parent.parent.name if cfg.get("policy") is None else path.name)
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "latency.json", found)
     print(f"success of {lengths.exec} of {lengths.pred} actions per decision, {cfg.latency_ms:g} ms of latency")
     answer.table({**{name: row["line"] for name, row in found.items()}, "numbers": str(folder / "latency.json")})

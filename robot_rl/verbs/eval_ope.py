@@ -6,16 +6,17 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from robot_rl import build, checkpoint
+from robot_rl import checkpoint
 from robot_rl.checkpoint import write_json
 from robot_rl.data.bounds import NORMALISED
 from robot_rl.data.store import Store
 from robot_rl.data.units import meaning_of
 from robot_rl.verbs import answer, ope
 from robot_rl.verbs.build import load_policy, read_action_meaning, run_folder, settings_of, threads
+from robot_rl.verbs.offline_judge import judges_of
 from robot_rl.verbs.ope import OpeSettings
 from robot_rl.verbs.options import Machine
-from robot_rl.verbs.reading import plain, stored_config
+from robot_rl.verbs.reading import stored_config
 
 
 class OpeOptions(Machine, OpeSettings):
@@ -32,7 +33,6 @@ def evaluate_offline(cfg: DictConfig) -> None:
     path = checkpoint.find(Path(cfg.path))
     policy = load_policy(cfg, stored_config(path), path)
     settings = settings_of(OpeSettings, cfg)
-    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
     meta = checkpoint.read_meta(path)
     io, known = meaning_of(checkpoint.read_io(path), meta.get("action"), read_action_meaning(cfg))
 
@@ -40,17 +40,7 @@ def evaluate_offline(cfg: DictConfig) -> None:
         both = known == store.meta.get("action") == NORMALISED
         return both or store.fingerprint == meta.get("data_fingerprint")
 
-    report = ope.run(
-        settings,
-        policy,
-        io,
-        alike=alike,
-        make_fqe=lambda io, target, **how: build.make("ope", plain(cfg.ope), io, target, **shared, **how),
-        make_behaviour=lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
-        make_model=lambda io, target, **how: build.make(
-            "ope", plain(cfg.model), io, target, where="model", **shared, **how
-        ),
-    )
+    report = ope.run(settings, policy, io, judges_of(cfg), alike=alike)
     folder = run_folder(cfg, "ope", path.parent.parent.name)
     write_json(folder / "ope.json", ope.plain_numbers(report))
     print(f"discounted value (gamma {cfg.gamma:g}), {cfg.confidence:.0%} intervals")

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from robot_rl import build
 from robot_rl.verbs.compose import choices, file_of, groups_of
-from robot_rl.verbs.doctor import IsaacDoctorOptions, RosDoctorOptions
 from robot_rl.verbs.packaged import composed
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import expected
@@ -41,23 +40,6 @@ def page(config: str, items: Sequence[str]) -> str:
         example = groups_of(config)[0]
         lines += ["", f"robot-rl {_verb(config)} {example}=<choice> --help lists the options of a choice as well."]
     return template.replace("$APP_CONFIG_GROUPS", "\n".join(shown)).replace("$OPTIONS", "\n".join(lines))
-
-
-def doctor_page(what: str) -> str:
-    """What a doctor looks at, and its options.
-
-    Args:
-        what: "ros", "run", "isaac", or anything else for that of this machine.
-    """
-    if what == "ros":
-        head = "robot-rl doctor ros <robot> [key=value ...]    a robot's topics, QoS, clocks and state, by its YAML"
-        return "\n".join([head, "", "Options:", *rows(RosDoctorOptions, "")])
-    if what == "run":
-        return "robot-rl doctor run <run folder>    why a training run does not learn, from what it has recorded so far"
-    if what == "isaac":
-        head = "robot-rl doctor isaac [key=value ...]    Isaac Gym and Isaac Lab, checked"
-        return "\n".join([head, "", "Options:", *rows(IsaacDoctorOptions, "")])
-    return "robot-rl doctor    versions, devices, what is missing; robot-rl doctor ros, run and isaac have own pages"
 
 
 def rows(model: type[BaseModel], where: str, values: Mapping[str, object] | None = None) -> Iterator[str]:

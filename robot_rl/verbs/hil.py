@@ -20,10 +20,9 @@ from robot_rl.verbs.build import (
     choice,
     env_factory,
     learner_factory,
-    saved_config,
     settings_of,
+    start_of,
     threads,
-    tracker_factory,
 )
 from robot_rl.verbs.classify import judge_factory
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
@@ -61,12 +60,11 @@ def hil(cfg: DictConfig) -> None:
     cfg, folder = begin(cfg, "hil", HilVerbOptions, groups, name + part)
     if cfg.get("compatibility") is None:  # a run that is older than it
         cfg.compatibility = composed.compatibility
-    resume = cfg.resume is not None
     if cfg.get("rewarder") is not None and cfg.task_reward != "env":
         raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")
     threads(cfg)
     settings = settings_of(HilSettings, cfg)
-    config = saved_config(cfg)
+    start = start_of(cfg, folder)
     everything: Any = OmegaConf.to_container(cfg, resolve=True)
     link: Any = None
     if cfg.role != "both":
@@ -81,35 +79,29 @@ def hil(cfg: DictConfig) -> None:
             human = build.make("human", plain(cfg.human), **given)
         return build.make("pilot", plain(cfg.pilot), env=env, human=human)
 
-    make_tracker = tracker_factory(cfg)
     job: Any
     if cfg.role == "learner":
         job = HilLearnerJob(
             settings,
-            folder,
+            start,
             link=link,
             policy=everything["policy"],
             make_learner=learner_factory(cfg),
-            make_tracker=make_tracker,
-            config=config,
-            resume=resume,
         )
     else:
         makers = HilMakers(
             env=rewarded_factory(cfg),
             learner=learner_factory(cfg),
             pilot=make_pilot,
-            tracker=make_tracker,
             pictures=cfg.human.name in ("browser", "ros") and _shows(cfg),
             drawn=_drawn(cfg),
             judge=None if cfg.judge is None else judge_factory(cfg),
             clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
         )
         if cfg.role == "both":
-            job = HilJob(settings, folder, makers, config=config, resume=resume)
+            job = HilJob(settings, start, makers)
         else:
-            policy = everything["policy"]
-            job = HilActorJob(settings, folder, makers, link=link, policy=policy, config=config, resume=resume)
+            job = HilActorJob(settings, start, makers, link=link, policy=everything["policy"])
     answer.table(answer.run(job, "hil"))
 
 

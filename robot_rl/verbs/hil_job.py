@@ -7,15 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from tqdm import tqdm
 
-from robot_rl import checkpoint, lineage, report
+from robot_rl import checkpoint, lineage
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.mix import Mix, Shares
 from robot_rl.data.seen import measure_seen
@@ -37,9 +35,8 @@ from robot_rl.human.stats import Trials
 from robot_rl.human.trials import trials
 from robot_rl.human.waiting import meanwhile
 from robot_rl.parts import BEST, Parts
-from robot_rl.run import Run
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
-from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs, Stateful
 from robot_rl.types.options import Count, Discount, NotNegative, Share, Whole
 from robot_rl.verbs.build import EnvMaker, MakeEnv
@@ -92,19 +89,6 @@ class HilSettings(SessionOptions):
     """Own steps between checkpoints; 0 = only at the end."""
     keep_checkpoints: Count = 3
     """How many stay."""
-
-    def schedule(self, unit: str = "step") -> Schedule:
-        """When the run does what; its loop calls after every episode."""
-        return Schedule(
-            unit=unit,
-            total=self.total_steps,
-            eval_every=self.eval_every,
-            eval_episodes=self.eval_episodes,
-            final_episodes=self.final_episodes,
-            stop_success=self.stop_success,
-            checkpoint_every=self.checkpoint_every,
-            keep_checkpoints=self.keep_checkpoints,
-        )
 
     def rules(self) -> EpisodeRules:
         """Rewards and ends."""
@@ -160,7 +144,6 @@ class HilMakers:
     env: MakeEnv
     learner: Callable[[IOSpec], AnyLearner]
     pilot: Callable[[Any, bool], Any]
-    tracker: Callable[[str, int | None], Many]
     pictures: bool = False
     drawn: MakeEnv | None = None
     judge: Callable[[IOSpec], Judge] | None = None
@@ -177,10 +160,8 @@ class HilJob:
 
     Args:
         settings: numbers.
-        folder: the run folder.
+        start: where the run begins.
         makers: what builds the parts.
-        config: the composed configuration as YAML.
-        resume: continue in `folder`.
 
     Raises:
         CheckpointError: nothing to resume from, or it does not fit.
@@ -192,18 +173,16 @@ class HilJob:
     def __init__(
         self,
         settings: HilSettings,
-        folder: Path,
+        start: RunStart,
         makers: HilMakers,
-        *,
-        config: str,
-        resume: bool = False,
     ) -> None:
         self.settings, self._makers = settings, makers
         if (settings.task_reward == "classifier") != (makers.judge is not None):
             raise ValueError(
                 "task_reward=classifier and judge=<folder of robot-rl classify> belong together; give both or neither"
             )
-        if resume and not (checkpoint.complete(folder / "checkpoints") or (folder / "log").is_dir()):
+        folder = start.folder
+        if start.resume and not (checkpoint.complete(folder / "checkpoints") or (folder / "log").is_dir()):
             raise CheckpointError(f"{folder} holds neither checkpoints nor a log; expected a folder of robot-rl hil")
         pictures = makers.pictures
         self.env = makers.env(1, settings.seed, pictures)
@@ -230,7 +209,7 @@ class HilJob:
         self._tick_p99 = 0.0
         self._ending = False  # the block at the end is due: its starts are its own
         self._chosen: dict[str, Any] = {}
-        claim = claim_existing(folder) if resume else claim_new(folder)
+        claim = start.claim()
         self.folder = claim.folder
         with claim.building():
             self.log = HilLog(
@@ -239,17 +218,17 @@ class HilJob:
             live = self._films(pictures)
             self.loop = self._make_loop(self._picture if pictures and not live else None)
             self._run = Run(
+                start,
                 claim,
-                settings.schedule(),
+                Schedule.of(settings, settings.total_steps),  # its loop calls after every episode
                 self._parts(),
                 count=lambda: self.loop.env_steps,
-                config=config,
                 evaluate=self.evaluate,
                 on_interrupt=self.loop.stop,
             )
-            if resume:
+            if start.resume:
                 self._restore()
-            self._run.begin(makers.tracker, checks={"report": report.missing})
+            self._run.begin()
         self.resume_step, self.tracker = self._run.step, self._run.tracker
 
     def _films(self, pictures: bool) -> bool:

@@ -6,13 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from robot_rl import checkpoint
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import CheckpointError, write_json
-from robot_rl.claim import claim_existing, claim_new
 from robot_rl.data.mix import Shares
 from robot_rl.data.seen import measure_seen
 from robot_rl.human.actor import Follower, HilActor, NoRows, OutboxMemory, tensors_of
@@ -23,8 +21,8 @@ from robot_rl.human.session import Records
 from robot_rl.interrupt import Interrupt
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.parts import Parts
-from robot_rl.run import Run
-from robot_rl.track import Many
+from robot_rl.run import Run, RunStart
+from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, IOSpec, Metrics
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, make_memory
 
@@ -47,7 +45,7 @@ class HilActorJob(HilJob):
     """Drives, records and sends; the folder holds the log and the policy that acted.
 
     Args:
-        settings, folder, makers, config, resume: see `HilJob`.
+        settings, start, makers: see `HilJob`.
         link: settings of the link.
         policy: configuration of the policy, which the learner's has to equal.
     """
@@ -55,18 +53,16 @@ class HilActorJob(HilJob):
     def __init__(
         self,
         settings: HilSettings,
-        folder: Path,
+        start: RunStart,
         makers: HilMakers,
         *,
         link: LinkSettings,
         policy: Mapping[str, object],
-        config: str,
-        resume: bool = False,
     ) -> None:
         self._link_settings, self._policy = link, dict(policy)
         self.actor_id = link.actor_id
         self.link: Any = None
-        super().__init__(settings, folder, makers, config=config, resume=resume)
+        super().__init__(settings, start, makers)
 
     def _make_loop(self, picture: Camera | None) -> HilActor:
         s, link = self.settings, self._link_settings
@@ -135,13 +131,10 @@ class HilLearnerJob:
 
     Args:
         settings: numbers; those of driving are not used.
-        folder: the run folder.
+        start: where the run begins.
         link: settings of the link.
         policy: configuration of the policy.
         make_learner: (io) -> learner.
-        make_tracker: (folder, resume step or None) -> tracker.
-        config: the composed configuration as YAML.
-        resume: continue in `folder`.
 
     Raises:
         CheckpointError: nothing to resume from.
@@ -151,24 +144,22 @@ class HilLearnerJob:
     def __init__(
         self,
         settings: HilSettings,
-        folder: Path,
+        start: RunStart,
         *,
         link: LinkSettings,
         policy: Mapping[str, object],
         make_learner: Callable[[IOSpec], AnyLearner],
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
-        resume: bool = False,
     ) -> None:
-        self.settings, self._config = settings, config
-        self._link, self._make_learner, self._make_tracker = link, make_learner, make_tracker
+        self.settings, self._start = settings, start
+        self._link, self._make_learner = link, make_learner
         self._facts = agreement(settings, policy)
-        self._resume = resume
-        if resume and not (folder / "config.yaml").exists():
-            raise CheckpointError(f"{folder} holds no run of a learner; expected a folder of robot-rl hil role=learner")
-        self._claim = claim_existing(folder) if resume else claim_new(folder)
+        if start.resume and not (start.folder / "config.yaml").exists():
+            raise CheckpointError(
+                f"{start.folder} holds no run of a learner; expected a folder of robot-rl hil role=learner"
+            )
+        self._claim = start.claim()
         self.folder = self._claim.folder
-        write_bytes(self.folder / "config.yaml", config.encode())
+        write_bytes(self.folder / "config.yaml", start.config.encode())
         self.loop: HilLearner | None = None
 
     def run(self) -> dict[str, object]:
@@ -227,18 +218,18 @@ class HilLearnerJob:
         facts = {"seed": s.seed, "settings": s.model_dump(mode="json"), "role": "learner"}
         states = {"learner": learner, "loop": loop, "sampler": Shares(sampler)}
         run = Run(
+            self._start,
             self._claim,
-            s.schedule("row"),
+            Schedule.of(s, s.total_steps, "row"),
             Parts(states, policy=learner.policy, io=io, facts=facts, seen=lambda: measure_seen(memory, io)),
             count=lambda: loop.rows,
-            config=self._config,
             on_interrupt=loop.stop,
         )
         if checkpoint.complete(self.folder / "checkpoints"):
             run.restore()  # rows that came since then have their updates still to come
-        elif self._resume:
+        elif self._start.resume:
             run.step = loop.rows
-        run.begin(self._make_tracker)
+        run.begin()
         told = loop.rows
         complete = False
 

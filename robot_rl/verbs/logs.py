@@ -10,8 +10,6 @@ import numpy as np
 from pydantic import model_validator
 from typing_extensions import Self
 
-from robot_rl.data import formats
-from robot_rl.data.actions import settle
 from robot_rl.data.bounds import (
     NORMALISED,
     STATED,
@@ -24,7 +22,7 @@ from robot_rl.data.bounds import (
 )
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset, LogView
-from robot_rl.data.store import META, Store, earlier, open_store, store_from_d4rl, write_store
+from robot_rl.data.store import META, Store, convert_once, open_store
 from robot_rl.data.units import agree, describe_span
 from robot_rl.types import IOSpec, LogFacts, Needs, Options
 from robot_rl.types.options import Bound, Discount, Mixing, Number
@@ -112,33 +110,12 @@ def open_log(path: str | Path) -> Store:
     path = Path(path)
     if (path / META).is_file():
         return open_store(path)
-    kind = formats.detect(path)
     out = path.with_suffix(".store") if path.is_file() else path.with_name(path.name + ".store")
     try:
-        return _convert(path, kind, out)
+        return convert_once(path, out)
     except PermissionError:
         mark = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
-        return _convert(path, kind, Path("runs/stores") / f"{path.stem}-{mark}.store")
-
-
-def _convert(path: Path, kind: str, out: Path) -> Store:
-    if kind == "d4rl":
-        return store_from_d4rl(path, out)
-    store = earlier(out, path)
-    if store is not None:
-        return store
-    logs, done = settle(formats.load(path))
-    return write_store(
-        out,
-        logs.episodes,
-        io=logs.io,
-        report=[str(finding) for finding in (*logs.findings, *done)],
-        sources=[path],
-        facts={
-            "name": str(logs.meta.get("name", path.stem)),
-            "action": None if logs.bounds is None else logs.bounds.said,
-        },
-    )
+        return convert_once(path, Path("runs/stores") / f"{path.stem}-{mark}.store")
 
 
 def sampler(

@@ -11,9 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from omegaconf import DictConfig
 
-from robot_rl import build, checkpoint, report
+from robot_rl import checkpoint, report
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_folder
 from robot_rl.data import scores
 from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
@@ -22,10 +21,9 @@ from robot_rl.data.seen import measure_seen
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
 from robot_rl.parts import Parts
-from robot_rl.run import Run
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.stats import iqm, stratified
-from robot_rl.track import Many
 from robot_rl.types import AnyLearner, Callback, IOSpec, Metrics, VecEnv
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer, logs, ope
@@ -35,16 +33,14 @@ from robot_rl.verbs.build import (
     env_factory,
     learner_factory,
     run_name,
-    saved_config,
     settings_of,
+    start_of,
     threads,
-    tracker_factory,
 )
 from robot_rl.verbs.contract import check_learner
 from robot_rl.verbs.logs import LogSettings
-from robot_rl.verbs.offline_judge import Judges, judge, updates_of
+from robot_rl.verbs.offline_judge import judge, judges_of, updates_of
 from robot_rl.verbs.options import Env, Machine, Resume
-from robot_rl.verbs.reading import plain
 from robot_rl.verbs.train_job import film
 
 
@@ -80,23 +76,6 @@ class OfflineSettings(LogSettings):
     """Episodes in the final video; 0 = no video."""
     allow_data_change: bool = False
     """Resume although the log is not the one that the run began with."""
-
-    def schedule(self) -> Schedule:
-        """When the run does what.
-
-        Raises:
-            ValueError: a number is out of range.
-        """
-        return Schedule(
-            total=self.updates,
-            log_every=self.log_every,
-            eval_every=self.eval_every,
-            eval_episodes=self.eval_episodes,
-            final_episodes=self.final_episodes,
-            checkpoint_every=self.checkpoint_every,
-            keep_checkpoints=self.keep_checkpoints,
-            unit="update",
-        )
 
 
 @dataclass(frozen=True)
@@ -138,27 +117,21 @@ class OfflineJob:
     def __init__(
         self,
         settings: OfflineSettings,
-        folder: Path,
+        start: RunStart,
         *,
         make_env: Callable[..., VecEnv] | None,
         make_learner: Callable[[Any], Any],
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
-        judges: Judges | None = None,
-        resume: bool = False,
+        judges: ope.Judges | None = None,
     ) -> None:
         """Read the log, build learner and loop, and restore them when resuming.
 
         Args:
             settings: numbers of the run.
-            folder: the run folder; a new run takes the next free name if it is a run's already.
+            start: where the run begins.
             make_env: (num_envs, seed, render) -> vector environment to evaluate in, or None; an `EnvMaker` tells a name
                 that may have a reference score.
             make_learner: (io) -> learner.
-            make_tracker: (folder, resume step or None) -> tracker.
-            config: the composed configuration as YAML text.
             judges: what estimates the policy's value at the end, or None for no estimate.
-            resume: continue from the newest checkpoint in `folder`.
 
         Raises:
             CheckpointError: nothing to resume from, or it does not fit.
@@ -167,7 +140,7 @@ class OfflineJob:
         """
         self.settings, self.make_env = settings, make_env
         self._judges, self._estimate_updates = judges, updates_of(settings.estimate, settings.updates)
-        found = checkpoint.find(folder) if resume else None
+        found = checkpoint.find(start.folder) if start.resume else None
         store = logs.read_log(settings)
         name = str(store.meta.get("name", Path(settings.data).stem))
         self._eval_env: Any = None
@@ -213,24 +186,24 @@ class OfflineJob:
         same = found is None or self._same_log(found)
         if found is None:
             self.learner.prepare(logs.facts(self.sampler))
-        claim = claim_folder(folder, resume=resume)
+        claim = start.claim()
         self.folder = claim.folder
         with claim.building():
             self._run = Run(
+                start,
                 claim,
-                settings.schedule(),
+                Schedule.of(settings, settings.updates, "update"),
                 self._parts(),
                 count=lambda: self.loop.updates,
-                config=config,
                 evaluate=None if self._eval_env is None else self.evaluate,
             )
-            if resume:
+            if start.resume:
                 self._run.restore(skip=() if same else ("sampler",))  # another log is drawn from anew
             sources: dict[str, Any] = {"log": {"path": settings.data, "fingerprint": store.fingerprint}}
             if settings.expert is not None:
                 marks = {"path": settings.expert, "fingerprint": logs.open_log(settings.expert).fingerprint}
                 sources["demonstrations"] = marks
-            self._run.begin(make_tracker, sources=sources, checks={"report": report.missing})
+            self._run.begin(sources=sources)
         self.resume_step, self.tracker = self._run.step, self._run.tracker
         self.warnings: list[str] = []
 
@@ -360,22 +333,13 @@ def offline_job(cfg: DictConfig, folder: Path) -> OfflineJob:
         folder: of the run.
     """
     threads(cfg)
-    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
-    judges = None
-    if cfg.get("ope") is not None and cfg.get("behaviour") is not None:  # else ~ope on the command line: no estimate
-        judges = Judges(
-            lambda io, policy, **how: build.make("ope", plain(cfg.ope), io, policy, **shared, **how),
-            lambda io: build.make("policy", plain(cfg.behaviour), io, where="behaviour", **shared),
-        )
+    estimates = cfg.get("ope") is not None and cfg.get("behaviour") is not None  # else ~ope on the command line
     return OfflineJob(
         settings_of(OfflineSettings, cfg),
-        folder,
+        start_of(cfg, folder),
         make_env=None if cfg.get("env") is None else env_factory(cfg),
         make_learner=learner_factory(cfg),
-        make_tracker=tracker_factory(cfg),
-        config=saved_config(cfg),
-        judges=judges,
-        resume=cfg.resume is not None,
+        judges=judges_of(cfg) if estimates else None,
     )
 
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import DictConfig
+
+from robot_rl import build
 from robot_rl.types import IOSpec, TrainedPolicy
 from robot_rl.verbs import ope
 from robot_rl.verbs.logs import LogSettings
+from robot_rl.verbs.reading import plain
 
 _MOST, _LEAST, _BEHAVIOUR = 50_000, 10_000, 5_000
 
 
-@dataclass(frozen=True)
-class Judges:
-    """How to build what judges a policy.
+def judges_of(cfg: DictConfig) -> ope.Judges:
+    """What judges a policy, as it is configured under `ope`, `behaviour` and, where there is one, `model`."""
+    shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
 
-    Attributes:
-        make_fqe: (io, policy, deterministic=bool) -> learner of the policy's Q with several value functions.
-        make_behaviour: (io) -> Gaussian cloning learner.
-    """
+    def valued(group: str) -> Callable[..., Any]:
+        node = plain(cfg[group])
+        return lambda io, policy, **how: build.make("ope", node, io, policy, where=group, **shared, **how)
 
-    make_fqe: Callable[..., object]
-    make_behaviour: Callable[[IOSpec], Any]
+    behaviour = plain(cfg.behaviour)
+    return ope.Judges(
+        valued("ope"),
+        lambda io: build.make("policy", behaviour, io, where="behaviour", **shared),
+        None if cfg.get("model") is None else valued("model"),
+    )
 
 
 def updates_of(wanted: int | str, run: int) -> int:
@@ -42,7 +48,7 @@ def updates_of(wanted: int | str, run: int) -> int:
 
 
 def judge(
-    settings: LogSettings, policy: TrainedPolicy, io: IOSpec, judges: Judges, *, updates: int, seed: int
+    settings: LogSettings, policy: TrainedPolicy, io: IOSpec, judges: ope.Judges, *, updates: int, seed: int
 ) -> tuple[ope.OpeReport | None, str]:
     """Value of `policy` by FQE on the log that it was learnt from, and its support.
 
@@ -50,7 +56,7 @@ def judge(
         settings: how the log is read.
         policy: answers tensors with tensors.
         io: its interface.
-        judges: see `Judges`.
+        judges: see there.
         updates: of FQE.
         seed: of everything.
 
@@ -65,8 +71,7 @@ def judge(
         **plain, seed=seed, methods=("fqe",), updates=updates, behaviour_updates=min(_BEHAVIOUR, max(updates, 1))
     )
     try:
-        judging: dict[str, Any] = {"make_fqe": judges.make_fqe, "make_behaviour": judges.make_behaviour}
-        judging["alike"] = lambda store: True  # it is the log that the policy was made from
-        return ope.run(numbers, policy, io, **judging), ""
+        # alike: it is the log that the policy was made from
+        return ope.run(numbers, policy, io, judges, alike=lambda store: True), ""
     except (ValueError, FloatingPointError) as error:  # the policy itself is trained and saved
         return None, str(error)

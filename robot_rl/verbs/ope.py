@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from robot_rl.chunks import ChunkedPolicy
 from robot_rl.data.log_dataset import LogDataset, LogView
+from robot_rl.data.mix import merge
 from robot_rl.data.store import Store
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
@@ -119,6 +120,22 @@ class OpeReport:
     judged: str
 
 
+@dataclass(frozen=True)
+class Judges:
+    """How to build what judges a policy.
+
+    Attributes:
+        make_fqe: (io, policy, deterministic=bool) -> learner of Q with `members` value functions, of the policy's mode
+            or of the policy as it samples.
+        make_behaviour: (io) -> Gaussian cloning learner.
+        make_model: (io, policy, deterministic=bool) -> learner of dynamics with `members`, for method mb.
+    """
+
+    make_fqe: Callable[..., Any]
+    make_behaviour: Callable[[IOSpec], Any]
+    make_model: Callable[..., Any] | None = None
+
+
 def read(
     settings: OpeSettings, io: IOSpec, alike: Callable[[Store], bool] = lambda store: False
 ) -> tuple[Store, list[str]]:
@@ -142,10 +159,8 @@ def run(
     settings: OpeSettings,
     policy: Policy,
     io: IOSpec,
+    judges: Judges,
     *,
-    make_fqe: Callable[..., Any],
-    make_behaviour: Callable[[IOSpec], Any],
-    make_model: Callable[..., Any] | None = None,
     alike: Callable[[Store], bool] = lambda store: False,
 ) -> OpeReport:
     """Evaluate `policy` on a log.
@@ -154,19 +169,16 @@ def run(
         settings: numbers.
         policy: answers tensors with tensors; with `log_prob` where importance weights are wanted.
         io: its interface.
-        make_fqe: (io, policy, deterministic=bool) -> learner of Q with `members` value functions, of the policy's
-            mode or of the policy as it samples.
-        make_behaviour: (io) -> Gaussian cloning learner.
-        make_model: (io, policy, deterministic=bool) -> learner of dynamics with `members`, for method mb.
+        judges: what is fitted to the log.
         alike: whether the actions of a log of unknown range are on the policy's scale, as those that it was made from.
 
     Raises:
-        ValueError: unknown method, mb without `make_model`, a policy that plays chunks or remembers, or the log does
-            not fit it.
+        ValueError: unknown method, mb without `judges.make_model`, a policy that plays chunks or remembers, or the log
+            does not fit it.
     """
     s = settings
-    if "mb" in s.methods and make_model is None:
-        raise ValueError("the model-based estimator mb needs a model to learn: ope.run(..., make_model=...)")
+    if "mb" in s.methods and judges.make_model is None:
+        raise ValueError("the model-based estimator mb needs a model to learn: Judges(make_model=...)")
     if isinstance(policy, ChunkedPolicy):
         raise ValueError(
             "the policy plays chunks: what it does next depends on the chunk under way and not on the state alone, and "
@@ -187,7 +199,7 @@ def run(
     inside, held_out = _split(data.episodes, s.holdout, s.seed)
     warnings = list(notes)
 
-    mu = _behaviour(data, inside, s, make_behaviour, io)
+    mu = _behaviour(data, inside, s, judges.make_behaviour, io)
     if not mu.column:
         warnings.append("the log holds no log-densities: the behaviour policy is estimated by cloning")
     support = _support(mu, policy, _pick(data, held_out, s), s)
@@ -201,7 +213,7 @@ def run(
     subject = judge_policy(policy, ratios=ratios, smooth=s.smooth, seed=s.seed)
     fqe, td_error, seen = None, None, np.zeros((1, 0), bool)
     if {"fqe", "dr", "wdr"} & set(s.methods):
-        fqe = make_fqe(io, subject.policy, deterministic=subject.deterministic)
+        fqe = judges.make_fqe(io, subject.policy, deterministic=subject.deterministic)
         fqe.prepare(logs.facts(data))
         (batches, seen), start = _halves(data, inside, s, fqe), data.initial_obs()["state"].float()
         _fit(fqe, batches, s.updates - s.updates // 10, "FQE")
@@ -216,8 +228,8 @@ def run(
         td_error = fqe.td_error(next(iter(_pick(data, held_out, s).ordered(4096))))
 
     model = None
-    if "mb" in s.methods and make_model is not None:
-        model = make_model(io, subject.policy, deterministic=subject.deterministic)
+    if "mb" in s.methods and judges.make_model is not None:
+        model = judges.make_model(io, subject.policy, deterministic=subject.deterministic)
         model.prepare(logs.facts(data))
         _fit(model, _halves(data, inside, s, model)[0], s.model_updates, "models")
     logged, reason = _read_logged(data, subject, mu, fqe, seen, s), subject.reason
@@ -275,7 +287,7 @@ def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> t
 
     def joined() -> Iterator[Transitions]:
         while True:
-            yield _join([next(stream) for stream in streams])
+            yield merge({str(member): next(stream) for member, stream in enumerate(streams)})
 
     return joined(), seen
 
@@ -289,21 +301,6 @@ def _select_unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
     """
     kept = values if seen.all() else values[torch.from_numpy(~seen)]
     return kept.mean(0).double().numpy()
-
-
-def _join(batches: list[Transitions]) -> Transitions:
-    """One batch out of several, row after row, without extras."""
-    return Transitions(
-        obs={"state": torch.cat([b.obs["state"] for b in batches])},
-        action=torch.cat([b.action for b in batches]),
-        reward=torch.cat([b.reward for b in batches]),
-        discount=torch.cat([b.discount for b in batches]),
-        next_obs={"state": torch.cat([b.next_obs["state"] for b in batches])},
-        terminated=torch.cat([b.terminated for b in batches]),
-        truncated=torch.cat([b.truncated for b in batches]),
-        intervened=torch.cat([b.intervened for b in batches]),
-        mask=torch.cat([b.mask for b in batches]),
-    )
 
 
 def _fit(learner: AnyLearner, batches: Iterator[Transitions], updates: int, what: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from robot_rl import build
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import begin, choice, saved_config, settings_of, threads, tracker_factory
+from robot_rl.verbs.build import begin, choice, settings_of, start_of, threads
 from robot_rl.verbs.options import Machine, Resume
 from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
 from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
@@ -56,15 +56,10 @@ def _segments(cfg: DictConfig, folder: Path) -> SegmentJob:
     def make(state: int, action: int) -> Any:
         return build.make("preference", plain(cfg.preference), state, action, seed=cfg.seed, device=str(cfg.device))
 
-    tools = {"Pairs": build.tool("pairs"), "Scripted": build.tool("scripted_answers"), "query": build.tool("query")}
     return SegmentJob(
         settings_of(PreferSettings, cfg),
-        folder,
+        start_of(cfg, folder),
         make=make,
-        tools=tools,
-        make_tracker=tracker_factory(cfg),
-        config=saved_config(cfg),
-        resume=cfg.resume is not None,
     )
 
 
@@ -93,11 +88,7 @@ def _pictures(cfg: DictConfig, folder: Path) -> PictureJob:
 
     return PictureJob(
         settings,
-        folder,
+        start_of(cfg, folder),
         make_reward=reward,
         make_labeller=labeller,
-        tools={"PicturePairs": build.tool("picture_pairs"), "query": build.tool("query")},
-        make_tracker=tracker_factory(cfg),
-        config=saved_config(cfg),
-        resume=cfg.resume is not None,
     )

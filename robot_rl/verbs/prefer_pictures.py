@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from robot_rl import build
 from robot_rl.data import recorder
-from robot_rl.track import Many
+from robot_rl.run import RunStart
 from robot_rl.types import StateDict
 from robot_rl.verbs.critic_clips import without_pictures
 from robot_rl.verbs.logs import open_log
@@ -48,37 +47,33 @@ class PictureJob(PreferenceJob):
     """
 
     smoothing = (0.02, 200)
+    form = (
+        '{"first": [episode, frame], "second": [episode, frame], "goal": "<a sentence of the log>", '
+        '"answer": 0, 1 or -1}'
+    )
 
     def __init__(
         self,
         settings: PictureSettings,
-        folder: Path,
+        start: RunStart,
         *,
         make_reward: Callable[[list[str], tuple[int, int]], Any],
         make_labeller: Callable[[Callable[[np.ndarray, str], float]], Any],
-        tools: Mapping[str, Any],
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
-        resume: bool = False,
     ) -> None:
         """Open the log.
 
         Args:
             settings: numbers.
-            folder: where everything goes.
+            start: where the run begins.
             make_reward: (goals, image size) -> reward, such as `policies.reward.picture_preference.PictureReward`.
             make_labeller: (truth of a picture under a goal) -> labeller with `label` and `counts`; a model of its own
                 does not look at the truth.
-            tools: "PicturePairs" and "query".
-            make_tracker: (folder, resume step or None) -> tracker.
-            config: the composed configuration as YAML.
-            resume: continue from the newest checkpoint in `folder`.
 
         Raises:
             ValueError: no such pictures or truth in the log, or no goal.
             FileNotFoundError: no log.
         """
-        self._look, self._tools, self._known = settings, tools, None
+        self._look, self._known = settings, None
         self.store = store = open_log(settings.data)
         self._key = f"image.{settings.camera}"
         if self._key not in store.io.obs:
@@ -95,9 +90,9 @@ class PictureJob(PreferenceJob):
             raise ValueError(f"the log has no column '{settings.truth}' for truth; it has {sorted(store.names)}")
         self._truth = np.asarray(store.column(name), np.float64)
         self._model = make_labeller(self._of_picture)
-        super().__init__(settings, store, make=lambda: make_reward(self.goals, (height, width)), query=tools["query"])
+        super().__init__(settings, store, make=lambda: make_reward(self.goals, (height, width)))
         self._facts |= {"goals": self.goals, "image_size": [height, width]}
-        self._open(folder, make_tracker=make_tracker, config=config, resume=resume)
+        self._open(start)
 
     def _picture(self, frame: Place) -> np.ndarray:
         return np.asarray(self.store.obs(self._key)[int(self.store.start_obs[frame[0]]) + frame[1]])
@@ -153,13 +148,18 @@ class PictureJob(PreferenceJob):
         row = {"first": pair.first, "second": pair.second, "goal": self.goals[pair.goal], "answer": pair.said}
         return {**row, "truth": [self._true(pair.first), self._true(pair.second)]}
 
-    def _read(self, path: Path) -> list[LabelledPair]:
-        return read_answers(path, self.store, self.goals)
+    def _misplaced(self, place: Place) -> str:
+        episode, frame = place
+        there = 0 <= episode < len(self.store) and 1 <= frame <= self.store.length[episode]
+        return "" if there else f"the log has no frame {frame} of episode {episode}"
+
+    def _goal_of(self, row: dict[str, Any]) -> int:
+        return self.goals.index(row["goal"])
 
     def _pairs(self, pairs: list[LabelledPair]) -> Any:
         frames = sorted({frame for pair in pairs for frame in (pair.first, pair.second)})
         place = {frame: i for i, frame in enumerate(frames)}
-        return self._tools["PicturePairs"](
+        return build.tool("picture_pairs")(
             torch.from_numpy(np.stack([self._picture(frame) for frame in frames])),
             torch.tensor([place[pair.first] for pair in pairs]),
             torch.tensor([place[pair.second] for pair in pairs]),
@@ -235,32 +235,3 @@ def _within(goal: np.ndarray, a: np.ndarray, b: np.ndarray) -> float | None:
     found = [spearman(a[goal == g], b[goal == g]) for g in np.unique(goal)]
     known = [value for value in found if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def read_answers(path: Path, store: Any, goals: list[str]) -> list[LabelledPair]:
-    """Answers of an earlier run.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is no answer, or speaks of frames or goals that the log does not have.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"labels is '{path}', expected vlm or a pairs.jsonl of an earlier run")
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            frames = [(int(row[k][0]), int(row[k][1])) for k in ("first", "second")]
-            answer = LabelledPair(frames[0], frames[1], goals.index(row["goal"]), int(row["answer"]))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ValueError(
-                f'{path}, line {number} is no answer about this log ({error}); expected {{"first": [episode, frame], '
-                '"second": [episode, frame], "goal": "<a sentence of the log>", "answer": 0, 1 or -1}'
-            ) from error
-        for episode, frame in frames:
-            if not 0 <= episode < len(store) or not 1 <= frame <= store.length[episode]:
-                raise ValueError(f"{path}, line {number}: the log has no frame {frame} of episode {episode}")
-        if answer.said not in (0, 1, TIE):
-            raise ValueError(f"{path}, line {number}: the answer is {answer.said}, expected 0, 1 or -1")
-        found.append(answer)
-    return found

@@ -16,15 +16,13 @@ from pydantic import Field
 from torch import Tensor
 from tqdm import tqdm
 
-from robot_rl import checkpoint, report
+from robot_rl import build, checkpoint
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_folder
 from robot_rl.data.store import Store
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
-from robot_rl.run import Run
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
-from robot_rl.track import Many
 from robot_rl.types import Metrics, Options, StateDict, Stateful
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
@@ -34,7 +32,7 @@ TIE = -1
 ANSWERS = "pairs.jsonl"
 
 
-class LearntReward(Protocol):
+class LearntReward(Stateful, Protocol):
     """See `robot_rl.policies.reward.preference.RewardEnsemble`."""
 
     def update(self, pairs: object) -> Metrics:
@@ -51,14 +49,6 @@ class LearntReward(Protocol):
 
     def reward(self, rows: object, other: object, /) -> Tensor:
         """(N,) of states and actions, or of pictures and a goal."""
-        ...
-
-    def state_dict(self) -> StateDict:
-        """Tensors."""
-        ...
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Continue exactly."""
         ...
 
 
@@ -131,6 +121,8 @@ class PreferenceJob(ABC):
         answers: so far.
     """
 
+    form = '{"first": [episode, step], "second": [episode, step], "answer": 0, 1 or -1}'
+    """Of a line of answers."""
     smoothing = (0.05, 100)
     """Weight of an update in the running accuracy, and after how many it may end a fit."""
 
@@ -140,7 +132,6 @@ class PreferenceJob(ABC):
         store: Store,
         *,
         make: Callable[[], LearntReward],
-        query: Callable[..., Any],
     ) -> None:
         """Take what the rounds are about; `_open` follows when all is known to fit.
 
@@ -148,9 +139,8 @@ class PreferenceJob(ABC):
             settings: numbers.
             store: the log.
             make: () -> a reward to fit; every round begins with a new one.
-            query: (probabilities, candidates, count, rule=...) -> which candidates to ask for.
         """
-        self._s, self.store, self._make, self._query = settings, store, make, query
+        self._s, self.store, self._make = settings, store, make
         self._given = settings.labels not in ("return", "ask", "vlm")
         self._rounds = 1 if self._given or settings.rule == "uniform" else settings.rounds
         self.answers: list[LabelledPair] = []
@@ -160,9 +150,7 @@ class PreferenceJob(ABC):
         self._progress, self._fit, self.model = Progress(), Fit(), make()
         self._facts: dict[str, object] = {"data": settings.data, "fingerprint": store.fingerprint}
 
-    def _open(
-        self, folder: Path, *, make_tracker: Callable[[str, int | None], Many], config: str, resume: bool
-    ) -> None:
+    def _open(self, start: RunStart) -> None:
         """Claim the folder; read the answers that there are, of another run or of this one.
 
         Raises:
@@ -171,26 +159,26 @@ class PreferenceJob(ABC):
         s = self._s
         if self._given:
             self.answers = self._read(Path(s.labels))
-        if resume and checkpoint.read_meta(checkpoint.find(folder))["fingerprint"] != self.store.fingerprint:
+        if start.resume and _fingerprint(start.folder) != self.store.fingerprint:
             raise CheckpointError(f"{s.data} is not the log that the run began with; give the original")
-        claim = claim_folder(folder, resume=resume)
+        claim = start.claim()
         self.folder = claim.folder
         with claim.building():
             self._states: dict[str, Stateful] = {"learner": self.model, "loop": self}
             self._run = Run(
+                start,
                 claim,
                 Schedule(total=self._rounds * s.updates, log_every=50, keep_checkpoints=1, unit="update"),
                 Parts(self._states, facts=self._facts),
                 count=lambda: self._fit.updates,
-                config=config,
                 on_interrupt=self._wake,
             )
-            if resume:
+            if start.resume:
                 self._run.restore()
                 if not self._given and (self.folder / ANSWERS).exists():
                     self.answers = self._read(self.folder / ANSWERS)
             sources = {"log": {"path": s.data, "fingerprint": self.store.fingerprint}}
-            self._run.begin(make_tracker, sources=sources, checks={"report": report.missing})
+            self._run.begin(sources=sources)
 
     def run(self) -> dict[str, Any]:
         """Do it all; the report.
@@ -266,7 +254,7 @@ class PreferenceJob(ABC):
             return self._draw(count)
         found = self._draw(count * self._s.candidates)
         chance = self.model.probabilities(self._pairs(found))
-        return [found[k] for k in self._query(chance, len(found), count, rule=self._s.rule)]
+        return [found[k] for k in build.tool("query")(chance, len(found), count, rule=self._s.rule)]
 
     def _enough(self, metrics: Metrics) -> bool:
         weight, least = self.smoothing
@@ -308,8 +296,38 @@ class PreferenceJob(ABC):
         """A line of the file of answers."""
 
     @abstractmethod
+    def _misplaced(self, place: Place) -> str:
+        """What is wrong with a place that an answer speaks of, or ""."""
+
+    def _goal_of(self, row: dict[str, Any]) -> int:
+        """Under which goal the answer of a line was given."""
+        return 0
+
     def _read(self, path: Path) -> list[LabelledPair]:
-        """Answers of a file."""
+        """Answers of a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a line is no answer, or speaks of what the log does not have.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(f"labels is '{path}', expected return, ask, vlm or a pairs.jsonl of an earlier run")
+        answers = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                row = json.loads(line)
+                first, second = ((int(row[k][0]), int(row[k][1])) for k in ("first", "second"))
+                pair = LabelledPair(first, second, self._goal_of(row), int(row["answer"]))
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                message = f"{path}, line {number} is no answer about this log ({error}); expected {self.form}"
+                raise ValueError(message) from error
+            wrong = next(filter(None, map(self._misplaced, (first, second))), "")
+            if pair.said not in (0, 1, TIE):
+                wrong = f"the answer is {pair.said}, expected 0, 1 or -1"
+            if wrong:
+                raise ValueError(f"{path}, line {number}: {wrong}")
+            answers.append(pair)
+        return answers
 
     @abstractmethod
     def _usable(self) -> list[LabelledPair]:
@@ -341,6 +359,10 @@ class PreferenceJob(ABC):
         self._progress = Progress(**state["progress"])
         self._fit.load_state_dict(state["fit"])
         self._rng.bit_generator.state = self._before = state["rng"]
+
+
+def _fingerprint(folder: Path) -> str:
+    return checkpoint.read_meta(checkpoint.find(folder))["fingerprint"]
 
 
 def _second(pair: LabelledPair) -> bool:

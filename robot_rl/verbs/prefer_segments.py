@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from robot_rl import build
 from robot_rl.data import d4rl
-from robot_rl.data.store import Store
 from robot_rl.figure import panels, save
+from robot_rl.run import RunStart
 from robot_rl.stats import rank_correlation
-from robot_rl.track import Many
 from robot_rl.types.options import Count
 from robot_rl.verbs.logs import open_log
 from robot_rl.verbs.prefer_rounds import TIE, LabelledPair, PairSettings, Place, PreferenceJob, chance_of
@@ -37,26 +35,18 @@ class SegmentJob(PreferenceJob):
     def __init__(
         self,
         settings: PreferSettings,
-        folder: Path,
+        start: RunStart,
         *,
         make: Callable[[int, int], Any],
-        tools: Mapping[str, Any],
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
         ask: Callable[[str], str] = input,
-        resume: bool = False,
     ) -> None:
         """Open the log.
 
         Args:
             settings: numbers.
-            folder: where everything goes.
+            start: where the run begins.
             make: (state width, action width) -> ensemble, such as `policies.reward.preference.RewardEnsemble`.
-            tools: "Pairs", "Scripted" and "query" of the preference module.
-            make_tracker: (folder, resume step or None) -> tracker.
-            config: the composed configuration as YAML.
             ask: reads a person's answer to a prompt.
-            resume: continue from the newest checkpoint in `folder`.
 
         Raises:
             ValueError: the log has no vector "state", or no episode is long enough.
@@ -71,10 +61,10 @@ class SegmentJob(PreferenceJob):
                 f"no episode has {settings.length} steps, the longest has {int(store.length.max(initial=0))}; "
                 "choose a smaller length"
             )
-        self._steps, self._tools, self._ask = settings.length, tools, ask
+        self._steps, self._ask = settings.length, ask
         widths = store.io.obs["state"][0][0], store.io.action_dim
-        super().__init__(settings, store, make=lambda: make(*widths), query=tools["query"])
-        self._open(folder, make_tracker=make_tracker, config=config, resume=resume)
+        super().__init__(settings, store, make=lambda: make(*widths))
+        self._open(start)
 
     def _usable(self) -> list[LabelledPair]:
         decided = sum(pair.said != TIE for pair in self.answers)
@@ -96,15 +86,21 @@ class SegmentJob(PreferenceJob):
         s = self._s
         if s.labels == "return":
             seed = s.seed + self._progress.answered
-            script = self._tools["Scripted"](self._score, error=s.error, tie=s.tie, seed=seed)
+            script = build.tool("scripted_answers")(self._score, error=s.error, tie=s.tie, seed=seed)
             return lambda pair, there: script.label(pair.first, pair.second, "")  # also again: its errors are drawn
         return lambda pair, there: None if there else self._person(pair.first, pair.second)
 
     def _row(self, pair: LabelledPair) -> dict[str, object]:
         return {"first": pair.first, "second": pair.second, "answer": pair.said, "by": self._s.labels}
 
-    def _read(self, path: Path) -> list[LabelledPair]:
-        return read_answers(path, self.store, self._steps)
+    def _misplaced(self, place: Place) -> str:
+        episode, step = place
+        if 0 <= episode < len(self.store) and 0 <= step <= self.store.length[episode] - self._steps:
+            return ""
+        return (
+            f"episode {episode} has no {self._steps} steps from {step} on; were the answers given for this log and "
+            "this length?"
+        )
 
     def _score(self, piece: Place) -> float:
         begin = int(self.store.start_step[piece[0]]) + piece[1]
@@ -163,7 +159,7 @@ class SegmentJob(PreferenceJob):
             torch.from_numpy(np.stack([np.stack([piece[k] for piece in pair]) for pair in both]).astype(np.float32))
             for k in (0, 1)
         )
-        return self._tools["Pairs"](state, action, chance_of(pairs))
+        return build.tool("pairs")(state, action, chance_of(pairs))
 
     def _relabel(self) -> dict[str, object]:
         """The log with learnt rewards, and how its episodes rank by them."""
@@ -198,35 +194,3 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     """Rank correlation; None where one side is constant."""
     found = rank_correlation(a, b)
     return found if math.isfinite(found) else None
-
-
-def read_answers(path: Path, store: Store, length: int) -> list[LabelledPair]:
-    """Answers of an earlier run.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is no answer, or speaks of steps that the log does not have.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"labels is '{path}', expected return, ask, or a pairs.jsonl of an earlier run")
-    answers = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            first, second = ((int(row[k][0]), int(row[k][1])) for k in ("first", "second"))
-            said = int(row["answer"])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ValueError(
-                f'{path}, line {number} is no answer ({error}); expected {{"first": [episode, step], "second": '
-                '[episode, step], "answer": 0, 1 or -1}'
-            ) from error
-        for episode, step in (first, second):
-            if not 0 <= episode < len(store) or not 0 <= step <= store.length[episode] - length:
-                raise ValueError(
-                    f"{path}, line {number}: episode {episode} has no {length} steps from {step} on; were the answers "
-                    "given for this log and this length?"
-                )
-        if said not in (0, 1, TIE):
-            raise ValueError(f"{path}, line {number}: the answer is {said}, expected 0, 1 or -1")
-        answers.append(LabelledPair(first, second, said=said))
-    return answers

@@ -90,5 +90,30 @@ def read_words(model: type[S], words: Sequence[str], verb: str) -> S:
     return build.check(model, values, "", verb)
 
 
+def read_named(model: type[S], words: Sequence[str], verb: str, say: str) -> tuple[str, S]:
+    """The one word among the others that names something, and the options of a verb.
+
+    Args:
+        model: class of its options.
+        words: behind the verb.
+        verb: what it is called.
+        say: how it is asked, where there is no such word or more than one.
+
+    Raises:
+        Refused: that, and see `read_words`.
+    """
+    names = [word for word in words if "=" not in word]
+    if len(names) != 1:
+        raise Refused(f"say which {say}")
+    return names[0], read_words(model, [word for word in words if "=" in word], verb)
+
+
+def words_page(text: str, model: type[Options]) -> str:
+    """The page of a verb without a configuration: its options, with two dashes each, in the place of $OPTIONS."""
+    from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
+
+    return text.replace("$OPTIONS", "\n".join(rows(model, "--")))
+
+
 def _list_options(model: type[Options]) -> str:
     return "its options are " + ", ".join(f"{key}=" for key in model.model_fields)

@@ -19,12 +19,12 @@ from robot_rl.types.card import DEFAULTS, OPEN, Card, ModelCard, SensorCard
 from robot_rl.types.card_model import with_model
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.reading import read_named
 from robot_rl.verbs.robot_arm import CalibrateArmOptions, LeaderOptions, MotorsOptions, calibrate_arm, leader, motors
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
 from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
 from robot_rl.verbs.robot_steer import SteerOptions, steer
-from robot_rl.words import Refused, near
+from robot_rl.words import Refused, expected, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
 
@@ -80,38 +80,27 @@ _STYLE = (
     "body{font:15px sans-serif;margin:2em;max-width:70em} td{padding:.2em .8em;text-align:right} "
     "tr:first-child{font-weight:bold} figure{display:inline-block;margin:0 1em 1em 0} img{width:30em}"
 )
-QUESTIONS = {
-    "velocity": "largest joint speed [rad/s], where the model's file states none",
-    "acceleration": "largest joint acceleration [rad/s2]",
-    "effort": "largest joint torque [N m], where the model's file states none",
-    "command_mode": "controller: jtc, joint_command, forward_position, forward_velocity, forward_effort",
-    "controller_topic": "its topic",
-    "controller_timeout": "seconds after which it stops by itself without commands (0 = never)",
-    "states": "topic of the joint states, such as joint_states",
-    "estop": "emergency stop: brake, zero or halt",
-    "imu": "topic of the IMU, such as imu",
-    "stop": "legs after a fault, an e-stop or a lost command: damp or sit",
-}
+QUESTIONS = (
+    "velocity", "acceleration", "effort", "command_mode", "controller_topic", "controller_timeout", "states", "estop",
+    "imu", "stop",
+)  # fmt: skip
+"""Options that whoever sits at the terminal is asked for."""
 OF_LEGS = ("imu", "stop")
 
 
-def robot(arguments: list[str]) -> int:
-    """What is asked of a card; the exit status."""
+@answer.code_of
+def robot(arguments: list[str]) -> None:
+    """What is asked of a card."""
     verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
     verbs |= {"bounds": _bounds, "calibrate": calibrate, "steer": steer}
     verbs |= {"calibrate-arm": calibrate_arm, "motors": motors, "leader": leader}
     verb = arguments[0] if arguments else ""
     if {"-h", "--help"} & set(arguments):
         print(_page(verb))
-        return 0
-    try:
-        if verb not in verbs:
-            raise Refused(f"robot-rl robot {'|'.join(verbs)}; there is no '{verb}'{near(verb, verbs)}")
-        verbs[verb](arguments[1:])
-    except (Refused, ValueError, OSError, ImportError, RuntimeError) as error:
-        answer.error(str(error))
-        return 2
-    return 0
+        return
+    if verb not in verbs:
+        raise Refused(f"robot-rl robot {'|'.join(verbs)}; there is no '{verb}'{near(verb, verbs)}")
+    verbs[verb](arguments[1:])
 
 
 def _page(verb: str) -> str:
@@ -134,17 +123,15 @@ def _page(verb: str) -> str:
 
 
 def _new(arguments: list[str]) -> None:
-    models = [item for item in arguments if "=" not in item]
-    if len(models) != 1:
-        raise Refused(
-            "say which model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm, or which "
-            f"card of this package: robot-rl robot new <{' | '.join(card.ready())}> name=my_arm model=<file>"
-        )
-    options = read_words(NewOptions, [item for item in arguments if "=" in item], "robot new")
+    say = (
+        "model: robot-rl robot new <robot.urdf | robot.xml | menagerie:franka_fr3> name=my_arm, or which "
+        f"card of this package: robot-rl robot new <{' | '.join(card.ready())}> name=my_arm model=<file>"
+    )
+    model, options = read_named(NewOptions, arguments, "robot new", say)
     path = Path(f"{options.name}.yaml")
     if path.exists():
         raise Refused(f"{path} exists; take another name= or remove it")
-    made, notes = _of_ready(models[0], options) if models[0] in card.ready() else _of_model(models[0], options)
+    made, notes = (_of_ready if model in card.ready() else _of_model)(model, options)
     if options.policy:
         made = policy_card.standing(made, policy_card.read_description(Path(options.policy)))
         notes = [note for note in notes if not note.startswith(("home is", "kp and kd"))]
@@ -204,13 +191,14 @@ def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
 def _ask(made: Card, given: Mapping[str, object]) -> dict[str, object]:
     """Answers of whoever sits at the terminal; nothing = `?`."""
     answers: dict[str, object] = {}
-    for key, question in QUESTIONS.items():
+    for key in QUESTIONS:
         stated = key in DEFAULTS and all(x != OPEN for joint in made.joints for x in (joint.model_dump()[key],))
         if key in given or stated or (key in OF_LEGS and made.legs is None):
             continue
         if key == "command_mode" and made.command_mode != OPEN:
             continue
-        answer = input(f"{question} [?]: ").strip()
+        field = NewOptions.model_fields[key]
+        answer = input(f"{field.description} ({expected(field)}) [?]: ").strip()
         if answer and answer != OPEN:
             answers[key] = answer
     return answers
@@ -245,11 +233,9 @@ def _with(made: Card, given: dict[str, Any]) -> Card:
 
 def _policy(arguments: list[str]) -> None:
     """Write the card of a walking policy beside its weights."""
-    files = [item for item in arguments if "=" not in item]
-    if len(files) != 1:
-        raise Refused("say which description: robot-rl robot policy <policy.yaml> robot=g1")
-    options = read_words(PolicyOptions, [item for item in arguments if "=" in item], "robot policy")
-    description = Path(files[0])
+    say = "description: robot-rl robot policy <policy.yaml> robot=g1"
+    name, options = read_named(PolicyOptions, arguments, "robot policy", say)
+    description = Path(name)
     weights = Path(options.weights) if options.weights else description.parent / "policy.pt"
     file = policy_card.write(description, weights, card.read(options.robot))
     answer.note(card=str(file))
@@ -259,10 +245,8 @@ def _policy(arguments: list[str]) -> None:
 
 def _bounds(arguments: list[str]) -> None:
     """The workspace and the ranges of joints that a person drives through."""
-    files = [item for item in arguments if "=" not in item]
-    if len(files) != 1:
-        raise Refused("say which robot: robot-rl robot bounds my_arm, and drive it to the corners of its task")
-    found = bounds(files[0], read_words(BoundsOptions, [item for item in arguments if "=" in item], "robot bounds"))
+    say = "robot: robot-rl robot bounds my_arm, and drive it to the corners of its task"
+    found = bounds(*read_named(BoundsOptions, arguments, "robot bounds", say))
     answer.note(**found)
     print(as_yaml(found))
 

@@ -16,7 +16,7 @@ from robot_rl.types.card import OPEN, Card, ServosCard
 from robot_rl.types.option_words import Meaning
 from robot_rl.types.options import Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.reading import read_named
 from robot_rl.words import Refused, near
 
 Names = Annotated[
@@ -198,16 +198,13 @@ class _Terminal:
 
 
 def _read(arguments: list[str], kind: type[Any], verb: str) -> tuple[Card, Path, Any]:
-    names = [item for item in arguments if "=" not in item]
-    if len(names) != 1:
-        raise Refused(f"say which card: robot-rl robot {verb} my_arm port=/dev/serial/by-id/…")
-    options = read_words(kind, [item for item in arguments if "=" in item], f"robot {verb}")
-    path = card.find(names[0])
-    if names[0] in card.ready() and path == card.find(names[0]) and not Path(f"{names[0]}.yaml").is_file():
+    say = f"card: robot-rl robot {verb} my_arm port=/dev/serial/by-id/…"
+    name, options = read_named(kind, arguments, f"robot {verb}", say)
+    if name in card.ready() and not Path(f"{name}.yaml").is_file():
         raise Refused(
-            f"{names[0]} is the card of every such arm; yours is robot-rl robot new {names[0]} name=my_arm model=<file>"
+            f"{name} is the card of every such arm; yours is robot-rl robot new {name} name=my_arm model=<file>"
         )
-    return card.read(names[0]), path, options
+    return card.read(name), card.find(name), options
 
 
 def _names(found: Card) -> list[str]:

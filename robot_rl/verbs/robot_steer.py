@@ -8,7 +8,7 @@ from robot_rl import build
 from robot_rl.types import Options
 from robot_rl.types.options import Number, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.reading import read_named
 from robot_rl.words import Refused
 
 
@@ -36,13 +36,11 @@ def steer(arguments: list[str]) -> None:
         Refused: no such robot.
         ValueError: it takes no velocities, or nobody listens.
     """
-    names = [item for item in arguments if "=" not in item]
-    if len(names) != 1:
-        raise Refused("say which robot: robot-rl robot steer my_go2 x=0.5 seconds=10")
-    options = read_words(SteerOptions, [item for item in arguments if "=" in item], "robot steer")
-    path = build.tool("find_robot")(names[0])
+    say = "robot: robot-rl robot steer my_go2 x=0.5 seconds=10"
+    name, options = read_named(SteerOptions, arguments, "robot steer", say)
+    path = build.tool("find_robot")(name)
     if not Path(path).expanduser().is_file():
-        raise Refused(f"there is no robot '{names[0]}'; give its name, or the path of its YAML")
+        raise Refused(f"there is no robot '{name}'; give its name, or the path of its YAML")
     robot = build.tool("robot_class").load(path)
     wanted = (options.x, options.y, options.turn)
     found = build.tool("steer")(

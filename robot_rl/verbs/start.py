@@ -31,8 +31,8 @@ from robot_rl.verbs.compose import (
     take_own,
 )
 from robot_rl.verbs.data import name_positions, session
-from robot_rl.verbs.doctor import diagnose, doctor_isaac, doctor_ros, doctor_run
-from robot_rl.verbs.help import doctor_page, page
+from robot_rl.verbs.doctor import doctor
+from robot_rl.verbs.help import page
 from robot_rl.verbs.lines import find_slip
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.pictures import put_pictures
@@ -185,35 +185,15 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         rest: the words behind it.
         debug: show tracebacks.
     """
-    if verb == "doctor" and {"-h", "--help"} & set(rest):
-        print(doctor_page(rest[0]))
-        return
-    if verb == "doctor" and rest[:1] == ["ros"]:
-        sys.exit(doctor_ros(rest[1:]))
-    if verb == "doctor" and rest[:1] == ["run"]:
-        sys.exit(doctor_run(rest[1:]))
-    if verb == "doctor" and rest[:1] == ["isaac"]:
-        sys.exit(doctor_isaac(rest[1:]))
-    if verb == "doctor":
-        if rest:
-            _refuse(f"robot-rl doctor takes no options, and got '{rest[0]}'; robot-rl doctor ros, run and isaac do")
-        text, healthy = diagnose()
-        answer.note(healthy=healthy, report=text)
-        print(text)
-        sys.exit(0 if healthy else 1)
-    if verb == "robot":
-        sys.exit(robot(rest))
-    if verb == "sweep":
-        sys.exit(sweep(rest))
-    if verb == "tune":
-        sys.exit(tune(rest))
+    without_configuration = {"doctor": doctor, "robot": robot, "sweep": sweep, "tune": tune}
+    if verb in without_configuration:
+        sys.exit(without_configuration[verb](rest))
     if verb == "data" and rest[:1] == ["session"]:
         sys.exit(session(rest[1:]))
     config = VERBS[verb].config
-    if verb == "bench" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
-        rest[0] = f"suite={rest[0]}"
-    if verb == "critic" and rest and "=" not in rest[0] and not rest[0].startswith("-"):
-        rest[0] = f"what={rest[0]}"
+    first = {"bench": "suite", "critic": "what"}.get(verb)
+    if first and rest and "=" not in rest[0] and not rest[0].startswith("-"):
+        rest[0] = f"{first}={rest[0]}"
     if verb == "data":
         rest = name_positions(rest)
     if verb == "train":

@@ -22,11 +22,24 @@ from robot_rl.types import Options
 from robot_rl.types.options import NotNegative, Positive, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.lines import split_values
-from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.reading import read_words, words_page
 from robot_rl.verbs.sweep_curves import conclude
 from robot_rl.words import Refused
 
 VERBS = ("train", "offline")
+
+
+class SweepOptions(Options):
+    """robot-rl sweep, with two dashes each."""
+
+    folder: str | None = None
+    """Of the sweep (null: runs/sweeps/<date>); given again, finished trials are kept and interrupted ones resumed."""
+    cpus: Positive = 1
+    """Processors per trial."""
+    gpus: NotNegative = 0
+    """Devices per trial, also 0.5."""
+    retries: Whole = 2
+    """How often a trial is begun again when its machine is lost."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +115,8 @@ def run(
     verb: str,
     arguments: list[str],
     folder: Path,
+    options: SweepOptions,
     *,
-    cpus: float = 1.0,
-    gpus: float = 0.0,
-    retries: int = 2,
     on_done: Callable[[dict[str, Any]], object] | None = None,
 ) -> list[dict[str, Any]]:
     """Run all trials, as many at once as the cluster has room for.
@@ -114,9 +125,7 @@ def run(
         verb: "train" or "offline".
         arguments: see `trials`.
         folder: of the sweep, on a file system that all machines share; given again, only what is missing is run.
-        cpus: processors of a trial.
-        gpus: devices of a trial, also a fraction.
-        retries: how often a trial is begun again, elsewhere, when its machine is lost.
+        options: what a trial needs of a machine; their folder is not read.
         on_done: called with every result.
 
     Returns:
@@ -132,10 +141,10 @@ def run(
     ray = require("ray")
     own = start(ray, 1)
     folder.mkdir(parents=True, exist_ok=True)
-    variables = {"OMP_NUM_THREADS": str(max(int(cpus), 1))}
+    variables = {"OMP_NUM_THREADS": str(max(int(options.cpus), 1))}
     if "RAY_ADDRESS" not in os.environ:
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    settings = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": retries}
+    settings = {"num_cpus": options.cpus, "num_gpus": options.gpus, "max_retries": options.retries}
     remote = ray.remote(**settings)(run_trial)
     home = str(folder.absolute())
     waiting = {remote.remote(verb, trial, home, variables): trial for trial in wanted}
@@ -167,34 +176,17 @@ def _plain(value: object) -> bool:
 
 USAGE = """robot-rl sweep <train|offline> key=a,b,c [key=value ...] [options]    every combination, many at once
 
-  --folder=<path>   of the sweep; given again, finished trials are kept and interrupted ones resumed
-                    (default runs/sweeps/<date>; on a cluster: on a file system that all machines share)
-  --cpus=1          processors per trial
-  --gpus=0          devices per trial, also 0.5
-  --retries=2       how often a trial is begun again when its machine is lost
+$OPTIONS
 
 Runs on this machine, or on the cluster that RAY_ADDRESS names. Needs Ray: pip install "robot_rl[cluster]".
 Example: robot-rl sweep train env=reach policy=online/sac,online/ppo seed=0,1,2 total_steps=20000"""
-
-
-class SweepOptions(Options):
-    """robot-rl sweep, with two dashes each."""
-
-    folder: str | None = None
-    """Of the sweep (null: runs/sweeps/<date>); given again, finished trials are kept and interrupted ones resumed."""
-    cpus: Positive = 1
-    """Processors per trial."""
-    gpus: NotNegative = 0
-    """Devices per trial, also 0.5."""
-    retries: Whole = 2
-    """How often a trial is begun again when its machine is lost."""
 
 
 @answer.code_of
 def sweep(arguments: list[str]) -> int:
     """Run a sweep from the command line; returns the exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
+        print(words_page(USAGE, SweepOptions))
         return 0
     if arguments[0] not in VERBS:
         raise Refused(f"a sweep is of train or offline, not of '{arguments[0]}': robot-rl sweep train seed=0,1,2")
@@ -203,15 +195,7 @@ def sweep(arguments: list[str]) -> int:
     answer.note(folder=str(folder))
     plain = [item for item in arguments[1:] if not item.startswith("--")]
     print(f"sweep folder: {folder}   {len(trials(plain))} trials")
-    rows = run(
-        arguments[0],
-        plain,
-        folder,
-        cpus=options.cpus,
-        gpus=options.gpus,
-        retries=options.retries,
-        on_done=lambda row: print(_line(row), flush=True),
-    )
+    rows = run(arguments[0], plain, folder, options, on_done=lambda row: print(_line(row), flush=True))
     words = {trial.name: trial.arguments for trial in trials(plain)}
     conclude({Path(row["folder"]): words[row["trial"]] for row in rows if "error" not in row}, folder)
     failed = sum("error" in row for row in rows)

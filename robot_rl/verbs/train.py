@@ -8,9 +8,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint, parallel
+from robot_rl.run import RunStart
 from robot_rl.types import Learner
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import begin, learner_factory, run_name, saved_config, settings_of, threads, tracker_factory
+from robot_rl.verbs.build import begin, learner_factory, run_name, settings_of, start_of, threads
 from robot_rl.verbs.options import Env, Machine, Pictures, Resume
 from robot_rl.verbs.reading import stored_config
 from robot_rl.verbs.rewarders import rewarded_factory
@@ -41,23 +42,19 @@ def learner_of_init(cfg: DictConfig) -> str:
     return ""
 
 
-def train_job(cfg: DictConfig, folder: Path, *, config: str) -> TrainJob:
+def train_job(cfg: DictConfig, start: RunStart) -> TrainJob:
     """A training run as its configuration says, new or resumed (`resume`).
 
     Args:
         cfg: checked.
-        folder: of the run.
-        config: what the run keeps of `cfg`.
+        start: where the run begins.
     """
     threads(cfg)
     return TrainJob(
         settings_of(TrainSettings, cfg),
-        folder,
+        start,
         make_env=rewarded_factory(cfg),
         make_learner=learner_factory(cfg),
-        make_tracker=tracker_factory(cfg),
-        config=config,
-        resume=cfg.resume is not None,
         make_actor=learner_factory(cfg, device="cpu"),
     )
 
@@ -69,9 +66,9 @@ def train(cfg: DictConfig) -> None:
     groups = ("env", "engine", "policy", "rewarder", "track", "preset")
     cfg, folder = begin(cfg, "train", TrainOptions, groups, run_name(cfg, method))
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
-    config, cfg.device = saved_config(cfg), device
+    start, cfg.device = start_of(cfg, folder), device
     main = parallel.rank() == 0
-    job = train_job(cfg, folder, config=config)
+    job = train_job(cfg, start)
     folder = job.folder
     if main:
         answer.run_folder_is(folder)

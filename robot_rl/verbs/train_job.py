@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing_extensions import Self
 
 from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.claim import claim_folder
 from robot_rl.data.buffer import Replay, ReplayBuffer
 from robot_rl.data.mix import Mix, Shares
 from robot_rl.data.rescale import Rescaled
@@ -28,9 +26,8 @@ from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.loops.stepping import begins_anew
 from robot_rl.parts import Parts
 from robot_rl.recorded import Cause
-from robot_rl.run import Run, reason
+from robot_rl.run import Run, RunStart, reason
 from robot_rl.schedule import Schedule
-from robot_rl.track import Many
 from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Policy, Sampler, Seen, Stateful, VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
 from robot_rl.verbs import logs
@@ -99,23 +96,6 @@ class TrainSettings(ActionMeaning):
             )
         return self
 
-    def schedule(self) -> Schedule:
-        """When the run does what.
-
-        Raises:
-            ValueError: a number is out of range.
-        """
-        return Schedule(
-            total=self.total_steps,
-            log_every=self.log_every,
-            eval_every=self.eval_every,
-            eval_episodes=self.eval_episodes,
-            final_episodes=self.final_episodes,
-            stop_success=self.stop_success,
-            checkpoint_every=self.checkpoint_every,
-            keep_checkpoints=self.keep_checkpoints,
-        )
-
 
 REPLAYED = ("demos", "log", "n_step", "buffer_size", "learning_starts", "updates_per_step", "workers")
 """Settings that only a learner from a replay buffer heeds."""
@@ -149,25 +129,19 @@ class TrainJob:
     def __init__(
         self,
         settings: TrainSettings,
-        folder: Path,
+        start: RunStart,
         *,
         make_env: Callable[..., VecEnv],
         make_learner: Callable[[IOSpec], AnyLearner],
-        make_tracker: Callable[[str, int | None], Many],
-        config: str,
-        resume: bool = False,
         make_actor: Callable[[IOSpec], AnyLearner] | None = None,
     ) -> None:
         """Build environment, learner, buffer and loop, and restore them when resuming.
 
         Args:
             settings: numbers of the run.
-            folder: the run folder; a new run takes the next free name if it is a run's already.
+            start: where the run begins.
             make_env: (num_envs, seed, render) -> vector environment.
             make_learner: (io) -> learner.
-            make_tracker: (folder, resume step or None) -> tracker.
-            config: the composed configuration as YAML text.
-            resume: continue from the newest checkpoint in `folder`.
             make_actor: (io) -> learner on the CPU, for the policy of rollout workers; default `make_learner`.
 
         Raises:
@@ -179,8 +153,8 @@ class TrainJob:
         # judged by the simulator, whatever paid in training
         self._plain = make_env.plain if isinstance(make_env, EnvMaker) else make_env
         self.cluster: Cluster | None = None
-        if resume:
-            checkpoint.find(folder)
+        if start.resume:
+            checkpoint.find(start.folder)
         self.env = make_env(parallel.shard(s.num_envs), s.seed + 100_003 * parallel.rank(), False)
         self.learner: AnyLearner = make_learner(self.env.io)
         check_learner(self.learner)
@@ -189,29 +163,33 @@ class TrainJob:
         self._eval_env = self._plain(s.eval_envs, s.seed + 10_000, False) if parallel.rank() == 0 else None
         self.buffer: Replay | None = None
         self.notes: list[str] = []
-        claim = claim_folder(folder, resume=resume)
+        claim = start.claim()
         self.folder = claim.folder
         with claim.building():
             self.loop: Any = self._make_loop(self.folder)
             self._run = Run(
+                start,
                 claim,
-                s.schedule(),
+                Schedule.of(s, s.total_steps),
                 self._parts(),
                 count=lambda: int(self.loop.env_steps),
-                config=config,
                 evaluate=self.evaluate,
             )
             for line in (*self.notes, *self.learner.notes):
                 self._run.note(line)
-            if resume:
+            if start.resume:
                 self._run.restore()
             elif s.init is not None:
                 self._begin_from(checkpoint.find(Path(s.init)))
-            why = begins_anew(self.env, None if self.loop is self.learner else self.loop.state_dict()) if resume else ""
+            why = (
+                begins_anew(self.env, None if self.loop is self.learner else self.loop.state_dict())
+                if start.resume
+                else ""
+            )
             if why:
                 self._run.note(why)
             video = {"video": self._check_video} if s.video_episodes else {}
-            self._run.begin(make_tracker, sources=self._sources(), checks={"report": report.missing, **video})
+            self._run.begin(sources=self._sources(), checks=video)
         self.resume_step, self.tracker = self._run.step, self._run.tracker
 
     def _parts(self) -> Parts:
@@ -478,8 +456,3 @@ def film(
         return report.write_video(path, frames, env.io.control_hz)
     finally:
         env.close()
-
-
-def read_summary(folder: Path) -> dict[str, object]:
-    """The numbers of a finished run."""
-    return json.loads((folder / "evaluation.json").read_text())

@@ -29,7 +29,7 @@ from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.reading import read_words
+from robot_rl.verbs.reading import read_words, words_page
 from robot_rl.verbs.tune_plot import draw
 from robot_rl.words import Refused
 
@@ -409,15 +409,7 @@ USAGE = """robot-rl tune <train|offline> key=value ... key=<values> ... [options
   policy.utd=int(interval(1,8))            a whole number between two
   policy.batch_size=choice(64,256)         one of these; policy.batch_size=64,256 is the same
 
-  --trials=20       sets of options to try, those of earlier calls with the same folder counted
-  --seeds=1         runs of each set, with seed=0, 1, ...; their mean counts
-  --at_once=1       runs side by side
-  --metric=return   or success: of the evaluation at the end, and on the way (set eval_every) to drop what is hopeless
-  --sampler=tpe     or random
-  --pruner=median   or hyperband, none
-  --startup=5       sets that are drawn by chance and not dropped, before sampler and pruner begin
-  --seed=0          of the sampler
-  --folder=<path>   of the search; given again, it goes on (default runs/tune/<date>)
+$OPTIONS
 
 Needs Optuna: pip install "robot_rl[tune]". Quotes keep the shell from reading brackets.
 Example: robot-rl tune train env=pendulum policy=online/sac total_steps=3000 eval_every=1000 \\
@@ -428,7 +420,7 @@ Example: robot-rl tune train env=pendulum policy=online/sac total_steps=3000 eva
 def tune(arguments: list[str]) -> int:
     """Search from the command line; returns the exit code."""
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
+        print(words_page(USAGE, TuneOptions))
         return 0
     options = read_words(TuneOptions, [item[2:] for item in arguments if item.startswith("--")], "tune")
     space = read_space([item for item in arguments if not item.startswith("--")])

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import data
-from robot_rl.data import d4rl
+from benchmarks.d4rl_pairs import qlearning_dataset
 
 
 def test_reference_loop_equals_the_compatibility_mode(tmp_path: Path) -> None:
     path = data._write(tmp_path / "x.hdf5", 2500)
-    theirs, ours = data.reference_loop(path), d4rl.qlearning_dataset(path)
+    theirs, ours = data.reference_loop(path), qlearning_dataset(path)
     pairs = {"obs": "observations", "next_obs": "next_observations", "action": "actions", "reward": "rewards"}
     for a, b in (pairs | {"done": "terminals"}).items():
         np.testing.assert_array_equal(theirs[a], ours[b])

@@ -96,12 +96,12 @@ def test_unknown_range_stays_unknown_and_is_asked_for(tmp_path: Path) -> None:
     found = convert(hdf5(tmp_path / "log.hdf5", d4rl_columns()), tmp_path / "x.store")
     assert any("action_low=… action_high=…" in str(f) and "action=normalised" in str(f) for f in found)
     assert not open_store(tmp_path / "x.store").io.knows_bounds
-    convert(tmp_path / "log.hdf5", tmp_path / "y.store", mend=Repairs(action_low=-2, action_high=[2, 4]))
+    convert(tmp_path / "log.hdf5", tmp_path / "y.store", mend=Repairs(action_low=-2, action_high=(2, 4)))
     told = open_store(tmp_path / "y.store")
     assert told.io.bounds == ((-2.0, -2.0), (2.0, 4.0))
     raw = d4rl_columns()["actions"]
     np.testing.assert_allclose(told.column("action"), raw / [2, 3] - [0, 1 / 3], atol=1e-6)
-    with pytest.raises(ValueError, match="action_low is -2 and action_high None, expected for both"):
+    with pytest.raises(ValueError, match=r"action_low is -2\.0 and action_high None, expected for both"):
         convert(tmp_path / "log.hdf5", tmp_path / "z.store", mend=Repairs(action_low=-2))
 
 

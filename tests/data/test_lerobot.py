@@ -17,6 +17,7 @@ from broken import episode, hashes
 from robot_rl.data import lerobot, lerobot_write, video
 from robot_rl.data.convert import validate
 from robot_rl.data.findings import BadData, exit_code
+from robot_rl.data.read_options import ReadOptions
 from robot_rl.types import Episode
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow (extra `logs`)")
@@ -49,9 +50,9 @@ def test_rewards_and_ends_come_from_where_they_are_asked_for(tmp_path: Path) -> 
     none = lerobot.read(path)
     assert all(not e.reward.any() for e in none.episodes)
     assert any("TD learning needs reward=" in str(f) for f in none.findings)
-    column = lerobot.read(path, reward="column").episodes
+    column = lerobot.read(path, ReadOptions(reward="column")).episodes
     np.testing.assert_array_equal(column[2].reward, episode(2, 12).reward)
-    end = lerobot.read(path, reward="success_at_end").episodes
+    end = lerobot.read(path, ReadOptions(reward="success_at_end")).episodes
     assert [e.reward.sum() for e in end] == [1, 0, 1]
     assert [(e.terminated, e.truncated) for e in end] == [(True, False), (False, True), (True, False)]
 
@@ -63,7 +64,9 @@ def test_done_alone_is_no_true_end(tmp_path: Path) -> None:
     parquet.write_table(
         parquet.read_table(file).drop_columns(["next.success", "next.terminated", "next.truncated"]), file
     )
-    assert [(e.terminated, e.truncated) for e in lerobot.read(path, reward="column").episodes] == [(False, True)] * 3
+    assert [(e.terminated, e.truncated) for e in lerobot.read(path, ReadOptions(reward="column")).episodes] == [
+        (False, True)
+    ] * 3
 
 
 def test_gap_in_the_episode_index_is_refused(tmp_path: Path) -> None:
@@ -97,7 +100,7 @@ def test_truncated_parquet_names_its_episodes_and_is_salvaged(tmp_path: Path, mo
     assert (
         "file-001.parquet (episodes 1) cannot be read: its footer is missing, so it is cut short; salvage=true" in text
     )
-    logs = lerobot.read(path, salvage=True)
+    logs = lerobot.read(path, ReadOptions(salvage=True))
     assert [len(e) for e in logs.episodes] == [10, 12]
     assert any("the others are numbered anew" in str(f) for f in logs.findings)
 
@@ -116,10 +119,12 @@ def film(path: Path, lossless: bool = True) -> list[Episode]:
 def test_videos_of_many_episodes_in_one_file_come_back(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="needs PyAV (extra `logs`)")
     episodes = film(tmp_path / "s")
-    back = lerobot.read(tmp_path / "s", videos=True).episodes
+    back = lerobot.read(tmp_path / "s", ReadOptions(videos=True)).episodes
     for a, b in zip(episodes, back):
         np.testing.assert_array_equal(a.obs["image.top"][:-1], b.obs["image.top"][:-1])
-    assert lerobot.read(tmp_path / "s", videos=True, image_size=(8, 12)).episodes[0].obs["image.top"].shape[1:3] == (
+    assert lerobot.read(tmp_path / "s", ReadOptions(videos=True, image_size=(8, 12))).episodes[0].obs[
+        "image.top"
+    ].shape[1:3] == (
         8,
         12,
     )
@@ -197,4 +202,4 @@ def test_real_v21_set_with_absent_videos_explains(tmp_path: Path) -> None:
     shutil.copytree(G1 / "meta", root / "meta")
     shutil.copy(G1 / "data/chunk-000/episode_000000.parquet", root / "data/chunk-000/episode_000000.parquet")
     with pytest.raises(BadData, match=r"episode_000000.mp4 is not there; copy the videos"):
-        lerobot.read(root, videos=True)
+        lerobot.read(root, ReadOptions(videos=True))

@@ -14,6 +14,7 @@ from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.data.findings import BadData
+from robot_rl.data.read_options import ReadOptions
 from robot_rl.types import Episode, IOSpec, Step
 
 
@@ -152,7 +153,7 @@ def test_what_is_no_replay_is_refused_with_words(run: Path, tmp_path: Path) -> N
     with pytest.raises(BadData, match="off-policy"):
         replay_log.read(tmp_path)
     with pytest.raises(ValueError, match="at least 1"):
-        replay_log.read(run, rows=0)
+        replay_log.read(run, ReadOptions(rows=0))
     meta = next(run.glob("checkpoints/step_*/buffer/meta.json"))
     text = meta.read_text()
     try:

@@ -15,11 +15,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from broken import episode, hdf5
 
+from benchmarks.d4rl_pairs import qlearning_dataset
 from robot_rl.data import d4rl, minari, scores
 from robot_rl.data.convert import convert, validate
 from robot_rl.data.episode import episode_from_columns
 from robot_rl.data.log_dataset import LogDataset, LogView
-from robot_rl.data.store import open_store, store_from_d4rl, write_store
+from robot_rl.data.read_options import ReadOptions
+from robot_rl.data.store import convert_once, open_store, write_store
 
 
 def rows(n: int, terminals: tuple[int, ...] = (), timeouts: tuple[int, ...] | None = ()) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def rows(n: int, terminals: tuple[int, ...] = (), timeouts: tuple[int, ...] | No
 def test_d4rl_sequence_dataset_cuts_later_episodes_one_step_early(tmp_path: Path) -> None:
     """Its counter starts at 0 for the first episode and at 1 after that; ours counts every episode from its start."""
     path = hdf5(tmp_path / "x.hdf5", rows(12, terminals=(1,), timeouts=None))
-    assert [len(e) for e in d4rl.read(path, d4rl.D4rlOptions(episode_length=5)).episodes] == [2, 5, 5]
+    assert [len(e) for e in d4rl.read(path, ReadOptions(episode_length=5)).episodes] == [2, 5, 5]
 
 
 def test_d4rl_drops_the_tail_of_the_file(tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_d4rl_drops_the_tail_of_the_file(tmp_path: Path) -> None:
 def test_d4rl_terminate_on_end_bootstraps_from_a_foreign_state(tmp_path: Path) -> None:
     """It keeps timeout rows with done=False and the next episode's first state as s'; ours marks them done."""
     path = hdf5(tmp_path / "x.hdf5", rows(10, timeouts=(3,)))
-    got = d4rl.qlearning_dataset(path, terminate_on_end=True)
+    got = qlearning_dataset(path, terminate_on_end=True)
     row = int(np.flatnonzero(got["observations"][:, 0] == 3)[0])
     assert got["next_observations"][row, 0] == 4
     assert got["terminals"][row]
@@ -58,7 +60,7 @@ def test_d4rl_terminate_on_end_bootstraps_from_a_foreign_state(tmp_path: Path) -
 def test_d4rl_loads_training_metadata_as_if_it_were_per_step(tmp_path: Path) -> None:
     """Weights below metadata/ may have as many rows as the data: they are skipped by name."""
     data = {**rows(6, timeouts=(5,)), "metadata/policy/fc0/weight": np.zeros((6, 6)), "metadata/iteration": np.int32(3)}
-    (one,) = d4rl.read(hdf5(tmp_path / "x.hdf5", data), d4rl.D4rlOptions(infos=True)).episodes
+    (one,) = d4rl.read(hdf5(tmp_path / "x.hdf5", data), ReadOptions(infos=True)).episodes
     assert "columns" not in one.meta
 
 
@@ -75,7 +77,7 @@ def test_maze2d_reward_belongs_to_the_observation_before(tmp_path: Path) -> None
     """D4RL issue 194: reward[i] is of observation[i]; kept by default, moved on request."""
     path = hdf5(tmp_path / "maze2d-umaze-v1.hdf5", rows(6, timeouts=(5,)))
     assert d4rl.read(path).episodes[0].reward.tolist() == [1, 2, 3, 4, 5, 6]
-    assert d4rl.read(path, d4rl.D4rlOptions(maze2d_shift="fix")).episodes[0].reward.tolist() == [2, 3, 4, 5, 6]
+    assert d4rl.read(path, ReadOptions(maze2d_shift="fix")).episodes[0].reward.tolist() == [2, 3, 4, 5, 6]
 
 
 def test_antmaze_timeouts_out_of_step_are_refused(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_compatibility_mode_equals_a_literal_row_loop(tmp_path: Path, with_timeo
     if not with_timeouts:
         del data["timeouts"]
     path = hdf5(tmp_path / "x.hdf5", data)
-    got = d4rl.qlearning_dataset(path, episode_length=30)
+    got = qlearning_dataset(path, episode_length=30)
     for key, value in literal_qlearning(data, 30).items():
         np.testing.assert_array_equal(got[key], np.array(value), err_msg=key)
 
@@ -156,7 +158,7 @@ def test_compatibility_mode_is_thirty_times_faster_than_the_row_loop(tmp_path: P
         start = time.process_time()
         literal_qlearning(part, None)
         middle = time.process_time()
-        d4rl.qlearning_dataset(path)
+        qlearning_dataset(path)
         best.append(50 * (middle - start) / (time.process_time() - middle))
     assert max(best) > 30
 
@@ -173,7 +175,7 @@ def test_infinite_rewards_and_masks_do_not_touch_the_source(tmp_path: Path) -> N
 
 def test_store_of_a_file_with_findings_is_made_once(tmp_path: Path) -> None:
     path = hdf5(tmp_path / "x.hdf5", rows(10, timeouts=(3,)))
-    store = store_from_d4rl(path)
+    store = convert_once(path)
     assert any("its last 6 rows" in line for line in store.report)
     made = (store.path / "meta.json").stat().st_mtime_ns
-    assert (store_from_d4rl(path).path / "meta.json").stat().st_mtime_ns == made
+    assert (convert_once(path).path / "meta.json").stat().st_mtime_ns == made

@@ -17,6 +17,7 @@ from robot_rl.data import rosbag
 from robot_rl.data.actions import settle
 from robot_rl.data.convert import validate
 from robot_rl.data.findings import BadData, exit_code
+from robot_rl.data.read_options import ReadOptions
 
 rosbag2 = pytest.importorskip("rosbags.rosbag2", reason="needs rosbags (extra `logs`)")
 typesys = pytest.importorskip("rosbags.typesys")
@@ -81,7 +82,7 @@ def text(path: Path, code: int, **options: Any) -> str:
 
 @pytest.mark.parametrize("mcap", [True, False])
 def test_known_signals_are_resampled(tmp_path: Path, mcap: bool) -> None:
-    (one,) = rosbag.read(bag(tmp_path / "b", mcap, late=0.007), map=MAP, ros_distro="humble").episodes
+    (one,) = rosbag.read(bag(tmp_path / "b", mcap, late=0.007), ReadOptions(map=MAP, ros_distro="humble")).episodes
     # the clock begins when both topics have spoken and runs at 20 Hz to the end: 3 s
     assert len(one) == 60
     t = one.stamp - 100.0
@@ -96,17 +97,17 @@ def test_known_signals_are_resampled(tmp_path: Path, mcap: bool) -> None:
 
 def test_stale_source_cuts_the_episode(tmp_path: Path) -> None:
     path = bag(tmp_path / "b", gap=(1.0, 1.5))
-    logs = rosbag.read(path, map=MAP, ros_distro="humble")
+    logs = rosbag.read(path, ReadOptions(map=MAP, ros_distro="humble"))
     assert len(logs.episodes) == 2
     assert logs.episodes[0].meta["cut"]
     assert any("have an observation older than 0.06 s" in str(f) for f in logs.findings)
-    longer = rosbag.read(path, map={**MAP, "max_age_s": 1.0}, ros_distro="humble")
+    longer = rosbag.read(path, ReadOptions(map={**MAP, "max_age_s": 1.0}, ros_distro="humble"))
     assert len(longer.episodes) == 1
 
 
 def test_stamps_of_zero_fall_back_to_reception(tmp_path: Path) -> None:
     path = bag(tmp_path / "b", stamped=0.0)
-    logs = rosbag.read(path, map=MAP, ros_distro="humble")
+    logs = rosbag.read(path, ReadOptions(map=MAP, ros_distro="humble"))
     assert len(logs.episodes[0]) == 60  # no message of this topic has a stamp: reception throughout
     mixed = tmp_path / "m"
     with rosbag2.Writer(mixed, version=9, storage_plugin=rosbag2.StoragePlugin.MCAP) as writer:
@@ -116,19 +117,19 @@ def test_stamps_of_zero_fall_back_to_reception(tmp_path: Path) -> None:
             message = joints(at, False, 0.0 if i == 50 else at - 5.0)
             writer.write(state, round(at * 1e9), STORE.serialize_cdr(message, state.msgtype))
     plan = {**MAP, "action": {"topic": "/joint_states", "field": "effort"}}
-    logs = rosbag.read(mixed, map=plan, ros_distro="humble")
+    logs = rosbag.read(mixed, ReadOptions(map=plan, ros_distro="humble"))
     assert any("1 stamps are 0 and 1 run backwards: times of reception are used" in str(f) for f in logs.findings)
     assert logs.episodes[0].stamp[0] == pytest.approx(100.0)
 
 
 def test_bounds_of_the_map_become_one(tmp_path: Path) -> None:
     plan = {**MAP, "action_low": 0.0, "action_high": [0.5], "action_units": "N*m"}
-    logs, _ = settle(rosbag.read(bag(tmp_path / "b"), map=plan, ros_distro="humble"))
+    logs, _ = settle(rosbag.read(bag(tmp_path / "b"), ReadOptions(map=plan, ros_distro="humble")))
     assert (logs.episodes[0].action[0, 0], logs.episodes[0].action[-1, 0]) == (-1.0, 1.0)
     assert (logs.io.action_low, logs.io.action_high, logs.io.action_units) == ((0.0,), (0.5,), ("N*m",))
     for ends in ({"action_low": 0.0}, {"action_low": 0.5, "action_high": 0.0}, {"action_low": "x", "action_high": 1}):
         with pytest.raises(BadData, match="expected for both a number or a list of 1"):
-            rosbag.read(tmp_path / "b", map={**MAP, **ends}, ros_distro="humble")
+            rosbag.read(tmp_path / "b", ReadOptions(map={**MAP, **ends}, ros_distro="humble"))
 
 
 def test_slerp_aligns_signs_and_follows_the_arc() -> None:
@@ -147,20 +148,23 @@ def test_maps_are_checked(tmp_path: Path) -> None:
     path = bag(tmp_path / "b")
     assert "/joint_states (sensor_msgs/msg/JointState, 151)" in text(path, 0, ros_distro="humble")
     with pytest.raises(BadData, match="nothing says what they are; give map="):
-        rosbag.read(path, ros_distro="humble")
+        rosbag.read(path, ReadOptions(ros_distro="humble"))
     with pytest.raises(ValueError, match=r"unknown keys \['clocks'\]"):
-        rosbag.read(path, map={"clocks": 3})
+        rosbag.read(path, ReadOptions(map={"clocks": 3}))
     with pytest.raises(BadData, match="has no topic /cmd; it has /command, /joint_states"):
-        rosbag.read(path, map={**MAP, "action": {"topic": "/cmd", "field": "data"}}, ros_distro="humble")
+        rosbag.read(path, ReadOptions(map={**MAP, "action": {"topic": "/cmd", "field": "data"}}, ros_distro="humble"))
     plan = {**MAP, "observation": [{"topic": "/joint_states", "field": "position", "joints": ["c"]}]}
     with pytest.raises(BadData, match="has no joint c; it has a, b"):
-        rosbag.read(path, map=plan, ros_distro="humble")
+        rosbag.read(path, ReadOptions(map=plan, ros_distro="humble"))
     with pytest.raises(BadData, match="has no field 'angle'; it has header"):
         rosbag.read(
-            path, map={**MAP, "observation": [{"topic": "/joint_states", "field": "angle"}]}, ros_distro="humble"
+            path,
+            ReadOptions(
+                map={**MAP, "observation": [{"topic": "/joint_states", "field": "angle"}]}, ros_distro="humble"
+            ),
         )
     with pytest.raises(ValueError, match="ros_distro is 'noetical'"):
-        rosbag.read(path, map=MAP, ros_distro="noetical")
+        rosbag.read(path, ReadOptions(map=MAP, ros_distro="noetical"))
 
 
 def test_truncated_mcap_is_explained_and_salvaged(tmp_path: Path) -> None:
@@ -170,7 +174,7 @@ def test_truncated_mcap_is_explained_and_salvaged(tmp_path: Path) -> None:
     file.write_bytes(data[: len(data) * 6 // 10])
     assert "is cut short" in text(path, 2, map=MAP)
     assert "ros2 bag reindex`, or salvage=true" in text(path, 2, map=MAP)
-    logs = rosbag.read(path, map=MAP, salvage=True)
+    logs = rosbag.read(path, ReadOptions(map=MAP, salvage=True))
     (one,) = logs.episodes
     assert 10 < len(one) < 60
     np.testing.assert_allclose(one.obs["state"][:, 0], one.stamp, atol=1e-4)
@@ -189,7 +193,7 @@ def test_bag_without_metadata_offers_the_file(tmp_path: Path) -> None:
     (path / "metadata.yaml").unlink()
     (file,) = path.glob("*.mcap")
     assert f"has no metadata.yaml; name {file.name} itself, or run `ros2 bag reindex`" in text(path, 2)
-    assert len(rosbag.read(file, map=MAP, ros_distro="humble").episodes[0]) == 60
+    assert len(rosbag.read(file, ReadOptions(map=MAP, ros_distro="humble")).episodes[0]) == 60
 
 
 def test_bag_without_type_definitions_asks_for_the_distribution(tmp_path: Path) -> None:
@@ -200,7 +204,7 @@ def test_bag_without_type_definitions_asks_for_the_distribution(tmp_path: Path) 
     with sqlite3.connect(file) as database:  # as older recorders wrote it
         database.execute("DELETE FROM message_definitions")
     assert "contains no type definitions; give ros_distro=" in text(path, 2, map=MAP)
-    assert len(rosbag.read(path, map=MAP, ros_distro="humble").episodes[0]) == 60
+    assert len(rosbag.read(path, ReadOptions(map=MAP, ros_distro="humble")).episodes[0]) == 60
 
 
 @real

@@ -16,6 +16,7 @@ from broken import robomimic, toy
 from robot_rl.data import formats
 from robot_rl.data import robomimic as robomimic_reader
 from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.read_options import ReadOptions
 from robot_rl.data.store import Store, write_store
 from robot_rl.types import Episode
 
@@ -54,7 +55,7 @@ def test_toy_comes_back_exactly(tmp_path: Path, to: str, episodes: Any) -> None:
     logs = Logs(made, [], unnamed_io(made[0].obs, 2, 20.0))
     formats.write(tmp_path / name, logs, to)
     assert formats.detect(tmp_path / name) == to
-    options = {"reward": "column"} if to == "lerobot" else {}
+    options: dict[str, Any] = {"reward": "column"} if to == "lerobot" else {}
     back = formats.load(tmp_path / name, infos=True, **options)
     assert back.meta["format"] == to
     got = write_store(tmp_path / "got.store", back.episodes)
@@ -86,15 +87,13 @@ def test_robomimic_toy_comes_back(tmp_path: Path) -> None:
 def test_robomimic_filter_order_and_images(tmp_path: Path) -> None:
     many = [replace(e, meta={}) for e in toy()[:2] * 6]
     path = robomimic(tmp_path / "demo.hdf5", many, images=True)
-    logs = robomimic_reader.read(path, keys=["object", "agentview_image"])
+    logs = robomimic_reader.read(path, ReadOptions(keys=("object", "agentview_image")))
     assert [e.meta["name"] for e in logs.episodes] == [f"demo_{i}" for i in range(12)]  # demo_10 is the eleventh
     assert {k: v.shape[1:] for k, v in logs.episodes[0].obs.items()} == {"state": (2,), "image.agentview": (8, 8, 3)}
-    assert [e.meta["name"] for e in robomimic_reader.read(path, filter="train", keys=["object"]).episodes] == [
-        "demo_0",
-        "demo_10",
-    ]
+    train = robomimic_reader.read(path, ReadOptions(filter="train", keys=("object",))).episodes
+    assert [e.meta["name"] for e in train] == ["demo_0", "demo_10"]
     with pytest.raises(ValueError, match="no filter 'valid'; it has train"):
-        robomimic_reader.read(path, filter="valid")
+        robomimic_reader.read(path, ReadOptions(filter="valid"))
 
 
 def test_d4rl_file_of_ours_loads_by_the_rules_of_their_reader(tmp_path: Path) -> None:

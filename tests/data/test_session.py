@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from robot_rl.data import d4rl, session
+from robot_rl.data.read_options import ReadOptions
 
 bag = pytest.importorskip("robot_rl.data.bag")
 
@@ -59,7 +60,7 @@ def test_session_refuses_a_row_that_saw_a_picture_that_is_not_there(tmp_path) ->
 
 def test_session_is_read_by_the_d4rl_reader(tmp_path) -> None:
     path = session.write(tmp_path / "a.hdf5", table(), {})
-    episode = d4rl.read(path, d4rl.D4rlOptions(infos=True)).episodes[0]
+    episode = d4rl.read(path, ReadOptions(infos=True)).episodes[0]
     assert episode.truncated
     assert not episode.terminated
     np.testing.assert_array_equal(episode.obs["state"][-1], [10.0, 11.0])

@@ -12,6 +12,7 @@ import pytest
 
 from robot_rl.data import formats, npz, tables
 from robot_rl.data.findings import BadData
+from robot_rl.data.read_options import ReadOptions
 
 PENDULUM = next(
     (p for p in (up / "shared/data/double_pendulum" for up in Path(__file__).parents) if p.exists()), Path("absent")
@@ -43,7 +44,7 @@ def csv(path: Path, *, end: float = 1.0, rows: str | None = None) -> Path:
 
 
 def test_csv_is_resampled_held_and_interpolated(tmp_path: Path) -> None:
-    logs = tables.read(csv(tmp_path / "a.csv"), map=MAP)
+    logs = tables.read(csv(tmp_path / "a.csv"), ReadOptions(map=MAP))
     (one,) = logs.episodes
     t = np.arange(11) / 10
     np.testing.assert_allclose(one.stamp, t)
@@ -58,7 +59,7 @@ def test_csv_is_resampled_held_and_interpolated(tmp_path: Path) -> None:
 
 
 def test_csv_short_recording_is_cut_and_no_success(tmp_path: Path) -> None:
-    (one,) = tables.read(csv(tmp_path / "a.csv", end=0.72), map=MAP).episodes
+    (one,) = tables.read(csv(tmp_path / "a.csv", end=0.72), ReadOptions(map=MAP)).episodes
     assert (one.meta["cut"], one.meta["success"]) == (True, False)
 
 
@@ -67,7 +68,7 @@ def test_csv_folder_variants_and_gzip(tmp_path: Path) -> None:
     text = csv(tmp_path / "left/a.csv").read_text()
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
     plan = {**MAP, "variants": {"left": {"action": [{"column": "c", "scale": 0.1}]}}}
-    other, left = tables.read(tmp_path, map=plan).episodes
+    other, left = tables.read(tmp_path, ReadOptions(map=plan)).episodes
     assert left.action[0, 0] == pytest.approx(0.7)
     assert other.action[0, 0] == pytest.approx(0.1)
 
@@ -82,14 +83,14 @@ def test_csv_folder_variants_and_gzip(tmp_path: Path) -> None:
 )
 def test_csv_what_is_wrong_is_named(tmp_path: Path, rows: str, message: str) -> None:
     with pytest.raises(BadData, match=message):
-        tables.read(csv(tmp_path / "a.csv", rows=rows), map=MAP)
+        tables.read(csv(tmp_path / "a.csv", rows=rows), ReadOptions(map=MAP))
 
 
 def test_csv_without_a_map_lists_the_columns(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"has the columns t, q, w, u, c, .*maps of the package: double_pendulum"):
         formats.load(csv(tmp_path / "a.csv"))
     with pytest.raises(ValueError, match="unknown keys"):
-        tables.read(csv(tmp_path / "a.csv"), map={"states": []})
+        tables.read(csv(tmp_path / "a.csv"), ReadOptions(map={"states": []}))
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "q.real", "[q]", "open(1)", "lambda: 1", "q; w"])
@@ -107,7 +108,7 @@ def test_expression_of_columns() -> None:
 
 @pytest.mark.skipif(not PENDULUM.exists(), reason="the folder shared/data/double_pendulum is absent")
 def test_real_pendulum_logs_succeed_as_their_owners_say() -> None:
-    logs = tables.read(PENDULUM, map="double_pendulum")
+    logs = tables.read(PENDULUM, ReadOptions(map="double_pendulum"))
     assert len(logs.episodes) == 35
     won: dict[str, int] = {}
     for e in logs.episodes:

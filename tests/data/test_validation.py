@@ -24,6 +24,7 @@ from robot_rl.data import d4rl, formats, minari
 from robot_rl.data.convert import convert, validate
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, exit_code
+from robot_rl.data.read_options import ReadOptions
 from robot_rl.data.recorder import Recorder
 from robot_rl.data.repairs import Repairs
 from robot_rl.data.store import open_store
@@ -153,7 +154,7 @@ def test_no_boundary_at_all_names_the_option(tmp_path: Path) -> None:
     found(path, "no episode ends in this file: read as one cut recording; give episode_length", 1)
     path = mine(tmp_path, timeouts=None)
     found(path, "marks no episode's end .*600 rows.*; give episode_length=<steps>", 2)
-    assert len(d4rl.read(path, d4rl.D4rlOptions(episode_length=200)).episodes) == 3
+    assert len(d4rl.read(path, ReadOptions(episode_length=200)).episodes) == 3
     pen = mine(tmp_path, "pen-human-v0.hdf5", timeouts=np.zeros(600, bool))
     found(pen, "marks no episode's end in 600 rows, but episodes have at most 100 steps", 2)
 
@@ -220,7 +221,7 @@ def test_not_finite_names_places_and_is_dropped_on_request(tmp_path: Path) -> No
     data["observations"][205, 1] = np.nan
     data["rewards"][410] = np.inf
     path = mine(tmp_path, **data)
-    found(path, "'observations' has 1 values that are not finite: episode 2 step 5 component 1; .*drop_bad_episodes", 2)
+    found(path, "2 values are not finite: 'state' episode 2 step 5 component 1; .*drop_bad_episodes", 2)
     with pytest.raises(BadData, match="not finite"):
         convert(path, tmp_path / "s.store")
     assert not (tmp_path / "s.store").exists()

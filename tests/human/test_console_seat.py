@@ -10,6 +10,7 @@ import pytest
 
 from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.options import SessionOptions
+from robot_rl.run import RunStart
 from tests.human.console_stage import Page, Session, Stage, chromium
 from tests.human.test_console import connect, receive, server
 from tests.human.test_loop import Fixed
@@ -238,11 +239,10 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
     stage = Stage()
     job = HilActorJob(
         HilSettings(total_steps=100, demos=0, demo_share=0.0),
-        tmp_path / "run",
-        HilMakers(lambda *_: stage, lambda io: Fixed(io, 0.5), make_pilot, lambda *_: Tracker()),
+        RunStart(tmp_path / "run", "", lambda *_: Tracker()),
+        HilMakers(lambda *_: stage, lambda io: Fixed(io, 0.5), make_pilot),
         link=LinkSettings(endpoint=endpoint, password="wrong", patience_s=1.0),
         policy={},
-        config="",
     )
 
     def run():

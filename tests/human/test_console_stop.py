@@ -12,6 +12,7 @@ from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.pilot import simulated
 from robot_rl.human.waiting import meanwhile
+from robot_rl.run import RunStart
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
 from tests.human.console_stage import Page, Session, Stage, Wire, chromium
 from tests.human.test_console import connect, receive, server
@@ -50,9 +51,8 @@ class JobSession:
         self.envs, self.tracker = made, Tracker()
         self.job = HilJob(
             HilSettings(**{"demos": 0, "demo_share": 0.0, "checkpoint_every": 0, **settings}),
-            folder,
-            HilMakers(make_env, lambda io: Fixed(io, 0.0), make_pilot, lambda *_: self.tracker, pictures=True),
-            config="",
+            RunStart(folder, "", lambda *_: self.tracker),
+            HilMakers(make_env, lambda io: Fixed(io, 0.0), make_pilot, pictures=True),
         )
         self.loop, self.pilot = self.job.loop, self.job.pilot
         self.human = self.pilot.human

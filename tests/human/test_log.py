@@ -15,6 +15,7 @@ from robot_rl.data import d4rl, formats
 from robot_rl.data.convert import convert
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps, valid_pieces
 from robot_rl.data.hil_record import EndReason, Invalid
+from robot_rl.data.read_options import ReadOptions
 from robot_rl.human.log import MANIFEST, HilLog, episode_key, read_manifest
 from tests.human import traces
 
@@ -132,7 +133,7 @@ def test_export_to_d4rl_keeps_truncation_and_interventions(tmp_path):
     record(log, "ppHHp", EndReason.SUCCESS)
     record(log, "pH-p", EndReason.TIMEOUT, base=30)
     d4rl.write(tmp_path / "out.hdf5", [piece for episode in log.episodes() for piece in valid_pieces(episode)])
-    first, second, third = d4rl.read(tmp_path / "out.hdf5", d4rl.D4rlOptions(infos=True)).episodes
+    first, second, third = d4rl.read(tmp_path / "out.hdf5", ReadOptions(infos=True)).episodes
     assert (first.terminated, first.truncated) == (True, False)
     assert (second.terminated, second.truncated) == (False, True)
     assert first.intervened.tolist() == [False, False, True, True, False]

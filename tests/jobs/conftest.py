@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from robot_rl import build
+from robot_rl.run import RunStart
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.compose import register
 from robot_rl.verbs.reading import plain
@@ -59,14 +60,16 @@ def make_job() -> Callable[..., TrainJob]:
 
         return TrainJob(
             settings_of(TrainSettings, cfg),
-            folder,
+            RunStart(
+                folder,
+                OmegaConf.to_yaml(cfg, resolve=True),
+                lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
+                resume,
+            ),
             make_env=make_env,
             make_learner=lambda io: build.make(
                 "policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
             ),
-            make_tracker=lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
-            config=OmegaConf.to_yaml(cfg, resolve=True),
-            resume=resume,
         )
 
     return make

@@ -46,7 +46,7 @@ def test_estimators_from_logs_refuse_a_chunk_policy(tmp_path: Path) -> None:
     none: Any = None
     settings = ope.OpeSettings(data=str(store_of(tmp_path).path))
     with pytest.raises(ValueError, match="plays chunks"):
-        ope.run(settings, learner.policy, IO, make_fqe=none, make_behaviour=none)
+        ope.run(settings, learner.policy, IO, ope.Judges(none, none))
 
 
 def test_rl100_goes_from_a_log_to_the_task_and_its_student_is_evaluated(tmp_path: Path, robot_rl: Any) -> None:

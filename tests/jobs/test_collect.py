@@ -25,6 +25,7 @@ from robot_rl.verbs.collect_episodes import (
     BesidePictures,
     ExpertPolicy,
     KeepOptions,
+    OperatorOptions,
     begin_work,
     episodes_of,
     keep_steps,
@@ -47,7 +48,7 @@ def test_keep_steps_successful_expert_episodes_only() -> None:
 def test_keep_steps_same_seed_same_episodes() -> None:
     def record() -> list:
         env = make(2, 0, world=Reach())
-        return keep_steps(env, ExpertPolicy(env, noise=0.1, seed=1), KeepOptions(episodes=2), seed=3)
+        return keep_steps(env, ExpertPolicy(env, OperatorOptions(noise=0.1, seed=1)), KeepOptions(episodes=2), seed=3)
 
     for a, b in zip(record(), record()):
         np.testing.assert_array_equal(a.obs["state"], b.obs["state"])
@@ -187,16 +188,16 @@ def _played(policy: ExpertPolicy, ticks: int, rows: int = 64) -> np.ndarray:
 
 def test_noise_with_a_time_is_as_wide_as_white_noise_and_correlated_by_its_time() -> None:
     """At 50 Hz and 0.1 s the correlation over one tick is e^(-0.2) = 0.819, from the first tick of an episode on."""
-    noise = _played(ExpertPolicy(_Steady(), noise=0.2, noise_time=0.1, seed=1), 400)[..., 0] - 0.2
+    noise = _played(ExpertPolicy(_Steady(), OperatorOptions(noise=0.2, noise_time=0.1, seed=1)), 400)[..., 0] - 0.2
     assert noise.std() == pytest.approx(0.2, rel=0.05)
     assert noise[0].std() == pytest.approx(0.2, rel=0.3)
     assert np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1] == pytest.approx(0.819, abs=0.03)
-    white = _played(ExpertPolicy(_Steady(), noise=0.2, seed=1), 400)[..., 0] - 0.2
+    white = _played(ExpertPolicy(_Steady(), OperatorOptions(noise=0.2, seed=1)), 400)[..., 0] - 0.2
     assert abs(np.corrcoef(white[:-1].ravel(), white[1:].ravel())[0, 1]) < 0.03
 
 
 def test_noise_begins_anew_with_an_episode() -> None:
-    policy = ExpertPolicy(_Steady(), noise=0.2, noise_time=100.0, seed=1)
+    policy = ExpertPolicy(_Steady(), OperatorOptions(noise=0.2, noise_time=100.0, seed=1))
     before = _played(policy, 1)[0, :, 0]
     policy.reset(np.arange(64) < 32)
     after = _played(policy, 1)[0, :, 0]
@@ -205,7 +206,7 @@ def test_noise_begins_anew_with_an_episode() -> None:
 
 
 def test_pauses_stand_still_for_their_share_of_the_time_and_hold_the_gripper() -> None:
-    played = _played(ExpertPolicy(_Steady(), pauses=0.4, pause_time=0.2, seed=3), 500)
+    played = _played(ExpertPolicy(_Steady(), OperatorOptions(pauses=0.4, pause_time=0.2, seed=3)), 500)
     still = played[..., 0] == 0.0
     assert still.mean() == pytest.approx(0.4, abs=0.05)
     starts = (still[1:] & ~still[:-1]).sum()
@@ -214,8 +215,8 @@ def test_pauses_stand_still_for_their_share_of_the_time_and_hold_the_gripper() -
 
 
 def test_pauses_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="a share below 1"):
-        ExpertPolicy(_Steady(), pauses=1.0)
+    with pytest.raises(ValueError, match="pauses is 1"):
+        ExpertPolicy(_Steady(), OperatorOptions(pauses=1.0))
 
 
 def test_episodes_say_what_was_asked_and_mistakes_do_something_else() -> None:
@@ -226,7 +227,7 @@ def test_episodes_say_what_was_asked_and_mistakes_do_something_else() -> None:
         goal = episode.obs["state"][0, 20:]
         block, plate = BLOCKS[int(goal[:3].argmax())], PLATES[int(goal[3:].argmax())]
         assert episode.meta["instruction"] == f"put the {block} block on the {plate} plate"
-    wrong = episodes_of(env, ExpertPolicy(env, mistakes=1.0, seed=1), episodes=8, seed=0)
+    wrong = episodes_of(env, ExpertPolicy(env, OperatorOptions(mistakes=1.0, seed=1)), episodes=8, seed=0)
     assert not any(episode.meta["success"] for episode in wrong)
     assert [e.meta["instruction"] for e in wrong] == [e.meta["instruction"] for e in good]
     moved = [np.abs(e.obs["state"][-1, 7:16] - e.obs["state"][0, 7:16]).max() for e in wrong]
@@ -237,9 +238,9 @@ def test_episodes_say_what_was_asked_and_mistakes_do_something_else() -> None:
 def test_mistakes_where_only_one_thing_is_asked_are_refused() -> None:
     env = make(1, 0, world=Reach())
     with pytest.raises(ValueError, match="mistakes=0"):
-        ExpertPolicy(env, mistakes=0.5)
+        ExpertPolicy(env, OperatorOptions(mistakes=0.5))
     with pytest.raises(ValueError, match="mistakes is 2"):
-        ExpertPolicy(env, mistakes=2)
+        ExpertPolicy(env, OperatorOptions(mistakes=2))
 
 
 class _Cut(Exception):
@@ -259,7 +260,7 @@ def test_collect_goes_on_where_it_was_stopped_and_keeps_the_same_episodes(tmp_pa
 
         env = make(2, 0, world=Reach(), options=ONE_THREAD)
         try:
-            expert = ExpertPolicy(env, noise=0.3, seed=5)
+            expert = ExpertPolicy(env, OperatorOptions(noise=0.3, seed=5))
             return keep_steps(
                 env, expert, KeepOptions(episodes=7, only_success=True), seed=3, on_episode=told, work=work
             )

@@ -11,6 +11,7 @@ import torch
 
 from robot_rl import build, checkpoint
 from robot_rl.live_bar import LiveBar
+from robot_rl.run import RunStart
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.track import Jsonl, files
 from robot_rl.types import Action, Learner, Needs, PolicyParts
@@ -76,11 +77,9 @@ def job(folder: Path, **broken: Any) -> TrainJob:
     )
     return TrainJob(
         settings,
-        folder,
+        RunStart(folder, "", lambda place, step: files(place, resume_step=step, tensorboard=False)),
         make_env=make_env,
         make_learner=lambda io: Mean(io, **broken),  # type: ignore[arg-type,return-value]
-        make_tracker=lambda place, step: files(place, resume_step=step, tensorboard=False),
-        config="",
     )
 
 

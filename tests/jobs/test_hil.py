@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from robot_rl import build, checkpoint
 from robot_rl.human.log import read_manifest
 from robot_rl.human.stats import Trials
+from robot_rl.run import RunStart
 from robot_rl.verbs import hil_job
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
@@ -56,15 +57,17 @@ def make(folder: Path, *overrides: str, resume: bool = False) -> HilJob:
 
     return HilJob(
         settings_of(HilSettings, cfg),
-        folder,
+        RunStart(
+            folder,
+            OmegaConf.to_yaml(cfg, resolve=True),
+            lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
+            resume,
+        ),
         HilMakers(
             lambda n, seed, render: build.make("engine", plain(cfg.env), num_envs=n, seed=seed, device="cpu"),
             lambda io: build.make("policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma),
             make_pilot,
-            lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
         ),
-        config=OmegaConf.to_yaml(cfg, resolve=True),
-        resume=resume,
     )
 
 

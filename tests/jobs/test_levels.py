@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from robot_rl.data import d4rl
+from robot_rl.data.read_options import ReadOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import Action, PolicyParts
 from robot_rl.verbs import collect_levels as levels
+from robot_rl.verbs.collect_behaviour import Behaviour, Spoiling
 from robot_rl.verbs.collect_episodes import ExpertPolicy
-from robot_rl.verbs.collect_levels import Behaviour, calibrate, collect_level
+from robot_rl.verbs.collect_levels import calibrate, collect_level
 
 
 def expert() -> tuple[object, ExpertPolicy]:
@@ -41,11 +43,11 @@ def test_behaviour_is_uniform_or_the_mode_with_noise() -> None:
             return Action(np.full((len(obs["state"]), self.io.action_dim), 0.5, np.float32))
 
     obs = {"state": np.zeros((4000, 3), np.float32)}
-    noisy = np.asarray(Behaviour(Half(), noise=0.1).act(obs).value)  # pyright: ignore[reportArgumentType]
+    noisy = np.asarray(Behaviour(Half(), Spoiling(noise=0.1)).act(obs).value)  # pyright: ignore[reportArgumentType]
     assert (noisy.mean(), noisy.std()) == (pytest.approx(0.5, abs=0.01), pytest.approx(0.1, abs=0.01))
-    mixed = np.asarray(Behaviour(Half(), random=0.3).act(obs).value)  # pyright: ignore[reportArgumentType]
+    mixed = np.asarray(Behaviour(Half(), Spoiling(random=0.3)).act(obs).value)  # pyright: ignore[reportArgumentType]
     assert (mixed != 0.5).any(1).mean() == pytest.approx(0.3, abs=0.03)
-    free = np.asarray(Behaviour(Half(), random=1.0).act(obs).value)  # pyright: ignore[reportArgumentType]
+    free = np.asarray(Behaviour(Half(), Spoiling(random=1.0)).act(obs).value)  # pyright: ignore[reportArgumentType]
     assert (free.min(), free.max(), free.mean()) == (
         pytest.approx(-1, abs=0.01),
         pytest.approx(1, abs=0.01),
@@ -61,7 +63,7 @@ def test_levels_are_ordered_and_say_what_they_are(tmp_path: Path) -> None:
         summary = collect_level(
             env, policy, path, levels.LevelOptions(level=level, steps=1000, seed=1, medium_noise=0.7)
         )
-        logs = d4rl.read(path, d4rl.D4rlOptions(infos=True))
+        logs = d4rl.read(path, ReadOptions(infos=True))
         mean[level] = np.mean([e.reward.sum() for e in logs.episodes])
         assert sum(len(e) for e in logs.episodes) >= 1000
         assert len(summary.parts) == {"medium-replay": 10, "medium-expert": 2}.get(level, 1)
@@ -115,8 +117,8 @@ def test_noise_is_found_for_the_wanted_return() -> None:
     def mean(behaviour: Behaviour) -> float:
         return float(np.mean(levels.evaluate(env, behaviour, episodes=40, seed=9, deterministic=False).returns))
 
-    low, high = mean(Behaviour(policy, random=1.0)), mean(Behaviour(policy))
-    assert 0.25 < (mean(Behaviour(policy, noise=noise)) - low) / (high - low) < 0.75
+    low, high = mean(Behaviour(policy, Spoiling(random=1.0))), mean(Behaviour(policy))
+    assert 0.25 < (mean(Behaviour(policy, Spoiling(noise=noise))) - low) / (high - low) < 0.75
 
 
 def test_interrupted_collection_continues_to_the_same_file(tmp_path: Path) -> None:
@@ -170,14 +172,14 @@ def test_log_density_of_noise_at_a_bound_and_with_uniform_actions() -> None:
     policy = Fixed(1.0)
     size = policy.io.action_dim
     obs = {"state": np.zeros((2000, 3), np.float32)}
-    action = Behaviour(policy, noise=0.5).act(obs)
+    action = Behaviour(policy, Spoiling(noise=0.5)).act(obs)
     # Half a normal distribution about the bound: twice its density; the mass below -1 is 3e-5.
     z = (np.asarray(action.value, np.float64) - 1.0) / 0.5
     by_hand = (-0.5 * z**2 - np.log(0.5) - 0.5 * np.log(2 * np.pi) + np.log(2.0)).sum(-1)
     np.testing.assert_allclose(action.logp, by_hand, atol=2e-4)
-    uniform = Behaviour(policy, random=1.0).act(obs)
+    uniform = Behaviour(policy, Spoiling(random=1.0)).act(obs)
     np.testing.assert_allclose(uniform.logp, -size * np.log(2.0), rtol=1e-6)
-    mixed = Behaviour(policy, noise=0.5, random=0.25).act(obs)
+    mixed = Behaviour(policy, Spoiling(noise=0.5, random=0.25)).act(obs)
     z = (np.asarray(mixed.value, np.float64) - 1.0) / 0.5
     density = np.exp(-0.5 * z**2) / (0.5 * np.sqrt(2 * np.pi)) * 2.0
     np.testing.assert_allclose(np.exp(mixed.logp), 0.75 * density.prod(-1) + 0.25 * 0.5**size, rtol=2e-3)
@@ -188,7 +190,7 @@ def test_log_density_of_noise_at_a_bound_and_with_uniform_actions() -> None:
 
 def test_bias_is_a_function_of_the_state_that_noise_is_not() -> None:
     obs = {"state": np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)}
-    one, two = (np.asarray(Behaviour(Fixed(0.0), bias=0.6, seed=s).act(obs).value) for s in (1, 2))
+    one, two = (np.asarray(Behaviour(Fixed(0.0), Spoiling(bias=0.6), seed=s).act(obs).value) for s in (1, 2))
     np.testing.assert_array_equal(one, two)
     assert 0.3 < one.std() < 0.6
     assert abs(one).max() <= 0.6 + 1e-6
@@ -200,7 +202,7 @@ def test_sets_hold_log_densities_where_every_part_has_them(tmp_path: Path) -> No
     for level, noise, held in (("medium-expert", 0.1, True), ("medium-replay", 0.0, False), ("random", 0.0, True)):
         path = tmp_path / f"{level}.hdf5"
         collect_level(env, policy, path, levels.LevelOptions(level=level, noise=noise, **options))
-        logs = d4rl.read(path, d4rl.D4rlOptions(infos=True))
+        logs = d4rl.read(path, ReadOptions(infos=True))
         assert all(("infos/action_log_probs" in e.meta["columns"]) == held for e in logs.episodes), level
 
 
@@ -237,14 +239,14 @@ class Wide(Fixed):
 
 def test_agents_sample_their_own_actions_repeatably_and_with_their_density() -> None:
     obs = {"state": np.zeros((500, 3), np.float32)}
-    one, two = (Behaviour(Wide(0.5), sample=True, seed=4).act(obs) for _ in range(2))
+    one, two = (Behaviour(Wide(0.5), Spoiling(sample=True), seed=4).act(obs) for _ in range(2))
     np.testing.assert_array_equal(one.value, two.value)
     expected = Wide(0.5).log_prob(obs, torch.from_numpy(one.value)).numpy()
     np.testing.assert_allclose(one.logp, expected, rtol=1e-3, atol=1e-3)
-    mixed = Behaviour(Wide(0.5), sample=True, random=0.25, seed=4).act(obs)
+    mixed = Behaviour(Wide(0.5), Spoiling(sample=True, random=0.25), seed=4).act(obs)
     own = np.exp(Wide(0.5).log_prob(obs, torch.from_numpy(mixed.value)).numpy())
     np.testing.assert_allclose(np.exp(mixed.logp), 0.75 * own + 0.25 * 0.5 ** mixed.value.shape[1], rtol=1e-3)
     with pytest.raises(ValueError, match="sample takes the place of noise"):
-        Behaviour(Wide(0.5), sample=True, noise=0.1)
+        Behaviour(Wide(0.5), Spoiling(sample=True, noise=0.1))
     with pytest.raises(ValueError, match=r"Fixed has no reseed\(seed\)"):
-        Behaviour(Fixed(0.5), sample=True)
+        Behaviour(Fixed(0.5), Spoiling(sample=True))

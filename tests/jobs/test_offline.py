@@ -16,12 +16,13 @@ from omegaconf import OmegaConf
 
 from robot_rl import build, checkpoint
 from robot_rl.data import d4rl
+from robot_rl.run import RunStart
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.logs import LogSettings, open_log, sampler
 from robot_rl.verbs.offline import OfflineJob, OfflineSettings
-from robot_rl.verbs.offline_judge import Judges
+from robot_rl.verbs.ope import Judges
 from robot_rl.verbs.reading import plain
 
 TINY = [
@@ -81,18 +82,20 @@ def make_offline() -> Callable[..., OfflineJob]:
 
         return OfflineJob(
             settings_of(OfflineSettings, cfg),
-            folder,
+            RunStart(
+                folder,
+                OmegaConf.to_yaml(cfg, resolve=True),
+                lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
+                resume,
+            ),
             make_env=make_env if cfg.get("env") is not None else None,
             make_learner=lambda io: build.make(
                 "policy", plain(cfg.policy), io, seed=cfg.seed, device="cpu", gamma=cfg.gamma
             ),
-            make_tracker=lambda place, step: build.make("track", plain(cfg.track), place, resume_step=step),
-            config=OmegaConf.to_yaml(cfg, resolve=True),
             judges=Judges(
                 lambda io, policy, **how: build.make("ope", plain(cfg.ope), io, policy, **how, gamma=cfg.gamma),
                 lambda io: build.make("policy", plain(cfg.behaviour), io, gamma=cfg.gamma),
             ),
-            resume=resume,
         )
 
     return make

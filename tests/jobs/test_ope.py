@@ -13,7 +13,7 @@ from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.policies.offline.fqe import Fqe, FqeOptions
 from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
 from robot_rl.types import Action, Episode, IOSpec, PolicyParts
-from robot_rl.verbs.ope import OpeSettings, run
+from robot_rl.verbs.ope import Judges, OpeSettings, run
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
 STEPS, GAMMA = 5, 0.9
@@ -76,12 +76,14 @@ def evaluate(log: Path, mean: float, **options: Any):
         settings,
         Gaussian(mean),
         IO,
-        make_fqe=lambda io, p, **how: Fqe(
-            FqeOptions(hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=64, members=3, samples=2), io, p, **how
-        ),
-        make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(32, 32), lr=2e-3), io),
-        make_model=lambda io, p, **how: ModelValue(
-            ModelValueOptions(hidden=(32, 32), batch_size=64, members=3, rollouts=4), io, p, gamma=GAMMA, **how
+        Judges(
+            make_fqe=lambda io, p, **how: Fqe(
+                FqeOptions(hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=64, members=3, samples=2), io, p, **how
+            ),
+            make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(32, 32), lr=2e-3), io),
+            make_model=lambda io, p, **how: ModelValue(
+                ModelValueOptions(hidden=(32, 32), batch_size=64, members=3, rollouts=4), io, p, gamma=GAMMA, **how
+            ),
         ),
     )
 
@@ -166,9 +168,11 @@ def test_ope_all_estimators_judge_one_policy(log, methods, smooth, kind, name, e
         smooth=smooth,
     )  # fmt: skip
     report = run(
-        settings, kind(0.0), IO, make_fqe=Spy, make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(8,)), io),
-        make_model=lambda io, p, **how: ModelValue(
-            ModelValueOptions(hidden=(8,), members=2, rollouts=1), io, p, gamma=GAMMA, **how
+        settings, kind(0.0), IO, Judges(
+            make_fqe=Spy, make_behaviour=lambda io: Bc(BcOptions(gaussian=True, hidden=(8,)), io),
+            make_model=lambda io, p, **how: ModelValue(
+                ModelValueOptions(hidden=(8,), members=2, rollouts=1), io, p, gamma=GAMMA, **how
+            ),
         ),
     )  # fmt: skip
     assert report.judged == name

@@ -16,7 +16,7 @@ from robot_rl.policies.offline.bc import Bc, BcOptions
 from robot_rl.policies.offline.fqe import Fqe, FqeOptions
 from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
 from robot_rl.types import Action, Episode, IOSpec, PolicyParts
-from robot_rl.verbs.ope import METHODS, OpeSettings, run
+from robot_rl.verbs.ope import METHODS, Judges, OpeSettings, run
 
 IO = IOSpec({"state": ((2,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
 STEPS, GAMMA, PUSH, NOISE = 10, 0.95, 0.3, 0.05
@@ -100,7 +100,7 @@ def evaluate(log: Path, seed: int) -> Any:
         ),
         Linear(*TARGET),
         IO,
-        make_fqe=lambda io, p, **how: Fqe(
+        Judges(make_fqe=lambda io, p, **how: Fqe(
             FqeOptions(hidden=(32, 32), lr=2e-3, tau=0.05, batch_size=256, members=8, samples=3), io, p, seed=seed,
             **how,
         ),
@@ -108,7 +108,7 @@ def evaluate(log: Path, seed: int) -> Any:
         make_model=lambda io, p, **how: ModelValue(
             ModelValueOptions(hidden=(32, 32), lr=2e-3, batch_size=256, members=8, rollouts=4), io, p, gamma=GAMMA,
             seed=seed, **how,
-        ),
+        ))
     )  # fmt: skip
 
 

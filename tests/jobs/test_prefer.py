@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from robot_rl.data import d4rl
-from robot_rl.policies.nets.preferences import Pairs, Scripted, query
+from robot_rl.policies.nets.preferences import Pairs
 from robot_rl.policies.reward.preference import RewardEnsemble, RewardOptions
+from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode
 from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
 
 PLACES = ("relabelled", "checkpoint", "curve", "report")
-TOOLS = {"Pairs": Pairs, "Scripted": Scripted, "query": query}
 
 
 @pytest.fixture
@@ -43,12 +43,8 @@ def job(log: Path, out: Path, *, resume: bool = False, **options: Any) -> Segmen
     settings = PreferSettings(data=str(log), **values)  # type: ignore[arg-type]
     return SegmentJob(
         settings,
-        out,
+        RunStart(out, "", lambda *_: Many([]), resume),
         make=lambda *widths: RewardEnsemble(RewardOptions(hidden=(32, 32), lr=3e-3, batch_size=32), *widths),
-        tools=TOOLS,
-        make_tracker=lambda *_: Many([]),
-        config="",
-        resume=resume,
         **({"ask": ask} if ask else {}),
     )
 
@@ -147,7 +143,7 @@ def test_interrupted_run_asks_what_it_would_have_asked(log, tmp_path, labels: st
         ({"rule": "best"}, "expected one of uniform, disagreement or entropy"),
         ({"labels": "ask", "ask": lambda _: "q"}, "0 answers"),
         ({"tie": 1e9}, "0 of them decided"),
-        ({"labels": "nobody.jsonl"}, "expected return, ask, or a pairs.jsonl"),
+        ({"labels": "nobody.jsonl"}, "expected return, ask, vlm or a pairs.jsonl"),
     ],
 )
 def test_wrong_input_is_explained(log, tmp_path, options, message):

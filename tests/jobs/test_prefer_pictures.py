@@ -13,8 +13,8 @@ import pytest
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.data import formats, recorder
 from robot_rl.policies.nets.picture_labels import ScriptedJudge, TwoStage
-from robot_rl.policies.nets.preferences import query
-from robot_rl.policies.reward.picture_preference import PictureOptions, PicturePairs, PictureReward
+from robot_rl.policies.reward.picture_preference import PictureOptions, PictureReward
+from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode, IOSpec
 from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
@@ -49,13 +49,9 @@ def job(log: Path, out: Path, model: Any = None, *, resume: bool = False, **opti
     values: dict[str, Any] = {"pairs": 150, "updates": 120, **options}
     return PictureJob(
         PictureSettings(data=str(log), **values),
-        out,
+        RunStart(out, "", lambda *_: Many([]), resume),
         make_reward=lambda goals, size: PictureReward(PictureOptions(members=2, lr=2e-3, batch_size=32), goals, size),
         make_labeller=lambda truth: TwoStage(model or ScriptedJudge(truth, error=values.get("error", 0.0))),
-        tools={"PicturePairs": PicturePairs, "query": query},
-        make_tracker=lambda *_: Many([]),
-        config="",
-        resume=resume,
     )
 
 
@@ -141,7 +137,7 @@ def test_model_that_is_not_understood_is_given_up(log: Path, tmp_path: Path) -> 
     [
         ({"camera": "top"}, r"holds no 'image\.top'; it holds \['image\.front'\]"),
         ({"truth": "nothing"}, "no column 'nothing'"), ({"rule": "best"}, "rule is 'best', expected one of"),
-        ({"pairs": 3}, "whole number of at least 10"), ({"labels": "nobody.jsonl"}, "expected vlm or a pairs"),
+        ({"pairs": 3}, "whole number of at least 10"), ({"labels": "nobody.jsonl"}, "vlm or a pairs"),
         ({"error": 0.7}, r"error is 0\.7, expected a number in \[0, 0\.5\]"),
     ],
 )  # fmt: skip

@@ -16,6 +16,7 @@ from robot_rl.human.judge import Judge
 from robot_rl.human.log import HilLog, read_corrections
 from robot_rl.human.success_labels import LabelledFrames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
+from robot_rl.run import RunStart
 from robot_rl.track import METRICS_FILE, Jsonl, Many, read_metrics
 from robot_rl.types import IOSpec
 from robot_rl.verbs.classify import ClassifyJob, ClassifySettings, load, rescore
@@ -32,7 +33,7 @@ def fit(model: SuccessClassifier, *data) -> list[float]:
 
 def job(place, out, make, **options) -> ClassifyJob:
     logs, track = [str(place / "run")], lambda folder, _: Many([Jsonl(folder)])
-    return ClassifyJob(ClassifySettings(), logs, out, make=make, make_tracker=track, config="seed: 0\n", **options)
+    return ClassifyJob(ClassifySettings(), logs, RunStart(out, "seed: 0\n", track, **options), make=make)
 
 
 def labelled(folder, trace: str, *, success: bool, pressed_at: float | None = None, probability=None):
@@ -299,4 +300,4 @@ def test_job_trains_reports_asks_for_what_it_lacks_and_judges_anew(tmp_path):
     with pytest.raises(ValueError, match="logs is empty"):
         rescore(model, again, [], tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="logs is empty"):
-        ClassifyJob(ClassifySettings(), [], out, make=make, make_tracker=lambda *_: Many([]), config="")
+        ClassifyJob(ClassifySettings(), [], RunStart(out, "", lambda *_: Many([])), make=make)

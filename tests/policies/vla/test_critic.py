@@ -18,6 +18,7 @@ from robot_rl.policies.vla.critic import Clips, CriticLearner, TinyCritic, TinyC
 from robot_rl.policies.vla.critic_clips import ClipSampler, DrawOptions
 from robot_rl.policies.vla.critic_report import evaluate, lines
 from robot_rl.policies.vla.guard import check_critic
+from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode
 from robot_rl.verbs import critic_clips as job
@@ -246,7 +247,8 @@ def test_anchor_pulls_a_trajectory_towards_the_absolute_value() -> None:
 
 def train(made: CriticLearner, data: Any, folder: Path, *, digest: str = "x", **options: Any) -> CriticJob:
     found = TrainingClips(data, data, hash=digest)
-    return CriticJob(made, found, folder, make_tracker=lambda *_: Many([]), config="a: 1\n", save_every=1, **options)
+    start = RunStart(folder, "a: 1\n", lambda *_: Many([]), options.pop("resume", False))
+    return CriticJob(made, found, start, save_every=1, **options)
 
 
 def test_training_resumes_exactly(tmp_path: Path) -> None:
