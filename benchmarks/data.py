@@ -23,8 +23,9 @@ import torch
 from benchmarks.d3rlpy_peer import peer
 from benchmarks.harness import compare, one_thread, repeated
 from robot_rl.data import d4rl
+from robot_rl.data.convert import convert_once
 from robot_rl.data.log_dataset import LogDataset, LogView
-from robot_rl.data.store import convert_once, open_store
+from robot_rl.data.store import open_store
 
 BATCH = 256
 _STATE, _ACTION, _LENGTH = 17, 6, 1000

@@ -29,8 +29,9 @@ from benchmarks.d3rlpy_peer import peer
 from benchmarks.d4rl_pairs import qlearning_dataset
 from benchmarks.harness import compare, one_thread
 from robot_rl.data import d4rl
+from robot_rl.data.convert import convert_once
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.data.store import convert_once, open_store
+from robot_rl.data.store import open_store
 from robot_rl.types import Episode
 
 STATE, ACTION, BATCH, LENGTH = 17, 6, 256, 1000

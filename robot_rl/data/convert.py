@@ -12,6 +12,8 @@ from robot_rl.data import actions, checks, foreign, formats, repairs
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
 from robot_rl.data.repairs import Repairs
+from robot_rl.data.store import Store, open_store, write_store
+from robot_rl.data.store_read import META
 
 
 def examine(
@@ -45,8 +47,6 @@ def examine(
     except BadData as bad:
         return None, bad.findings
     if logs.meta["format"] == "store":
-        from robot_rl.data.store import open_store
-
         try:
             with foreign.reading(path):
                 open_store(path).verify()
@@ -123,3 +123,49 @@ def _files(source: Path) -> list[Path]:
         return [source]
     files = sorted(p for p in source.rglob("*") if p.is_file())
     return files if len(files) <= 100 else [source]
+
+
+def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any) -> Store:
+    """Convert a log of any format once, and open the store from then on.
+
+    Args:
+        path: the log.
+        out: folder of the store; the file's name with ".store" beside it when None. An existing one is opened as it is
+            if it came from this very file with these options, else replaced.
+        options: of `robot_rl.data.read_options.ReadOptions`.
+
+    Raises:
+        FileNotFoundError: there is no such log.
+        ValueError: it cannot be read; with the remedy.
+    """
+    path = Path(path)
+    out = path.with_suffix(".store") if out is None else Path(out)
+    store = _earlier(out, path)
+    if store is not None and store.meta.get("options", {}) == options:
+        return store
+    logs, done = actions.settle(formats.load(path, **options))
+    return write_store(
+        out,
+        logs.episodes,
+        io=logs.io,
+        report=[str(item) for item in (*logs.findings, *done)],
+        sources=[path],
+        facts={
+            "options": options,
+            "name": str(logs.meta.get("name", path.stem)),
+            "action": None if logs.bounds is None else logs.bounds.said,
+        },
+    )
+
+
+def _earlier(out: Path, path: Path) -> Store | None:
+    """The store `out` if it was made of this file, as far as size and time of change tell, and can be read."""
+    if not (out / META).is_file() or not path.is_file():
+        return None
+    try:
+        store = open_store(out)
+    except ValueError:  # of an earlier version, or damaged: it is made anew
+        return None
+    made, now = store.meta["sources"], path.stat()
+    same = len(made) == 1 and (made[0].get("bytes"), made[0].get("modified_ns")) == (now.st_size, now.st_mtime_ns)
+    return store if same else None

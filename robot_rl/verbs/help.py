@@ -42,6 +42,11 @@ def page(config: str, items: Sequence[str]) -> str:
     return template.replace("$APP_CONFIG_GROUPS", "\n".join(shown)).replace("$OPTIONS", "\n".join(lines))
 
 
+def words_page(text: str, model: type[BaseModel]) -> str:
+    """The page of a verb without a configuration: its options, with two dashes each, in the place of $OPTIONS."""
+    return text.replace("$OPTIONS", "\n".join(rows(model, "--")))
+
+
 def rows(model: type[BaseModel], where: str, values: Mapping[str, object] | None = None) -> Iterator[str]:
     """Lines of a class: `name=default  type and range: what it means`.
 

@@ -20,9 +20,11 @@ from robot_rl.data.bounds import (
     read_stated,
     scale_between,
 )
+from robot_rl.data.convert import convert_once
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.log_dataset import LogDataset, LogView
-from robot_rl.data.store import META, Store, convert_once, open_store
+from robot_rl.data.store import Store, open_store
+from robot_rl.data.store_read import META
 from robot_rl.data.units import agree, describe_span
 from robot_rl.types import IOSpec, LogFacts, Needs, Options
 from robot_rl.types.options import Bound, Discount, Mixing, Number

@@ -108,12 +108,5 @@ def read_named(model: type[S], words: Sequence[str], verb: str, say: str) -> tup
     return names[0], read_words(model, [word for word in words if "=" in word], verb)
 
 
-def words_page(text: str, model: type[Options]) -> str:
-    """The page of a verb without a configuration: its options, with two dashes each, in the place of $OPTIONS."""
-    from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
-
-    return text.replace("$OPTIONS", "\n".join(rows(model, "--")))
-
-
 def _list_options(model: type[Options]) -> str:
     return "its options are " + ", ".join(f"{key}=" for key in model.model_fields)

@@ -17,11 +17,11 @@ from broken import episode, hdf5
 
 from benchmarks.d4rl_pairs import qlearning_dataset
 from robot_rl.data import d4rl, minari, scores
-from robot_rl.data.convert import convert, validate
+from robot_rl.data.convert import convert, convert_once, validate
 from robot_rl.data.episode import episode_from_columns
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.read_options import ReadOptions
-from robot_rl.data.store import convert_once, open_store, write_store
+from robot_rl.data.store import open_store, write_store
 
 
 def rows(n: int, terminals: tuple[int, ...] = (), timeouts: tuple[int, ...] | None = ()) -> dict[str, Any]:
