@@ -245,7 +245,7 @@ class Arm:
         """The arm's part of "state" in the order of `state_names`, scaled, each (N, d)."""
         xp, task = view.xp, view.task
         tip = task["tip"]
-        centre = constant(_centre(self), tip)
+        centre = constant([0.5 * (low + high) for low, high in zip(self.low, self.high)], tip)
         parts = [(tip - centre) / _TIP, task["tip_velocity"] / _SPEED, task["tip_lag"] / _LAG]
         if self.gripper:
             parts.append(xp.astype(self.opening(view) * (2.0 / STROKE) - 1.0, tip.dtype)[:, None])
@@ -379,10 +379,6 @@ def shorten(wish: Array, most: Array | float = 1.0) -> Array:
 def time_cost(like: Array) -> dict[str, Array]:
     """The term "time" (N,) of a reward: -1 in every step, so that finishing early never loses reward."""
     return {"time": 0.0 * like - 1.0}
-
-
-def _centre(arm: Arm) -> tuple[float, ...]:
-    return tuple(0.5 * (a + b) for a, b in zip(arm.low, arm.high))
 
 
 def _yaw(xp: ModuleType, turn: Array) -> Array:

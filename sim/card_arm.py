@@ -217,9 +217,8 @@ def _reachable(text: str, now: str) -> tuple[np.ndarray, np.ndarray]:
     probe = RobotProbe(model, [model.joint(joint.name).id for joint in card.joints], TOOL)
     poses, tips = probe.cloud(np.array(card.home), _POSES)
     assert card.workspace is not None
-    inside = np.ones(len(tips), bool) if len(tips) else np.zeros(0, bool)
-    for axis in range(3 if len(tips) else 0):
-        inside &= (tips[:, axis] >= card.workspace.lower[axis]) & (tips[:, axis] <= card.workspace.upper[axis])
+    tips = tips.reshape(-1, 3)  # also where there are none
+    inside = ((tips >= card.workspace.lower) & (tips <= card.workspace.upper)).all(axis=1)
     if inside.sum() < 50:
         raise ValueError(
             f"of {_POSES} poses around the home of {card.name} only {int(inside.sum())} are free of contacts with the "

@@ -45,12 +45,8 @@ class TensorPhysics(Protocol):
     qvel: Tensor
     ctrl: Tensor
     sensors: dict[str, Tensor]
+    pending: Tensor
     substeps: int
-
-    @property
-    def pending(self) -> Tensor:
-        """Controls of the next control step, with latency."""
-        ...
 
     def advance(self) -> None:
         """`substeps` physics steps with the controls that lie in `ctrl` (or `pending`)."""

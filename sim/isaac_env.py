@@ -162,16 +162,11 @@ class IsaacPhysics:
             return torch.zeros((num_envs, width), device=device)
 
         self.qpos, self.qvel, self.ctrl = zeros(model.nq), zeros(model.nv), zeros(model.nu)
-        self._pending = torch.zeros((self.substeps if latency else 0, num_envs, model.nu), device=device)
-
-    @property
-    def pending(self) -> Tensor:
-        """(substeps, N, nu) controls of the next control step, with latency."""
-        return self._pending
+        self.pending = torch.zeros((self.substeps if latency else 0, num_envs, model.nu), device=device)
 
     def advance(self) -> None:
         """`substeps` physics steps with the controls in `ctrl` (or `pending`)."""
-        controls = self._pending if len(self._pending) else self.ctrl[None]
+        controls = self.pending if len(self.pending) else self.ctrl[None]
         values = torch.clamp(controls, self._low, self._high) * self._gear
         targets = torch.zeros((3, *values.shape[:2], self._host["dof"].shape[1]), device=self.device)
         for kind, (actuators, dofs) in enumerate(self._drive_map):

@@ -53,9 +53,10 @@ class LegsPlant(ModelPlant):
         spec = load(model).spec
         add_floor(spec)
         free_trunk(spec, base)
+        spec.compile()
         self._started = False
         self._damping = np.array(kd, float)
-        super().__init__(spec_text(spec), joints, mode="effort", kd=kd, effort=effort, timestep=timestep, home=home)
+        super().__init__(str(spec.to_xml()), joints, mode="effort", kd=kd, effort=effort, timestep=timestep, home=home)
         self._body = int(self._model.body(base).id)
         joint = int(self._model.body_jntadr[self._body])
         self._root, self._spin = int(self._model.jnt_qposadr[joint]), int(self._model.jnt_dofadr[joint])
@@ -148,12 +149,6 @@ def free_trunk(spec: MjSpec, base: str) -> None:
         )
     if not any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in body.joints):
         body.add_freejoint()
-
-
-def spec_text(spec: MjSpec) -> str:
-    """MJCF of an editable model."""
-    spec.compile()
-    return str(spec.to_xml())
 
 
 def make_plant(joints: Sequence[str], *, base: str = "", **rest: Any) -> ModelPlant:

@@ -186,10 +186,6 @@ class TextVectorEnv:
         """The world of a dialogue that `begin` started, for its anchor, optimum, success and expert."""
         return self._free[row]
 
-    def expert_action(self) -> np.ndarray:
-        """(N, 1) utterances of the scripted expert in the present state of every row."""
-        return _texts([world.expert() for world in self._rows])[:, None]
-
     def render(self) -> NoReturn:
         """Refused.
 

@@ -50,6 +50,7 @@ class WarpPhysics:
     Attributes:
         qpos: (N, nq) float32, shares memory with the simulation, as do qvel (N, nv), ctrl (N, nu) and time (N,).
         sensors: name -> (N, dim) float32 views into the sensor values.
+        pending: (substeps, N, nu) controls of the next control step, with latency.
         overflow: (N,) int32 bits of `mujoco_warp.OverflowType`.
         substeps: physics steps per control step.
     """
@@ -94,8 +95,8 @@ class WarpPhysics:
         self._scaled = {name: warp.to_torch(getattr(self._model, name)) for key in scaled for name in SCALED_FIELDS[key]
                         if name in own}  # fmt: skip
         self._nominal = {name: value.clone() for name, value in self._scaled.items()}
-        self._controls = torch.zeros((self.substeps if latency else 0, num_envs, model.nu), device=device)
-        self._controls_warp = warp.from_torch(self._controls) if latency else None
+        self.pending = torch.zeros((self.substeps if latency else 0, num_envs, model.nu), device=device)
+        self._controls_warp = warp.from_torch(self.pending) if latency else None
         self._graphs: dict[str, object] = {}
         self._full = sum(int(mujoco_warp.OverflowType[name]) for name in _FULL_BITS)
 
@@ -107,11 +108,6 @@ class WarpPhysics:
         """Recompute sensor values from the state; nothing where the model has none."""
         if self.sensors:
             self._launch("forward", self._forward)
-
-    @property
-    def pending(self) -> Tensor:
-        """(substeps, N, nu) controls of the next control step, with latency."""
-        return self._controls
 
     def place(self, mask: Tensor, qpos: Tensor, qvel: Tensor, ctrl: Tensor) -> None:
         """Put the copies of `mask` (N,) bool into a new state: qpos (N, nq), qvel (N, nv), ctrl (N, nu).

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.state import Saved
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 _LOG_TAU = math.log(2 * math.pi)
@@ -115,7 +114,7 @@ class Barfi(StateLearner[BarfiOptions, Rollout], OnPolicyLearner[BarfiOptions, R
         self.net = _Gaussian(size, o.hidden, actions, self.generator).to(device)
         self.net_step = ModuleStep(self.net, lr=o.lr)
         self.reward = _Blend(gamma, device)
-        self.policy = GaussianPolicy(io, self.net, self.norm, seed + 1)
+        self.policy = GaussianPolicy(io, self.net, seed + 1, self.norm)
         self.state.include({"net": self.net_step, "reward": self.reward, "policy": self.policy, "norm": self.norm})
 
     @classmethod
@@ -339,30 +338,18 @@ class _Gaussian(nn.Module):
         return -(0.5 * z.square() + self.log_std + 0.5 * _LOG_TAU).sum(-1)
 
 
-class GaussianPolicy(ModulePolicy):
+class GaussianPolicy(ModulePolicy[_Gaussian]):
     """Samples, or the mean when deterministic; shares the learner's parameters."""
-
-    def __init__(self, io: IOSpec, net: _Gaussian, norm: RunningNorm, seed: int) -> None:
-        """Share network and moments; `seed` is of the noise."""
-        self.io, self._net, self._norm = io, net, norm
-        super().__init__("net", self._net, torch.Generator(device=norm.shift.device).manual_seed(seed), norm)
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Nothing to forget: the policy has no memory."""
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, A) in [-1, 1]; extras "raw", the sample before clipping."""
-        given = obs["state"]
-        state = self._norm(torch.as_tensor(given).to(self._norm.shift.device, torch.float32))
+        state = self.seen(obs)
         raw = self._net(state)
         if not deterministic:
             noise = torch.randn(raw.shape, generator=self._generator, device=raw.device)
             raw = raw + self._net.log_std.exp() * noise
-        logp, action = self._net.log_prob(state, raw), raw.clamp(-1.0, 1.0)
-        if isinstance(given, np.ndarray):
-            return Action(action.numpy(), logp.numpy(), {"raw": raw.numpy()})
-        return Action(action, logp, {"raw": raw})
+        return self.answer(obs, raw.clamp(-1.0, 1.0), self._net.log_prob(state, raw), raw=raw)
 
 
 def _places(names: Sequence[str | int], io: IOSpec, size: int) -> list[int]:

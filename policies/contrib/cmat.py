@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
@@ -14,7 +13,7 @@ from robot_rl.policies.nets.attention import Transformer
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Needs, Obs, Rollout
+from robot_rl.types import Action, IOSpec, Needs, Obs, Rollout
 from robot_rl.types.options import Count
 
 
@@ -84,7 +83,7 @@ class Cmat(ModulePpo[CmatOptions]):
             consensus=o.consensus, input_norm=o.input_norm,
         ).to(device)  # fmt: skip
         _draw(net, self.generator)
-        return net, CmatPolicy(io, net, o.agents, self.seed + 1, device)
+        return net, CmatPolicy(io, net, o.agents, self.seed + 1)
 
     def _cut(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.o.agents, -1)
@@ -178,29 +177,23 @@ class CmatNet(nn.Module):
         return (score.softmax(1)[..., None] * v).sum(1).flatten(1)
 
 
-class CmatPolicy(ModulePolicy):
+class CmatPolicy(ModulePolicy[CmatNet]):
     """Samples every agent's Gaussian, or the means when deterministic; shares the learner's network."""
 
-    def __init__(self, io: IOSpec, net: CmatNet, agents: int, seed: int, device: torch.device) -> None:
+    def __init__(self, io: IOSpec, net: CmatNet, agents: int, seed: int) -> None:
         """`seed` is of the samples."""
-        self.io, self._net, self._agents, self._device = io, net, agents, device
-        super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Nothing to forget: the policy has no memory."""
+        super().__init__(io, net, seed)
+        self._agents = agents
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, N A) in [-1, 1]; logp (B,) of all agents; extras "raw" (B, N A) and "agent_logp" (B, N)."""
-        given = obs["state"]
-        state = torch.as_tensor(given).to(self._device, torch.float32)
+        state = self.seen(obs)
         mean, std, _ = self._net(state.view(len(state), self._agents, -1))
         raw = gaussian_sample(mean, std, self._generator, deterministic)
         logp = gaussian_logp(raw, mean, std)
-        out = (raw.flatten(1).clamp(-1.0, 1.0), logp.sum(1), raw.flatten(1), logp)
-        if isinstance(given, np.ndarray):
-            out = tuple(x.cpu().numpy() for x in out)
-        return Action(out[0], out[1], {"raw": out[2], "agent_logp": out[3]})
+        flat = raw.flatten(1)
+        return self.answer(obs, flat.clamp(-1.0, 1.0), logp.sum(1), raw=flat, agent_logp=logp)
 
 
 @torch.no_grad()

@@ -56,7 +56,7 @@ class RenormCritic(Leaves):
     ) -> None:
         device = generator.device
         widths = (inputs, *hidden, 1)
-        self._depth, self._renorm, self._beta1 = len(hidden), renorm, beta1
+        self._depth, self._renorm, self.beta1 = len(hidden), renorm, beta1
         shapes: dict[str, tuple[int, ...]] = {}
         for i, (low, high) in enumerate(itertools.pairwise(widths)):
             shapes |= {f"scale{i}": (members, low), f"shift{i}": (members, low)}
@@ -110,10 +110,6 @@ class RenormCritic(Leaves):
             mean.lerp_(m, 1.0 - self._renorm.momentum)
             var.lerp_(v, 1.0 - self._renorm.momentum)
         return out
-
-    def apply(self) -> None:
-        """Adam, with the gradients that the backward pass wrote."""
-        self.params.adam(self.lr() if callable(self.lr) else self.lr, beta1=self._beta1)
 
     def state_dict(self) -> StateDict:
         """Weights, Adam's moments and running moments."""

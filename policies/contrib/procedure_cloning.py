@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Transitions
 from robot_rl.types.options import Count, Positive, Rate
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
@@ -85,7 +84,7 @@ class ProcedureCloning(RowLearner[ProcedureCloningOptions]):
         o, self.side, labels = options, side, 1 + len(MOVES)
         self.net = _Cells(3 + labels, o.channels, o.layers, labels, self.generator).to(device)
         self.net_step = ModuleStep(self.net, lr=o.lr)
-        self.policy = SearchPolicy(options, io, self.net, side, seed=seed + 1, device=device)
+        self.policy = SearchPolicy(options, io, self.net, side, seed=seed + 1)
         self.state.include({"net": self.net_step, "policy": self.policy})
 
     @classmethod
@@ -163,26 +162,13 @@ class _Cells(nn.Module):
         return self.layers[-1](h)
 
 
-class SearchPolicy(ModulePolicy):
+class SearchPolicy(ModulePolicy[nn.Module]):
     """Runs the learnt search from the goal until it reaches the agent; at random where it does not."""
 
-    def __init__(
-        self,
-        options: ProcedureCloningOptions,
-        io: IOSpec,
-        net: nn.Module,
-        side: int,
-        *,
-        seed: int,
-        device: str,
-    ) -> None:
+    def __init__(self, options: ProcedureCloningOptions, io: IOSpec, net: nn.Module, side: int, *, seed: int) -> None:
         """Share the learner's network."""
-        self.o, self.io, self.net, self._side = options, io, net, side
-        self._device = torch.device(device)
-        super().__init__("net", self.net, torch.Generator(device=device).manual_seed(seed))
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Nothing to forget: the policy has no memory."""
+        super().__init__(io, net, seed)
+        self.o, self._side = options, side
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
@@ -192,12 +178,11 @@ class SearchPolicy(ModulePolicy):
             obs: "state" (B, 3 n^2).
             deterministic: changes nothing but that failed rows act at random all the same: there is no answer.
         """
-        given = obs["state"]
-        planes = torch.as_tensor(given).to(self._device, torch.float32).view(-1, 3, self._side, self._side)
+        planes = self.seen(obs).view(-1, 3, self._side, self._side)
         count = len(planes)
         used = torch.zeros(count, dtype=torch.int64, device=self._device)
         if not self.o.procedure:
-            choice = at_agent(self.net(planes, torch.zeros_like(planes[:, 0]).long()), planes)[:, 1:].argmax(1)
+            choice = at_agent(self._net(planes, torch.zeros_like(planes[:, 0]).long()), planes)[:, 1:].argmax(1)
             used += 1
         else:
             labels, choice = begun(planes), torch.full((count,), -1, device=self._device)
@@ -206,7 +191,7 @@ class SearchPolicy(ModulePolicy):
                 if not len(open_rows):
                     break
                 before = labels[open_rows]
-                labels[open_rows] = self.net(planes[open_rows], before).argmax(1)
+                labels[open_rows] = self._net(planes[open_rows], before).argmax(1)
                 here = at_agent(labels[open_rows][:, None], planes[open_rows])[:, 0]
                 found = open_rows[here > 0]
                 choice[found], used[found] = here[here > 0] - 1, layer
@@ -217,9 +202,7 @@ class SearchPolicy(ModulePolicy):
                 draw = torch.randint(len(MOVES), (len(lost),), generator=self._generator, device=self._device)
                 choice[lost] = draw
         action = one_hot(choice, len(MOVES)).float() * 2.0 - 1.0
-        if isinstance(given, np.ndarray):
-            return Action(action.cpu().numpy(), extras={"layers": used.cpu().numpy()})
-        return Action(action, extras={"layers": used})
+        return self.answer(obs, action, layers=used)
 
 
 def begun(planes: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -13,7 +12,7 @@ from robot_rl.policies.contrib.set_ppo_net import LimbLayout, SetNet
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Obs
+from robot_rl.types import Action, Obs
 from robot_rl.types.options import Count, Number
 
 
@@ -62,7 +61,7 @@ class SetPpo(ModulePpo[SetPpoOptions]):
         trunk = SetNet(layout, tree, columns=o.columns, width=o.width, layers=o.layers, heads=o.heads)
         net = _Actor(trunk, o.log_std_init).to(device)
         _draw(net, self.generator)
-        return net, SetPolicy(self.io, net, self.seed + 1, device)
+        return net, SetPolicy(self.io, net, self.seed + 1)
 
 
 class _Actor(torch.nn.Module):
@@ -79,27 +78,15 @@ class _Actor(torch.nn.Module):
         return mean, self.log_std.exp(), value
 
 
-class SetPolicy(ModulePolicy):
+class SetPolicy(ModulePolicy[_Actor]):
     """Samples the Gaussian, or its mean when deterministic; shares the learner's network."""
-
-    def __init__(self, io: IOSpec, net: _Actor, seed: int, device: torch.device) -> None:
-        """`seed` is of the samples."""
-        self.io, self._net, self._device = io, net, device
-        super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Nothing to forget: the policy has no memory."""
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, A) in [-1, 1]; logp (B,); extras "raw" (B, A), the sample before clipping."""
-        given = obs["state"]
-        mean, std, _ = self._net(torch.as_tensor(given).to(self._device, torch.float32))
+        mean, std, _ = self._net(self.seen(obs))
         raw = gaussian_sample(mean, std, self._generator, deterministic)
-        out = (raw.clamp(-1.0, 1.0), gaussian_logp(raw, mean, std), raw)
-        if isinstance(given, np.ndarray):
-            out = tuple(x.cpu().numpy() for x in out)
-        return Action(out[0], out[1], {"raw": out[2]})
+        return self.answer(obs, raw.clamp(-1.0, 1.0), gaussian_logp(raw, mean, std), raw=raw)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
 from robot_rl.policies.nets.net import Leaves
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size
-from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, Transitions
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Rate
 
 
@@ -89,7 +88,7 @@ class Simba(RowLearner[SimbaOptions]):
         params = FlatParams({"log_alpha": (1,)}, device=device)
         params.flat[0] = math.log(o.init_alpha)
         self.temperature = Leaves("log_alpha", params, lr=o.lr, free=["log_alpha"])
-        self.policy = ResidualPolicy(io, self.actor, self.norm, seed + 1)
+        self.policy = ResidualPolicy(io, self.actor, seed + 1, self.norm)
         self.state.include(
             {
                 "actor": self.actor_step, "critic": self.critic_step, "target": self.target,
@@ -144,27 +143,19 @@ class Simba(RowLearner[SimbaOptions]):
         return out[..., 0].amin(0) if self.o.reduce == "min" else out[..., 0].mean(0)
 
 
-class ResidualPolicy(ModulePolicy):
+class ResidualPolicy(ModulePolicy[ResidualNet]):
     """The squashed Gaussian of a `ResidualNet`; shares the learner's parameters."""
 
-    def __init__(self, io: IOSpec, actor: ResidualNet, norm: RunningNorm, seed: int) -> None:
-        """Share actor and moments; `seed` is of the exploration noise."""
-        self.io, self._actor, self._norm = io, actor, norm
-        super().__init__("actor", self._actor, torch.Generator(device=norm.shift.device).manual_seed(seed), norm)
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Nothing to forget: the policy has no memory."""
+    weights = "actor"
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose actions: "state" (B, S) -> (B, A) in [-1, 1], in the kind of the observation."""
-        given = obs["state"]
-        state = torch.as_tensor(given).to(self._norm.shift.device, torch.float32)
-        raw = self._actor(self._norm(state))[0]
+        raw = self._net(self.seen(obs))[0]
         mean = raw[:, : self.io.action_dim]
         if deterministic:
             action = mean.tanh()
         else:
             noise = torch.randn(mean.shape, generator=self._generator, device=mean.device)
             action = squashed_sample(raw, noise)[0]
-        return Action(action.cpu().numpy() if isinstance(given, np.ndarray) else action)
+        return self.answer(obs, action)

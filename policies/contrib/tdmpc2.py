@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
@@ -253,7 +252,7 @@ class _Spread:
         self.value.copy_(state["value"])
 
 
-class Tdmpc2Policy(ModulePolicy):
+class Tdmpc2Policy(ModulePolicy[nn.ModuleList]):
     """Plans anew at every step, from where the last plan left off; shares the learner's networks."""
 
     def __init__(
@@ -268,10 +267,9 @@ class Tdmpc2Policy(ModulePolicy):
         seed: int,
     ) -> None:
         """Share the networks; `seed` is of the planner's draws."""
-        self.o, self.io, self._model, self._prior, self._head, self._gamma = options, io, model, prior, head, gamma
-        self._device = next(model.parameters()).device
+        super().__init__(io, nn.ModuleList([model, prior]), seed)
+        self.o, self._model, self._prior, self._head, self._gamma = options, model, prior, head, gamma
         self._plan = torch.zeros(0, options.horizon, io.action_dim, device=self._device)
-        super().__init__("net", nn.ModuleList([model, prior]), torch.Generator(device=self._device).manual_seed(seed))
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget the plans of these rows; None: of all."""
@@ -295,9 +293,7 @@ class Tdmpc2Policy(ModulePolicy):
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, A) in [-1, 1]: first action of the plan, with its noise unless deterministic."""
-        given = obs["state"]
-        action = self._choose(torch.as_tensor(given).to(self._device, torch.float32), deterministic)
-        return Action(action.cpu().numpy() if isinstance(given, np.ndarray) else action)
+        return self.answer(obs, self._choose(self.seen(obs), deterministic))
 
     def _choose(self, state: Tensor, deterministic: bool) -> Tensor:
         o, count, size = self.o, len(state), self.io.action_dim

@@ -249,7 +249,24 @@ class NetLearner(RowLearner[OptionsT]):
 LeavesT = TypeVar("LeavesT", bound=Leaves)
 
 
-class LogLearner(NetLearner[L]):
+class Standardised:
+    """What learners have that read states in units of the data's deviations (`norm`), or as they are (None)."""
+
+    norm: FixedNorm | None
+    state: LearnerState
+
+    def prepare(self, facts: LogFacts) -> None:
+        """Take over the data's moments and bounds; called once, before the first update on a log."""
+        if self.norm is not None:
+            self.norm.set(facts.state_mean, facts.state_std)
+        self.state.bound = facts.return_bound
+
+    def seen(self, state: Tensor) -> Tensor:
+        """Normalised state."""
+        return state if self.norm is None else self.norm(state)
+
+
+class LogLearner(Standardised, NetLearner[L]):
     """Base of learners from logs of one vector observation "state".
 
     Attributes:
@@ -283,12 +300,6 @@ class LogLearner(NetLearner[L]):
     def mean_policy(self, actor: Net, **options: Any) -> MeanPolicy:
         """What acts by the tanh of an actor's output; `options` as of `MeanPolicy`."""
         return MeanPolicy(self.io, actor, seed=self.seed + 1, normalizer=self.norm, **options)
-
-    def prepare(self, facts: LogFacts) -> None:
-        """Take over the data's moments and bounds; called once, before the first update."""
-        if self.norm is not None:
-            self.norm.set(facts.state_mean, facts.state_std)
-        self.state.bound = facts.return_bound
 
     def rows(self, batch: Transitions) -> Rows:
         """A batch, seeds first: (S, B, ...)."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -24,25 +23,21 @@ class LearnerState:
         bound: largest possible |return| of the data, or inf while unknown.
     """
 
-    def __init__(
-        self, method: str, *, metrics_every: int, parts: dict[str, object], networks: Iterable[Any] = ()
-    ) -> None:
+    def __init__(self, method: str, *, metrics_every: int, parts: dict[str, object]) -> None:
         """Join the parts.
 
         Args:
             method: for messages.
             metrics_every: metrics are computed in every n-th update; 0 for never.
             parts: name -> FlatParams, policy, normaliser or torch.Generator.
-            networks: whose `refresh` is called after loading.
         """
         self.method, self.updates, self.bound = method, 0, math.inf
-        self._every, self._parts, self._networks = metrics_every, parts, list(networks)
+        self._every, self._parts = metrics_every, parts
         self._metrics: Metrics = {}
 
-    def include(self, parts: dict[str, object], networks: Iterable[Any] = ()) -> None:
-        """Add parts and networks of a method that extends another."""
-        self._parts = {**self._parts, **parts}
-        self._networks += list(networks)
+    def include(self, parts: Mapping[str, object]) -> None:
+        """Add the parts that are there: not None."""
+        self._parts = {**self._parts, **{name: part for name, part in parts.items() if part is not None}}
 
     def tick(self) -> bool:
         """Count an update; True when its metrics are wanted."""
@@ -97,5 +92,3 @@ class LearnerState:
         put_back(self._parts, {name: state[name] for name in self._parts if name in state}, self.method)
         self.updates, self.bound = int(state["updates"]), float(state["bound"])
         self._metrics = {name: float(value) for name, value in state["metrics"].items()}
-        for network in self._networks:
-            network.refresh()

@@ -124,6 +124,10 @@ class Leaves:
         if self.max_norm is not None:
             self.params.grad.mul_((self.max_norm / (self.params.grad.norm() + 1e-12)).clamp(max=1.0))
         self.params.adam(self.lr() if callable(self.lr) else self.lr, beta1=self.beta1)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Make anew what is derived from the values, which have changed."""
 
     def halve_lr(self) -> None:
         """From now on steps are half as long: after a divergence."""
@@ -137,6 +141,7 @@ class Leaves:
     def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self.params.load_state_dict(state)
+        self.refresh()
 
 
 @dataclass(frozen=True)
@@ -341,9 +346,8 @@ class Net(Leaves):
         """Whether the backward pass wrote gradients."""
         return self._filled
 
-    def apply(self) -> None:
-        """Adam; what the kernel derives from the weights is renewed."""
-        super().apply()
+    def refresh(self) -> None:
+        """What the kernel derives from the weights."""
         self.kernel.refresh()
 
     def target_copy(self, name: str) -> Net:
@@ -354,12 +358,7 @@ class Net(Leaves):
     def soft_update(self, source: Net, tau: float) -> None:
         """Move towards `source`: weights <- (1 - tau) weights + tau weights of the source."""
         self.params.blend(source.params, tau)
-        self.kernel.refresh()
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place."""
-        super().load_state_dict(state)
-        self.kernel.refresh()
+        self.refresh()
 
 
 class _Saved:

@@ -134,7 +134,7 @@ class Oer(NearLog[OerOptions]):
             lr=o.model_lr,
             kernel=o.kernel,
         )
-        self.state.include({"model": self.model, **({} if self.norm is None else {"norm": self.norm})})
+        self.state.include({"model": self.model, "norm": self.norm})
         self.student = self.net("student", self.size + o.tasks, self.actions)
         # The student's moments are those of the first task's log: another task must not move what it has learnt.
         self.first_norm = RunningNorm(self.size, device=device)

@@ -14,12 +14,12 @@ from torch import Tensor
 from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.imitation import demonstrated
 from robot_rl.policies.nets.initial import orthogonal
-from robot_rl.policies.nets.learner import NetLearner, NetOptions
+from robot_rl.policies.nets.learner import NetLearner, NetOptions, Standardised
 from robot_rl.policies.nets.net import mean_rows, step
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import split, state_size
 from robot_rl.state import Saved
-from robot_rl.types import Action, Array, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 _INF = math.inf
@@ -61,7 +61,7 @@ class ArsqOptions(NetOptions):
     """Standardise states by the data's moments."""
 
 
-class Arsq(NetLearner[ArsqOptions]):
+class Arsq(Standardised, NetLearner[ArsqOptions]):
     """Soft Q-learning over codes from coarse to fine.
 
     An action is L levels of D digits. Digit n has raw advantages u_n (B bins) given the state and the digits before it,
@@ -100,18 +100,12 @@ class Arsq(NetLearner[ArsqOptions]):
         self.advantage = self.net("advantage", size + self.actions, o.bins * self.digits, **wide)
         self.target = self.target_copy("target", self.value)
         self.policy = ArsqPolicy(self, seed + 1)
-        self.state.include({"policy": self.policy, **({} if self.norm is None else {"norm": self.norm})})
+        self.state.include({"policy": self.policy, "norm": self.norm})
 
     @classmethod
     def needs(cls, options: ArsqOptions, io: IOSpec) -> Needs:
         """Rows, and a column that only logs have: all their rows are demonstrations."""
         return Needs(rows=options.batch_size, extras=("step",))
-
-    def prepare(self, facts: LogFacts) -> None:
-        """Take over the data's moments and bounds; called once, before the first update on a log."""
-        if self.norm is not None:
-            self.norm.set(facts.state_mean, facts.state_std)
-        self.state.bound = facts.return_bound
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of V and u on one batch.
@@ -175,10 +169,6 @@ class Arsq(NetLearner[ArsqOptions]):
                 p = (gain / self.o.alpha).softmax(-1)
                 code[:, level, dim] = torch.multinomial(p, 1, generator=generator)[:, 0]
         return self.codes.decode(code)
-
-    def seen(self, state: Tensor) -> Tensor:
-        """Normalised state."""
-        return state if self.norm is None else self.norm(state)
 
 
 class ArsqPolicy(Saved):

@@ -14,20 +14,21 @@ from torch.nn import functional
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan, chunk_rows
 from robot_rl.policies.nets.action_codes import ActionCodes
+from robot_rl.policies.nets.chunk_planner import ChunkPlanner
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import demonstrated
-from robot_rl.policies.nets.learner import RowLearner, RowOptions
+from robot_rl.policies.nets.learner import RowLearner, RowOptions, Standardised
+from robot_rl.policies.nets.net import Leaves
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
-from robot_rl.state import Saved
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, StateDict, Transitions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Support, Whole
 
 _FLAT = 1e-4  # values closer than this say nothing: a random bin is taken
 
 
-class SequenceCritic:
+class SequenceCritic(Leaves):
     """Values (B, T, D, bins, outputs) of one level: [Linear, LayerNorm, SiLU] x 2, GRU over the T steps, zero head.
 
     Args:
@@ -57,27 +58,26 @@ class SequenceCritic:
         }  # fmt: skip
         vectors = {f"{kind}{i}": (hidden,) for i in (1, 2) for kind in ("scale", "shift")}
         biases = {"in_bias": (3 * hidden,), "hidden_bias": (3 * hidden,), "head_bias": (last,)}
-        self.params = FlatParams({**weights, **vectors, **biases}, device=device)
-        with torch.no_grad():
-            for name in ("first", "second", "gate_in", "gate_hidden"):
-                bound = 1.0 / math.sqrt(weights[name][1])
-                draw = torch.rand(weights[name], generator=generator, device=device)
-                self.params.view[name].copy_(draw * (2 * bound) - bound)
-            for i in (1, 2):
-                self.params.view[f"scale{i}"].fill_(1.0)
-        self.target = self.params.twin()
-        self.params.require_grad()
+        params = FlatParams({**weights, **vectors, **biases}, device=device)
+        for name in ("first", "second", "gate_in", "gate_hidden"):
+            bound = 1.0 / math.sqrt(weights[name][1])
+            draw = torch.rand(weights[name], generator=generator, device=device)
+            params.view[name].copy_(draw * (2 * bound) - bound)
+        for i in (1, 2):
+            params.view[f"scale{i}"].fill_(1.0)
+        self.target = params.twin()
+        super().__init__("critic", params, lr=options.lr, free=list(params.shapes))
 
-    def compute(self, params: FlatParams, state: Tensor, middle: Tensor, level: int) -> Tensor:
+    def compute(self, state: Tensor, middle: Tensor, level: int, *, target: bool = False) -> Tensor:
         """(B, T, D, bins, outputs).
 
         Args:
-            params: own or target.
             state: (B, S).
             middle: (B, T, D) midpoints of the level before; zeros at level 0.
             level: l.
+            target: with the weights that follow.
         """
-        p, (rows, steps) = params.view, middle.shape[:2]
+        p, (rows, steps) = self.target.view if target else self._free, middle.shape[:2]
         place = torch.eye(steps, dtype=state.dtype, device=state.device).expand(rows, -1, -1)
         at = functional.one_hot(torch.tensor(level), self.codes.levels).to(state).expand(rows, steps, -1)
         x = torch.cat([state[:, None].expand(-1, steps, -1), middle, place, at], -1)
@@ -142,7 +142,7 @@ class CqnAsOptions(RowOptions):
         return value
 
 
-class CqnAs(RowLearner[CqnAsOptions]):
+class CqnAs(Standardised, RowLearner[CqnAsOptions]):
     """Q-learning of every (level, step, dimension) slot by itself; T = 1 is CQN.
 
     The slot of level l, step t and dimension d has B values given the state and the midpoints of the level before. All
@@ -182,21 +182,16 @@ class CqnAs(RowLearner[CqnAsOptions]):
         low, high = o.value_range
         self.head = build_head(o.value_head, low=low, high=high, bins=o.atoms, device=device)
         self.critic = SequenceCritic(o, size, self.actions, self.codes, self.head.outputs, self.generator)
+        self.critic.lr = lambda: self.state.falling(o.lr, o.decay, first=0)
         play = Execution(Horizons(o.horizon, o.horizon, self._ahead), self.actions, mode=o.mode)
         self.policy = ChunkedPolicy(io, _Planner(self, seed + 1), play)
-        parts = {"critic": self.critic.params, "target": self.critic.target, "policy": self.policy}
-        self.state.include({**parts, **({} if self.norm is None else {"norm": self.norm})})
+        parts = {"critic": self.critic, "target": self.critic.target, "policy": self.policy}
+        self.state.include({**parts, "norm": self.norm})
 
     @classmethod
     def needs(cls, options: CqnAsOptions, io: IOSpec) -> Needs:
         """Windows, and a column that only logs have: all their rows are demonstrations."""
         return Needs(rows=options.batch_size, window=options.horizon, extras=("step",))
-
-    def prepare(self, facts: LogFacts) -> None:
-        """Take over the data's moments and bounds; called once, before the first update on a log."""
-        if self.norm is not None:
-            self.norm.set(facts.state_mean, facts.state_std)
-        self.state.bound = facts.return_bound
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step on one batch of windows.
@@ -217,10 +212,7 @@ class CqnAs(RowLearner[CqnAsOptions]):
         target = self._targets(after, rows.reward, rows.discount)
         code = self.codes.encode(action).transpose(1, 2)  # (B, L, T, D)
         out = torch.stack(
-            [
-                self.critic.compute(self.critic.params, state, self._middle(code[:, :level]), level)
-                for level in range(self.codes.levels)
-            ],
+            [self.critic.compute(state, self._middle(code[:, :level]), level) for level in range(self.codes.levels)],
             1,
         )  # (B, L, T, D, bins, O)
         index = code[..., None, None].expand(*code.shape, 1, out.shape[-1])
@@ -230,7 +222,7 @@ class CqnAs(RowLearner[CqnAsOptions]):
         share = valid.reshape(-1) * (valid.numel() / valid.sum().clamp_min(1.0))
         loss = self.head.loss(flat, target, share)
         imitation = self._demo_loss(out, code, valid * demo[:, None, None, None])
-        _step(self.critic.params, loss + o.demo_weight * imitation, self.state.falling(o.lr, o.decay, first=0))
+        self.critic.step(loss + o.demo_weight * imitation)
         self.critic.target.blend(self.critic.params, o.tau)
         with torch.no_grad():
             return self.metrics(
@@ -250,7 +242,7 @@ class CqnAs(RowLearner[CqnAsOptions]):
         code = self.greedy(after, None)
         slots = []
         for level in range(self.codes.levels):
-            out = self.critic.compute(self.critic.target, after, self._middle(code[:, :level]), level)
+            out = self.critic.compute(after, self._middle(code[:, :level]), level, target=True)
             index = code[:, level, ..., None, None].expand(*code[:, level].shape, 1, out.shape[-1])
             slots.append(out.gather(-2, index).squeeze(-2))
         ahead = torch.stack(slots, 1)
@@ -281,7 +273,7 @@ class CqnAs(RowLearner[CqnAsOptions]):
         rows, steps, dims = len(state), self.o.horizon, self.actions
         code = torch.zeros(rows, 0, steps, dims, dtype=torch.int64, device=state.device)
         for level in range(self.codes.levels):
-            value = self.head.value(self.critic.compute(self.critic.params, state, self._middle(code), level))
+            value = self.head.value(self.critic.compute(state, self._middle(code), level))
             best = value.argmax(-1)
             if generator is not None:
                 any_ = torch.randint(0, self.codes.bins, best.shape, generator=generator, device=state.device)
@@ -297,43 +289,13 @@ class CqnAs(RowLearner[CqnAsOptions]):
             action = (action + self.o.explore * noise).clamp(-1.0, 1.0)
         return action
 
-    def seen(self, state: Tensor) -> Tensor:
-        """Normalised state."""
-        return state if self.norm is None else self.norm(state)
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        with torch.no_grad():  # the critic's weights are leaves of autograd
-            super().load_state_dict(state)
+    def acting_nets(self) -> dict[str, SequenceCritic]:
+        """What acting needs."""
+        return {"critic": self.critic}
 
 
-class _Planner(Saved):
-    """The acting half; shares the learner's parameters."""
-
-    def __init__(self, learner: CqnAs, seed: int) -> None:
-        self._learner = learner
-        device = learner.generator.device
-        self._noise = [torch.Generator(device=device).manual_seed(seed + i) for i in range(2)]
-
+class _Planner(ChunkPlanner):
     def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
         """The bins with the highest values."""
-        own, generator = self._learner, self._noise[int(deterministic)]
-        state = own.seen(torch.as_tensor(obs["state"]).to(generator.device, torch.float32))
-        return Plan(own.choose(state, generator, explore=not deterministic))
-
-    def saved_parts(self) -> dict[str, object]:
-        """Weights, noise, and moments, where there are some."""
-        own = self._learner
-        noise = {f"noise{i}": generator for i, generator in enumerate(self._noise)}
-        return {"critic": own.critic.params.flat, **noise, "norm": own.norm}
-
-
-def _step(params: FlatParams, loss: Tensor, lr: float) -> None:
-    """One step of Adam down `loss`, on these parameters alone."""
-    for name, grad in zip(params.view, torch.autograd.grad(loss, list(params.view.values()))):
-        params.grad_view[name].copy_(grad)
-    params.adam(lr)
+        generator = self._noise[int(deterministic)]
+        return Plan(self._learner.choose(self.state(obs), generator, explore=not deterministic))

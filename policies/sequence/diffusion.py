@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan, chunk_rows, guidance_weights, guided_flow
+from robot_rl.policies.nets.chunk_planner import ChunkPlanner
 from robot_rl.policies.nets.diffusion import NoiseSchedule, ddim_step, time_features
-from robot_rl.policies.nets.learner import NetLearner, NetOptions
+from robot_rl.policies.nets.learner import NetLearner, NetOptions, Standardised
 from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.state import Saved
 from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
@@ -96,7 +96,7 @@ class DiffusionOptions(ChunkDiffusionOptions):
 D = TypeVar("D", bound=ChunkDiffusionOptions)
 
 
-class ChunkDiffusion(NetLearner[D]):
+class ChunkDiffusion(Standardised, NetLearner[D]):
     """A teacher that denoises chunks, the average of its weights, and a student that answers in one pass.
 
     Attributes:
@@ -136,7 +136,7 @@ class ChunkDiffusion(NetLearner[D]):
             (w.numpy(), b.numpy()) for w, b in zip(arrays[::2], arrays[1::2]) if w.device.type == "cpu"
         ]
         self.policy = self.make_policy(seed + 1)
-        self.state.include({"policy": self.policy, **({} if self.norm is None else {"norm": self.norm})})
+        self.state.include({"policy": self.policy, "norm": self.norm})
 
     @classmethod
     def needs(cls, options: D, io: IOSpec) -> Needs:
@@ -181,10 +181,6 @@ class ChunkDiffusion(NetLearner[D]):
         if o.distill_from and self.next_update >= o.distill_from:
             found["distill_loss"] = self.distill(state)
         return self.metrics(**found)
-
-    def seen(self, state: Tensor) -> Tensor:
-        """Normalised state."""
-        return state if self.norm is None else self.norm(state)
 
     def rate(self) -> float:
         """Step size of this update."""
@@ -350,14 +346,10 @@ class DiffusionPolicy(ChunkedPolicy):
         self.reset()
 
 
-class DiffusionPlanner(Saved):
-    """The acting half; shares the learner's parameters. Samples have no mode: `deterministic` keeps their noise apart
-    from that of training."""
+class DiffusionPlanner(ChunkPlanner):
+    """Chunks of the teacher, or of the student."""
 
-    def __init__(self, learner: ChunkDiffusion[Any], seed: int) -> None:
-        self._learner, self.student = learner, False
-        device = learner.generator.device
-        self._noise = [torch.Generator(device=device).manual_seed(seed + i) for i in range(2)]
+    student = False
 
     @property
     def has_student(self) -> bool:
@@ -368,7 +360,7 @@ class DiffusionPlanner(Saved):
         """A chunk from new noise."""
         own = self._learner
         generator = self._noise[int(deterministic)]
-        state = own.seen(torch.as_tensor(obs["state"]).to(generator.device, torch.float32))
+        state = self.state(obs)
         noise = torch.randn(len(state), own.flat, generator=generator, device=generator.device)
         if self.student and own.student_arrays:
             return Plan(own.student_numpy(state.numpy(), noise.numpy()))
@@ -380,14 +372,3 @@ class DiffusionPlanner(Saved):
         else:
             chunk = own.teacher(state, noise)
         return Plan(chunk.view(len(chunk), own.o.horizon_pred, -1))
-
-    def saved_parts(self) -> dict[str, object]:
-        """Weights, noise, and moments, where there are some."""
-        own = self._learner
-        noise = {f"noise{i}": generator for i, generator in enumerate(self._noise)}
-        return {**{name: net.params.flat for name, net in own.acting_nets().items()}, **noise, "norm": own.norm}
-
-    def loaded(self) -> None:
-        """Take over the new weights."""
-        for net in self._learner.acting_nets().values():
-            net.kernel.refresh()

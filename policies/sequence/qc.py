@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -11,14 +11,14 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan, chunk_rows, critic_action, critic_width
+from robot_rl.policies.nets.chunk_planner import ChunkPlanner
 from robot_rl.policies.nets.flow import ChunkFlow
-from robot_rl.policies.nets.learner import NetLearner, NetOptions
+from robot_rl.policies.nets.learner import NetLearner, NetOptions, Standardised
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
 from robot_rl.policies.nets.value_heads import build_head
-from robot_rl.state import Saved
-from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, Transitions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Support
 
 
@@ -58,7 +58,7 @@ class QcOptions(NetOptions):
 Q = TypeVar("Q", bound=QcOptions)
 
 
-class ChunkValues(NetLearner[Q]):
+class ChunkValues(Standardised, NetLearner[Q]):
     """Base of Q-chunking: a cloned flow, critics of chunks, and what acts."""
 
     def __init__(self, options: Q, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
@@ -87,7 +87,7 @@ class ChunkValues(NetLearner[Q]):
         self.build()
         horizons = Horizons(o.horizon, o.horizon, o.horizon)
         self.policy = ChunkedPolicy(io, _Planner(self, seed + 1), Execution(horizons, self.actions, mode=o.mode))
-        self.state.include({"policy": self.policy, **({} if self.norm is None else {"norm": self.norm})})
+        self.state.include({"policy": self.policy, "norm": self.norm})
 
     @classmethod
     def needs(cls, options: Q, io: IOSpec) -> Needs:
@@ -96,12 +96,6 @@ class ChunkValues(NetLearner[Q]):
 
     def build(self) -> None:
         """What a method has besides."""
-
-    def prepare(self, facts: LogFacts) -> None:
-        """Take over the data's moments and bounds; called once, before the first update."""
-        if self.norm is not None:
-            self.norm.set(facts.state_mean, facts.state_std)
-        self.state.bound = facts.return_bound
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of flow, critics and actor (where a method has one) on one batch of windows.
@@ -135,10 +129,6 @@ class ChunkValues(NetLearner[Q]):
             **(self.head.diagnostics(out, target) if self.due else {}),
             **more,
         )
-
-    def seen(self, state: Tensor) -> Tensor:
-        """Normalised state."""
-        return state if self.norm is None else self.norm(state)
 
     def outputs(self, net: Net, state: Tensor, chunk: Tensor) -> Tensor:
         """(E, B, O) for whole chunks (B, H A)."""
@@ -184,30 +174,10 @@ class Qc(ChunkValues[QcOptions]):
         return chunk.view(-1, o.samples, self.flat)[torch.arange(len(best), device=best.device), best]
 
 
-class _Planner(Saved):
-    """The acting half; shares the learner's parameters. Samples have no mode: `deterministic` only keeps their noise
-    apart, so that an evaluation does not change the training that goes on after it."""
-
-    def __init__(self, learner: ChunkValues[Any], seed: int) -> None:
-        self._learner = learner
-        device = learner.generator.device
-        self._noise = [torch.Generator(device=device).manual_seed(seed + i) for i in range(2)]
-
+class _Planner(ChunkPlanner):
     def plan(self, obs: Obs, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
         """The learner's choice."""
         learner = self._learner
-        state = torch.as_tensor(obs["state"]).to(learner.generator.device, torch.float32)
         with torch.no_grad():
-            chunk = learner.choose(learner.seen(state), self._noise[int(deterministic)])
+            chunk = learner.choose(self.state(obs), self._noise[int(deterministic)])
         return Plan(chunk.view(len(chunk), learner.o.horizon, -1))
-
-    def saved_parts(self) -> dict[str, object]:
-        """Weights, noise, and moments, where there are some."""
-        own = self._learner
-        noise = {f"noise{i}": generator for i, generator in enumerate(self._noise)}
-        return {**{name: net.params.flat for name, net in own.acting_nets().items()}, **noise, "norm": own.norm}
-
-    def loaded(self) -> None:
-        """Take over the new weights."""
-        for net in self._learner.acting_nets().values():
-            net.kernel.refresh()

@@ -353,7 +353,7 @@ class _ChainPlanner(DiffusionPlanner):
             return super().plan(obs, deterministic=deterministic, context=context)
         assert isinstance(own, Rl100)
         generator = self._noise[0]
-        state = own.seen(torch.as_tensor(obs["state"]).to(generator.device, torch.float32))
+        state = self.state(obs)
         latents = own.propose(state, generator)
         with torch.no_grad():
             logp = own.log_density(own.acting, state, latents, own._mask(latents)).sum(1)

@@ -21,7 +21,7 @@ from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.sequence.srl_actor import RecurrentActor
 from robot_rl.policies.sequence.srl_model import RecallModel, RecallModelOptions
 from robot_rl.state import Saved
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Number, Positive, Whole
 
 
@@ -130,7 +130,7 @@ class Srl(RowLearner[SrlOptions]):
                 "model_target": model.target,
                 "alpha": self._alpha_params,
                 "policy": self.policy,
-                **({} if self.actor.norm is None else {"norm": self.actor.norm}),
+                "norm": self.actor.norm,
                 **({} if model.norms is None else {"model_in": model.norms[0], "model_out": model.norms[1]}),
             }
         )
@@ -225,15 +225,6 @@ class Srl(RowLearner[SrlOptions]):
         x = torch.cat([self.actor.seen(torch.stack(seen, 1)), actions], -1).flatten(0, 1)
         q = self._critic.compute(x)[..., 0].amin(0).view(len(state), steps)
         return (weight * (self.alpha * density - q)).mean(0).sum(), density, weight
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes.
-        """
-        with torch.no_grad():  # the weights are leaves of autograd
-            super().load_state_dict(state)
 
 
 class SrlPlanner(Saved):

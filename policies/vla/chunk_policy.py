@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -155,17 +154,3 @@ class ChunkPolicy(nn.Module):
                 raise ValueError("state holds NaN or infinity; the model would answer without a word")
             parts.append(obs.state)
         return self.trunk(torch.cat(parts, dim=1))
-
-
-def probe_obs(meta: PolicyMeta, count: int = 4, seed: int = 7) -> tuple[VLAObs, list[str]]:
-    """Fixed seeded observations and sentences that fit a policy: its answers to them are kept with its weights."""
-    random = np.random.default_rng(seed)
-    height, width = meta.image_size
-    images = {
-        name: torch.as_tensor(random.integers(0, 256, (count, height, width, 3)).astype(np.uint8))
-        for name in meta.cameras
-    }
-    state = torch.as_tensor(random.normal(size=(count, meta.state_dim)).astype(np.float32)) if meta.state_dim else None
-    texts = ["put the red block on the yellow plate", "open the drawer", "stop", "move left, then up"]
-    goal = [texts[i % len(texts)] for i in range(count)]
-    return VLAObs(images, state), goal

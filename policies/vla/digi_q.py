@@ -16,7 +16,8 @@ from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, windowed
-from robot_rl.policies.vla.frozen import PROPRIO, FrozenReader, Sight
+from robot_rl.policies.vla.frozen import FrozenReader, Sight
+from robot_rl.policies.vla.interface import PROPRIO
 from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Share, Whole
 

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from robot_rl.policies.nets import vlm
 from robot_rl.policies.nets.progress_net import CriticNet
 from robot_rl.policies.nets.tiny_backbone import TinyBackbone
-from robot_rl.policies.vla.player import PROPRIO, Sight, from_folder
+from robot_rl.policies.vla.player import Sight, from_folder
 from robot_rl.types import Array, IOSpec
-
-__all__ = ["PROPRIO", "FrozenReader", "Sight"]
 
 _FORM = 2
 """Counts up when the same weights answer otherwise, so that features of before are not taken for those of now."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.seen import StepSample
-from robot_rl.policies.vla.interface import ActionChunk
-from robot_rl.policies.vla.player import VLAObs, VlaPlanner
+from robot_rl.policies.vla.interface import ActionChunk, VLAObs
+from robot_rl.policies.vla.player import VlaPlanner
 from robot_rl.types import Array, Obs, StepEnv
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from robot_rl.advantage.regression import awr_weight
 from robot_rl.chunks import chunk_rows
 from robot_rl.policies.vla.imitation_weights import mean_one, progress_weights, top_share
-from robot_rl.policies.vla.player import PROPRIO, Recipe, VLAObs, VlaPlanner, VlaPlayer, limit_stats, save_folder
+from robot_rl.policies.vla.interface import PROPRIO, VLAObs
+from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, limit_stats, save_folder
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Options, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 

@@ -20,6 +20,8 @@ from robot_rl.policies.nets.reference import RefClip
 from robot_rl.types import Array
 from robot_rl.types import ProgressCritic as Scorer
 
+PROPRIO = ("tip_x", "tip_y", "tip_z", "lag_*", "opening")
+"""Of the tabletop's state: what a robot knows of itself. Vectors to the blocks and the goal are not among it."""
 FLAT = 1.0
 """A picture whose pixels have a smaller standard deviation shows nothing (lens covered, camera off)."""
 

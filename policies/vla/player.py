@@ -14,14 +14,11 @@ from torch import Tensor
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan, guidance_weights
 from robot_rl.policies.nets.vla_heads import Guide
 from robot_rl.policies.vla import guard
+from robot_rl.policies.vla.interface import ActionStats, PolicyMeta
 from robot_rl.policies.vla.player_parts import (
-    PROPRIO,
-    ActionStats,
     ChunkPolicy,
-    PolicyMeta,
     Recipe,
     Sight,
-    VLAObs,
     build,
     idle_action,
     limit_stats,
@@ -29,18 +26,6 @@ from robot_rl.policies.vla.player_parts import (
     semantics_of,
 )
 from robot_rl.types import IOSpec, Obs, StateDict
-
-__all__ = [
-    "PROPRIO",
-    "Recipe",
-    "Sight",
-    "VLAObs",
-    "VlaPlanner",
-    "VlaPlayer",
-    "from_folder",
-    "limit_stats",
-    "save_folder",
-]
 
 
 class VlaPlanner:

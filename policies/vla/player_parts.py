@@ -14,27 +14,11 @@ from torch import Tensor
 
 from robot_rl.policies.nets import vlm
 from robot_rl.policies.nets.tiny_backbone import TinyBackbone
-from robot_rl.policies.vla.chunk_policy import ActionStats, ChunkPolicy, PolicyMeta, VLAObs, probe_obs
+from robot_rl.policies.vla.chunk_policy import ChunkPolicy
+from robot_rl.policies.vla.interface import ActionStats, PolicyMeta, VLAObs
 from robot_rl.types import IOSpec, Obs
 
-__all__ = [
-    "PROPRIO",
-    "ActionStats",
-    "ChunkPolicy",
-    "PolicyMeta",
-    "Recipe",
-    "Sight",
-    "VLAObs",
-    "build",
-    "idle_action",
-    "limit_stats",
-    "probe_obs",
-    "semantics_of",
-]
-
 WORDS = "instruction"
-PROPRIO = ("tip_x", "tip_y", "tip_z", "lag_*", "opening")
-"""Of the tabletop's state: what a robot knows of itself. Vectors to the blocks and the goal are not among it."""
 
 
 def semantics_of(io: IOSpec) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -199,3 +183,17 @@ class Sight:
         if raw not in self._texts:
             self._texts[raw] = raw.decode("utf-8", errors="replace")
         return self._texts[raw]
+
+
+def probe_obs(meta: PolicyMeta, count: int = 4, seed: int = 7) -> tuple[VLAObs, list[str]]:
+    """Fixed seeded observations and sentences that fit a policy: its answers to them are kept with its weights."""
+    random = np.random.default_rng(seed)
+    height, width = meta.image_size
+    images = {
+        name: torch.as_tensor(random.integers(0, 256, (count, height, width, 3)).astype(np.uint8))
+        for name in meta.cameras
+    }
+    state = torch.as_tensor(random.normal(size=(count, meta.state_dim)).astype(np.float32)) if meta.state_dim else None
+    texts = ["put the red block on the yellow plate", "open the drawer", "stop", "move left, then up"]
+    goal = [texts[i % len(texts)] for i in range(count)]
+    return VLAObs(images, state), goal

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import array_api_compat
-import numpy as np
 
 from robot_rl.sim.arrays import constant
+from robot_rl.sim.velocity_task import FALL_PENALTY, VelocityTask, gravity, tracking_error, trunk_velocity
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
 from robot_rl.types.options import Interval
@@ -29,9 +29,6 @@ PERIOD = 0.32
 """Seconds per gait cycle."""
 FALL_HEIGHT, FALL_UPRIGHT = 0.16, 0.5
 """The robot has fallen when its trunk is below this height [m] or the cosine of its tilt below this number."""
-SPEED_BOUND, TURN_BOUND = 0.25, 0.40
-"""Success: mean errors over the episode of the velocity [m/s] and of the yaw rate [rad/s] below these."""
-FALL_PENALTY = 5.0
 
 _HIPS = ((0.19, 0.055), (0.19, -0.055), (-0.19, 0.055), (-0.19, -0.055))
 _SIDE = (1.0, -1.0, 1.0, -1.0)
@@ -41,7 +38,7 @@ _FOOT = 0.023
 _JOINTS = ("hip", "thigh", "calf")
 
 
-class Quadruped:
+class Quadruped(VelocityTask):
     """Walk with a commanded forward speed, side speed and yaw rate.
 
     Reward per step: exp(-|v - v*|^2 / 0.1) + 0.5 exp(-(w - w*)^2 / 0.1) with the horizontal velocity v [m/s] and yaw
@@ -62,8 +59,7 @@ class Quadruped:
     """
 
     name = "quadruped"
-    control_hz = 50.0
-    episode_steps = 500
+    bounds = (0.25, 0.40)
     action_names: tuple[str, ...] = tuple(f"{leg}_{joint}" for leg in LEGS for joint in _JOINTS)
     action_low: tuple[float, ...] = tuple(centre - reach for _ in LEGS for centre, reach in zip(NOMINAL, RANGE))
     action_high: tuple[float, ...] = tuple(centre + reach for _ in LEGS for centre, reach in zip(NOMINAL, RANGE))
@@ -85,11 +81,7 @@ class Quadruped:
         side: Interval = (-0.2, 0.2),
         turn: Interval = (-0.5, 0.5),
     ) -> None:
-        for label, pair in (("forward", forward), ("side", side), ("turn", turn)):
-            if len(pair) != 2 or not pair[0] <= pair[1]:
-                raise ValueError(f"{label} is {list(pair)}, expected [low, high] with low <= high")
-        self._low = np.array([forward[0], side[0], turn[0]])
-        self._high = np.array([forward[1], side[1], turn[1]])
+        super().__init__(forward, side, turn)
 
     def mjcf(self) -> str:
         """The model as one MJCF string."""
@@ -105,28 +97,11 @@ class Quadruped:
             xp: array namespace.
 
         Returns:
-            Initial states; task "command": (n, 3) velocities [m/s, m/s, rad/s], "phase": (n,) gait phase in [0, 1) at
-            the start, "speed_error" and "turn_error": (n,) sums over the steps so far.
+            Initial states.
         """
         command, chance, noise = draw.uniform(3), draw.uniform(2), draw.uniform(12, low=-0.05, high=0.05)
-        low = constant(self._low, noise)
-        high = constant(self._high, noise)
-        nominal = constant(NOMINAL * 4, noise)
-        half = math.pi * chance[:, :1]
-        zero = xp.zeros_like(half)
-        joint = nominal[None, :] + noise
-        trunk = [zero, zero, zero + (_STAND + _FOOT + 0.005), xp.cos(half), zero, zero, xp.sin(half)]
-        return Reset(
-            qpos=xp.concat([*trunk, joint], axis=1),
-            qvel=xp.concat([zero] * 18, axis=1),
-            ctrl=joint,
-            task={
-                "command": low + (high - low) * command,
-                "phase": chance[:, 1],
-                "speed_error": zero[:, 0],
-                "turn_error": zero[:, 0],
-            },
-        )
+        still = xp.zeros_like(noise[:, :6])
+        return self._start(xp, command, chance, self._nominal(noise) + noise, _STAND + _FOOT + 0.005, still)
 
     def control(self, view: View, action: Array) -> Array:
         """Joint position targets [rad] about the nominal pose.
@@ -140,16 +115,6 @@ class Quadruped:
         """
         xp = view.xp
         return self._nominal(action) + xp.clip(action, -1.0, 1.0) * self._reach(action)
-
-    def update(self, view: View) -> None:
-        """Add this step's tracking errors to the sums of the episode.
-
-        Args:
-            view: state of N environments; `view.task` is advanced.
-        """
-        speed, turn = tracking_error(view)
-        view.task["speed_error"] = view.task["speed_error"] + view.xp.astype(speed, view.task["speed_error"].dtype)
-        view.task["turn_error"] = view.task["turn_error"] + view.xp.astype(turn, view.task["turn_error"].dtype)
 
     def observe(self, view: View) -> Array:
         """Motion and tilt of the trunk, command, gait clock, joints and last action.
@@ -169,17 +134,6 @@ class Quadruped:
         parts = [trunk_velocity(view), view.qvel[:, 3:6] / 4.0, gravity(view), view.task["command"], clock]
         parts += [joint, view.qvel[:, 6:] / 20.0, view.action]
         return xp.concat([xp.astype(part, xp.float32) for part in parts], axis=1)
-
-    def reward(self, view: View) -> Array:
-        """Sum of `reward_terms`.
-
-        Args:
-            view: state of N environments.
-
-        Returns:
-            (N,) float32.
-        """
-        return view.total(self.reward_terms(view))
 
     def reward_terms(self, view: View) -> dict[str, Array]:
         """The weighted parts of the reward by name.
@@ -216,19 +170,6 @@ class Quadruped:
             (N,) bool.
         """
         return (view.qpos[:, 2] < FALL_HEIGHT) | (-gravity(view)[:, 2] < FALL_UPRIGHT)
-
-    def success(self, view: View) -> Array:
-        """The full episode is over and its mean tracking errors are below the bounds.
-
-        Args:
-            view: state of N environments.
-
-        Returns:
-            (N,) bool.
-        """
-        steps = view.xp.astype(view.step, view.task["speed_error"].dtype)
-        good = (view.task["speed_error"] < SPEED_BOUND * steps) & (view.task["turn_error"] < TURN_BOUND * steps)
-        return good & (view.step >= self.episode_steps) & ~self.terminated(view)
 
     def expert(self, state: Array) -> Array:
         """Trot: diagonal legs step together, at the beat of the gait clock.
@@ -301,52 +242,3 @@ def leg_angles(x: Array, y: Array, z: Array, side: Array, xp: ModuleType) -> Arr
     distance = xp.clip(xp.sqrt(x**2 + down**2), 0.08, 2.0 * _LINK - 0.002)
     bend = xp.acos(distance / (2.0 * _LINK))  # equal links: the knee angle is twice the angle at the hip
     return xp.stack([hip, xp.atan2(-x, down) + bend, -2.0 * bend], axis=2)
-
-
-def gravity(view: View) -> Array:
-    """Unit vector of gravity in the frame of the trunk.
-
-    Args:
-        view: state of N environments.
-
-    Returns:
-        (N, 3); (0, 0, -1) when level.
-    """
-    w, x, y, z = (view.qpos[:, i] for i in range(3, 7))
-    columns = [2.0 * (w * y - x * z), -2.0 * (w * x + y * z), 2.0 * (x * x + y * y) - 1.0]
-    return view.xp.stack(columns, axis=1)
-
-
-def trunk_velocity(view: View) -> Array:
-    """Velocity of the trunk in its own frame.
-
-    Args:
-        view: state of N environments.
-
-    Returns:
-        (N, 3) [m/s].
-    """
-    xp = view.xp
-    w, u = view.qpos[:, 3:4], -view.qpos[:, 4:7]  # the conjugate quaternion turns world into trunk
-    v = view.qvel[:, 0:3]
-    first = _cross(u, v, xp) + w * v
-    return v + 2.0 * _cross(u, first, xp)
-
-
-def tracking_error(view: View) -> tuple[Array, Array]:
-    """Distance of the motion from the command.
-
-    Args:
-        view: state of N environments.
-
-    Returns:
-        (N,) length of the horizontal velocity error [m/s] and (N,) size of the yaw-rate error [rad/s].
-    """
-    xp, command = view.xp, view.task["command"]
-    gap = trunk_velocity(view)[:, :2] - command[:, :2]
-    return xp.sqrt(xp.sum(gap**2, axis=1)), xp.abs(view.qvel[:, 5] - command[:, 2])
-
-
-def _cross(a: Array, b: Array, xp: ModuleType) -> Array:
-    columns = [a[:, (i + 1) % 3] * b[:, (i + 2) % 3] - a[:, (i + 2) % 3] * b[:, (i + 1) % 3] for i in range(3)]
-    return xp.stack(columns, axis=1)

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.sim.card_arm import TOOL, CardArm
+from robot_rl.sim.card_arm import CardArm
 from robot_rl.sim.check import check
 from robot_rl.sim.engine_options import EngineOptions
-from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
 from robot_rl.sim.robot_model import digest, load, mujoco
@@ -104,25 +103,6 @@ def test_package_paths_and_meshes_of_one_name_are_found_and_touch_as_capsules(tm
     before = digest(path)
     (tmp_path / "arm/meshes/visual/link.obj").write_text(tetrahedron.format(0.2))
     assert digest(path) != before  # the hash is of everything that the model names
-
-
-def test_chain_of_a_compiled_model_agrees_with_mujoco(small: Card) -> None:
-    arm = CardArm(small, action="joint", control_hz=10.0)
-    model = mujoco.MjModel.from_xml_string(arm.xml)
-    data = mujoco.MjData(model)
-    chain = Chain(model, TOOL)
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        q = rng.uniform(-1.5, 1.5, 5)
-        data.qpos[:5] = q
-        mujoco.mj_kinematics(model, data)
-        mujoco.mj_comPos(model, data)
-        position, rotation, jacobian = chain.jacobian(q[None])
-        linear, angular = np.zeros((3, model.nv)), np.zeros((3, model.nv))
-        mujoco.mj_jacSite(model, data, linear, angular, model.site(TOOL).id)
-        np.testing.assert_allclose(position[0], data.site(TOOL).xpos, atol=1e-9)
-        np.testing.assert_allclose(rotation[0].ravel(), data.site(TOOL).xmat, atol=1e-9)
-        np.testing.assert_allclose(jacobian[0], np.concatenate([linear, angular])[:, :5], atol=1e-9)
 
 
 def test_approach_goes_to_the_place_and_drifts_to_rest_without_leaving_it(small: Card) -> None:

@@ -19,18 +19,14 @@ class TorchSlider:
         self.substeps = SUBSTEPS
         self.qpos, self.qvel, self.ctrl = (torch.zeros((num_envs, 1)) for _ in range(3))
         self.sensors = {"tip": torch.zeros((num_envs, 3)), "x": torch.zeros((num_envs, 1))}
-        self._pending = torch.zeros((SUBSTEPS if latency else 0, num_envs, 1))
+        self.pending = torch.zeros((SUBSTEPS if latency else 0, num_envs, 1))
         self.scaled: list[tuple[Tensor, dict[str, Tensor]]] = []
         self.words: str | None = None
         self.closed = False
 
-    @property
-    def pending(self) -> Tensor:
-        return self._pending
-
     def advance(self) -> None:
         for index in range(SUBSTEPS):
-            force = self._pending[index] if len(self._pending) else self.ctrl
+            force = self.pending[index] if len(self.pending) else self.ctrl
             self.qvel += TIMESTEP * force / MASS
             self.qpos += TIMESTEP * self.qvel
         self.forward()

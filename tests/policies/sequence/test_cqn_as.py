@@ -51,7 +51,7 @@ def values(learner: CqnAs, state: np.ndarray, action: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         for level in range(learner.codes.levels):
             middle = learner._middle(code[:, :level])
-            out = learner.critic.compute(learner.critic.params, learner.seen(torch.as_tensor(state)), middle, level)
+            out = learner.critic.compute(learner.seen(torch.as_tensor(state)), middle, level)
             value = learner.head.value(out)
             found.append(value.gather(-1, code[:, level, ..., None])[..., 0])
     return torch.stack(found, 1).numpy()
@@ -172,7 +172,7 @@ def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
 def test_step_size_falls_as_a_cosine_and_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     io, rng, seen = interface(1), np.random.default_rng(0), []
     learner = CqnAs(CqnAsOptions(**SMALL, horizon=3, decay=4), io)
-    monkeypatch.setattr(learner.critic.params, "adam", seen.append)
+    monkeypatch.setattr(learner.critic.params, "adam", lambda lr, beta1: seen.append(lr))
     trained(learner, buffer_of(io, 3, [episode(rng.uniform(-1, 1, (9, 1)), np.ones(9)) for _ in range(4)]), 6)
     assert seen == pytest.approx([3e-3 * share for share in (1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0)], abs=1e-8)
     with pytest.raises(ValueError, match="decay"):

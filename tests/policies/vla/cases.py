@@ -10,9 +10,10 @@ import torch
 
 from robot_rl.policies.nets.tiny_backbone import TinyBackbone
 from robot_rl.policies.nets.vlm import from_config
-from robot_rl.policies.vla.chunk_policy import ChunkPolicy, probe_obs
+from robot_rl.policies.vla.chunk_policy import ChunkPolicy
 from robot_rl.policies.vla.guard import RobotFacts, save
 from robot_rl.policies.vla.interface import ActionStats, PolicyMeta
+from robot_rl.policies.vla.player_parts import probe_obs
 
 NAMES = ("tip_dx", "tip_dy", "tip_dz", "gripper")
 LOW, HIGH = (-0.03, -0.03, -0.03, 0.0), (0.03, 0.03, 0.03, 0.08)
