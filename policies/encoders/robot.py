@@ -10,6 +10,7 @@ from torch import Tensor
 
 from robot_rl.extras import require
 from robot_rl.policies.encoders.points import PointEncoder, PointOptions, check_interface, picture_keys, places_of
+from robot_rl.policies.encoders.points_labels import Places
 from robot_rl.policies.nets.heat_maps import HeatMaps
 from robot_rl.policies.nets.pinhole import project
 from robot_rl.types import IOSpec
@@ -19,7 +20,8 @@ FORMAT = "robot_rl points 1"
 """In the head of a file of weights, beside the size of its pictures and each net's points."""
 _MEET, _SAME = 1.5, 0.015  # pixels by which rays miss each other, and m from an object, at which a point is doubted
 _REMEDY = (
-    "leave encoder.path out for the file of the package, or name one that python -m benchmarks.robot_encoder wrote"
+    "take the file of the package (encoder=robot without encoder.path, encoder=selftrained with encoder.start=robot), "
+    "or one that python -m benchmarks.robot_encoder wrote"
 )
 
 
@@ -54,11 +56,7 @@ class RobotEncoder(PointEncoder):
     def __init__(self, options: RobotEncoderOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         check_interface(io, "robot")
         places = places_of(io)
-        weights = Weights(Path(options.path) if options.path else WEIGHTS)
-        for key in picture_keys(io):
-            weights.check_size(key, io.obs[key][0])
-        kind = kind_of(places.turns)
-        nets = [weights.net(f"{kind}.{io.calibration[key].mount}", places.names) for key in picture_keys(io)]
+        nets = starting_nets(Path(options.path) if options.path else WEIGHTS, io, places)
         super().__init__(io, places, options.near, nets, device=device)
 
     def believe(self, sure: Tensor, places: Tensor, pixels: Sequence[Tensor], tool: Tensor) -> Tensor:
@@ -71,6 +69,18 @@ class RobotEncoder(PointEncoder):
             near = (-0.5 * (places[:, 1] - places[:, 0]).square().sum(-1) / _SAME**2).exp()
             sure[:, 1] = sure[:, 1] * (1.0 - near).clamp_min(0.03)
         return sure
+
+
+def starting_nets(path: Path, io: IOSpec, places: Places) -> list[HeatMaps]:
+    """Nets of a file, one for each camera of an interface, in its order.
+
+    Raises:
+        ValueError: none for such a camera or size of picture, or a file that is none of weights; says what to do.
+    """
+    weights, kind = Weights(path), kind_of(places.turns)
+    for key in picture_keys(io):
+        weights.check_size(key, io.obs[key][0])
+    return [weights.net(f"{kind}.{io.calibration[key].mount}", places.names) for key in picture_keys(io)]
 
 
 def kind_of(turns: bool) -> str:
@@ -91,7 +101,7 @@ class Weights:
     def __init__(self, path: Path) -> None:
         self._path = path
         if not path.is_file():
-            raise ValueError(f"encoder.path={path} is no file; {_REMEDY}")
+            raise ValueError(f"{path} is no file of an encoder's weights; {_REMEDY}")
         try:
             with require("safetensors").safe_open(str(path), framework="pt") as file:
                 self._head = dict(file.metadata() or {})
