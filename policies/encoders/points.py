@@ -20,6 +20,7 @@ from robot_rl.types.options import Positive
 _FAR = 0.1  # metres per unit of a vector to a point
 _TURN, _FINE_TURN = 0.3, 0.05  # radians per unit of a turn, and where its fine copy saturates
 _TRAIL = 0.9  # of the running estimate's weight that is left after a step
+_LEAST = 1e-2  # confidence that counts for every look: powers of it stay numbers
 _CHUNK = 256  # frames that are encoded at a time
 
 Trail = tuple[Tensor, Tensor]
@@ -52,6 +53,7 @@ class PointEncoder:
         keys: what of a batch `read` needs.
         remembers: it does.
         settle: updates of the method after a fit.
+        power: of the confidence, which weighs a look in the running estimate.
         io: what a method sees: "state" alone, the features.
         width: numbers that `see` and `follow` give of a frame, as one row.
         fits: how often it was fitted.
@@ -63,6 +65,7 @@ class PointEncoder:
     keys = ("state", "tool", "sight")
     remembers = True
     settle = 0
+    power = 2.0
 
     def __init__(
         self, io: IOSpec, places: Places, near: float | None, nets: list[HeatMaps], *, device: str = "cpu"
@@ -129,7 +132,7 @@ class PointEncoder:
 
     def follow(self, places: Tensor, sure: Tensor, trail: Trail | None) -> Trail:
         """The running estimate of what stands still, after one more look; None begins an episode."""
-        now, weight = places[:, self.places.still], sure[:, self.places.still].square()
+        now, weight = places[:, self.places.still], sure[:, self.places.still].clamp_min(_LEAST).pow(self.power)
         if trail is None:
             return now, weight
         kept = _TRAIL * trail[1]

@@ -53,6 +53,8 @@ class RobotEncoder(PointEncoder):
     Networks from Simulation to the Real World.
     """
 
+    power = 6.0  # its nets say where they see nothing
+
     def __init__(self, options: RobotEncoderOptions, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         check_interface(io, "robot")
         places = places_of(io)
