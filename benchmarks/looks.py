@@ -23,10 +23,12 @@ from torch import Tensor
 from benchmarks.robot_encoder import SEEN, labels, visible
 from benchmarks.sight import NEAR
 from robot_rl import api
+from robot_rl.policies.encoders.points import kind_of
 from robot_rl.policies.encoders.points_labels import Places
-from robot_rl.policies.encoders.robot import WEIGHTS, RobotEncoder, RobotEncoderOptions, Weights, kind_of
+from robot_rl.policies.encoders.robot import RobotEncoder, RobotEncoderOptions
 from robot_rl.policies.nets.heat_maps import HeatMaps, find_points
 from robot_rl.policies.nets.pinhole import project
+from robot_rl.policies.nets.point_weights import WEIGHTS, Weights
 
 PARTS = {
     "pick": ("none", "arm", "colours", "textures", "task", "lamps", "sizes", "things", "cameras", "all"),

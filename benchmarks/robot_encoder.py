@@ -27,9 +27,10 @@ from benchmarks.sight import distances
 from robot_rl import api
 from robot_rl.extras import require
 from robot_rl.policies.encoders.points_labels import BESIDE, Places
-from robot_rl.policies.encoders.robot import FORMAT, WEIGHTS, RobotEncoder, RobotEncoderOptions
+from robot_rl.policies.encoders.robot import RobotEncoder, RobotEncoderOptions
 from robot_rl.policies.nets.heat_maps import HeatMaps, disturb, find_points, heat_loss
 from robot_rl.policies.nets.pinhole import project
+from robot_rl.policies.nets.point_weights import FORMAT, WEIGHTS
 from robot_rl.sim.eyes import Painters, calibrate
 from robot_rl.sim.look import Look, dress
 from robot_rl.sim.mujoco_physics import mujoco

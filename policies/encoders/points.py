@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from robot_rl.policies.encoders.points_labels import Places
 from robot_rl.policies.nets.heat_maps import HeatMaps, find_points
 from robot_rl.policies.nets.pinhole import triangulate
+from robot_rl.policies.nets.point_weights import Weights
 from robot_rl.types import IOSpec, Metrics, Options, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Positive
@@ -257,6 +259,23 @@ def places_of(io: IOSpec, lift: float = 0.0) -> Places:
         lift: see `Places`.
     """
     return Places(io.action_names[-1] == "gripper_opening", "tip_dyaw" in io.action_names, lift)
+
+
+def starting_nets(path: Path, io: IOSpec, places: Places) -> list[HeatMaps]:
+    """Nets of a file, one for each camera of an interface, in its order.
+
+    Raises:
+        ValueError: none for such a camera or size of picture, or a file that is none of weights; says what to do.
+    """
+    weights, kind = Weights(path), kind_of(places.turns)
+    for key in picture_keys(io):
+        weights.check_size(key, io.obs[key][0])
+    return [weights.net(f"{kind}.{io.calibration[key].mount}", places.names) for key in picture_keys(io)]
+
+
+def kind_of(turns: bool) -> str:
+    """What a net looks for: "hole" where the tool turns, "ball" elsewhere."""
+    return "hole" if turns else "ball"
 
 
 def check_interface(io: IOSpec, name: str) -> None:

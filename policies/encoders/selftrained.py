@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-from robot_rl.policies.encoders.points import PointEncoder, PointOptions, check_interface, picture_keys, places_of
-from robot_rl.policies.encoders.robot import WEIGHTS, starting_nets
+from robot_rl.policies.encoders.points import (
+    PointEncoder,
+    PointOptions,
+    check_interface,
+    picture_keys,
+    places_of,
+    starting_nets,
+)
 from robot_rl.policies.nets.heat_maps import HeatMaps, disturb, find_points, heat_loss
 from robot_rl.policies.nets.pinhole import project, triangulate
+from robot_rl.policies.nets.point_weights import WEIGHTS
 from robot_rl.types import IOSpec, Metrics, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Count, NotNegative, Number, Rate, Whole

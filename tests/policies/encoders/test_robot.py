@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from robot_rl import api
-from robot_rl.policies.encoders.robot import WEIGHTS, RobotEncoder, RobotEncoderOptions, Weights
+from robot_rl.policies.encoders.robot import RobotEncoder, RobotEncoderOptions
 from robot_rl.policies.encoders.selftrained import SelfTrained, SelfTrainedOptions
 from robot_rl.policies.nets.pinhole import project
+from robot_rl.policies.nets.point_weights import WEIGHTS, Weights
 
 SEEN = {"proprio": "own", "camera_size": [64, 64], "camera_quality": "fast", "supersample": 2}
 

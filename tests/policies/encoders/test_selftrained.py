@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from robot_rl.policies.encoders.encoded import Encoded, EncodedOptions
-from robot_rl.policies.encoders.robot import FORMAT
 from robot_rl.policies.encoders.selftrained import SelfTrained, SelfTrainedOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.policies.nets.heat_maps import HeatMaps
 from robot_rl.policies.nets.pinhole import project
+from robot_rl.policies.nets.point_weights import FORMAT
 from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.camera import Calibration
 from robot_rl.types.frames import FrameRun
