@@ -14,24 +14,26 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import avg_pool2d, smooth_l1_loss
+from torch.nn.functional import affine_grid, avg_pool2d, grid_sample, smooth_l1_loss
 
 from benchmarks.sight import distances
 from robot_rl import api
 from robot_rl.extras import require
 from robot_rl.policies.encoders.points_labels import BESIDE, Places
-from robot_rl.policies.encoders.robot import FORMAT, WEIGHTS, RobotEncoder, RobotEncoderOptions
+from robot_rl.policies.encoders.robot import RobotEncoder, RobotEncoderOptions
 from robot_rl.policies.nets.heat_maps import HeatMaps, disturb, find_points, heat_loss
 from robot_rl.policies.nets.pinhole import project
+from robot_rl.policies.nets.point_weights import FORMAT, WEIGHTS
 from robot_rl.sim.eyes import Painters, calibrate
 from robot_rl.sim.look import Look, dress
+from robot_rl.sim.mujoco_physics import mujoco
 from robot_rl.sim.world import parts_of
 
 SIZE = 64
@@ -46,6 +48,15 @@ MIX = {"ball": 0.1, "hole": 0.4}
 """Of the pictures' colours (`spoil`): cubes and balls are known by theirs, holes are not."""
 LONGER = {"ball": 1.6, "hole": 1.0}
 """Times the steps of a training."""
+HIDES = {"ball": True, "hole": False}
+"""Whether a point that something hides is one to doubt; where a hole is its block tells, too. Such pictures are also
+warped, and patches laid on them: holes were seen less well for it."""
+WARPED = 0.7
+"""Share of them that are."""
+ASIDE = 0.008
+"""Metres from the middle of a thing at which rays are tried, too."""
+HIDDEN = 5.0
+"""Weight of points that are not seen, of which `heat_loss` takes a tenth: so many times that."""
 SEEN = {"cameras": "own", "proprio": "own", "camera_size": [SIZE, SIZE], "camera_quality": "fast", "supersample": 2}
 
 
@@ -74,7 +85,7 @@ class Pictures:
     Attributes:
         pixels: (n, SIZE, SIZE, 3) uint8.
         places: (n, P, 2) where points fall.
-        inside: (n, P) they are in the picture.
+        inside: (n, P) they are in the picture, and, where `HIDES` says so, not hidden.
         known: (n, P) 0 for points that the world does not have.
     """
 
@@ -135,7 +146,7 @@ def draw(world: str, number: int, scenes: int, o: TrainOptions, kind: str) -> di
     found: dict[str, list[tuple[torch.Tensor, ...]]] = {mount: [] for mount in CAMERAS[kind]}
     for i in range(scenes):
         look = Look(seed=1_000_000 * (10 * o.seed + number + 1) + i, range="known")
-        model = require("mujoco").MjModel.from_xml_string(dress(text, look, VIEWS))
+        model = mujoco.MjModel.from_xml_string(dress(text, look, VIEWS))
         if painters is None:
             painters = Painters(model, parts_of(made.world).markers)
         painters.show(model)
@@ -148,11 +159,74 @@ def draw(world: str, number: int, scenes: int, o: TrainOptions, kind: str) -> di
             shown = painters.paint(states["qpos"][at], task, names, (SIZE, SIZE), quality="fast", supersample=2)
             for name in names:
                 pixel, inside = project(seen[f"image.{name}"], tools[at], where[at].nan_to_num())
+                if HIDES[kind]:
+                    inside = inside & visible(model, states["qpos"][i], name, where[i].numpy(), POINTS[kind].names)
                 found[mount].append((torch.from_numpy(shown[name]), pixel, inside, known))
     assert painters is not None
     painters.close()
     made.close()
     return {mount: Pictures(*(torch.cat(part) for part in zip(*rows))) for mount, rows in found.items()}
+
+
+def visible(model: Any, qpos: np.ndarray, camera: str, points: np.ndarray, names: Sequence[str]) -> torch.Tensor:
+    """(P,) bool: of five rays at the middle of a thing and about it, two or more meet nothing else before it."""
+    data = mujoco.MjData(model)
+    data.qpos[:] = qpos
+    mujoco.mj_forward(model, data)
+    eye = data.cam(camera)
+    right, up = eye.xmat.reshape(3, 3).T[:2]
+    free = []
+    for point, name in zip(points, names):
+        count = 0
+        if np.isfinite(point).all():
+            body = model.geom("cube" if name == "object" else name).bodyid[0]
+            for aside in (0.0 * up, up, -up, right, -right):
+                way = point + ASIDE * aside - eye.xpos
+                far = np.linalg.norm(way)
+                met = mujoco.mj_ray(model, data, eye.xpos, way / far, None, 1, body, None)
+                count += met < 0.0 or met > far - ASIDE
+        free.append(count >= 2)
+    return torch.tensor(free)
+
+
+def warp(
+    pictures: torch.Tensor, places: torch.Tensor, share: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Floats (B, H, W, 3) and places in them (B, P, 2), a share of them turned, scaled and stretched."""
+    batch = len(pictures)
+    draws = 2.0 * torch.rand((3, batch), generator=generator) - 1.0
+    draws = draws * (torch.rand(batch, generator=generator) < share)
+    angle, size, stretch = 0.15 * draws[0], (0.2 * draws[1]).exp(), (0.1 * draws[2]).exp()
+    cosine, sine = angle.cos() * size, angle.sin() * size
+    turn = torch.stack([torch.stack([cosine * stretch, -sine], -1), torch.stack([sine * stretch, cosine], -1)], -2)
+    back = torch.cat([torch.linalg.inv(turn), torch.zeros(batch, 2, 1)], 2)
+    channels = pictures.permute(0, 3, 1, 2)
+    moved = grid_sample(
+        channels,
+        affine_grid(back, list(channels.shape), align_corners=False),
+        padding_mode="border",
+        align_corners=False,
+    )
+    return moved.permute(0, 2, 3, 1), torch.einsum("bij,bpj->bpi", turn, places - 0.5 * SIZE) + 0.5 * SIZE
+
+
+def cover(
+    pictures: torch.Tensor, places: torch.Tensor, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Floats (B, H, W, 3) with up to three patches on them, and (B, P) bool: no patch lies on a place."""
+    batch = len(pictures)
+    cell = torch.arange(SIZE) + 0.5
+    free = torch.ones(places.shape[:2], dtype=torch.bool)
+    for _ in range(3):
+        low = torch.rand((batch, 2), generator=generator) * SIZE
+        size = 4.0 + 12.0 * torch.rand((batch, 2), generator=generator)
+        size = size * (torch.rand((batch, 1), generator=generator) < 0.4)
+        inside = (cell >= low[..., None]) & (cell < (low + size)[..., None])
+        patch = inside[:, 1, :, None] & inside[:, 0, None, :]
+        colour = torch.rand((batch, 1, 1, 3), generator=generator) - 0.5
+        pictures = torch.where(patch[..., None], colour, pictures)
+        free = free & ~((places >= low[:, None]) & (places < (low + size)[:, None])).all(-1)
+    return pictures, free
 
 
 def spoil(pictures: torch.Tensor, mix: float, generator: torch.Generator) -> torch.Tensor:
@@ -185,9 +259,14 @@ def train(name: str, pictures: Pictures, o: TrainOptions) -> HeatMaps:
         pick = torch.randint(len(pictures.pixels), (32,), generator=generator)
         moved, shift = disturb(pictures.pixels[pick], 6, generator)
         places, inside = pictures.places[pick] + shift[:, None], pictures.inside[pick]
+        if HIDES[kind]:
+            moved, places = warp(moved, places, WARPED, generator)
+            moved, free = cover(moved, places, generator)
+            inside = inside & free
         inside = inside & ((places > 0.0) & (places < SIZE)).all(-1)
         logits = net(spoil(moved, MIX[kind], generator))
-        loss = heat_loss(logits, places, inside, pictures.known[pick])
+        doubt = torch.where(inside, 1.0, HIDDEN if HIDES[kind] else 1.0)
+        loss = heat_loss(logits, places, inside, pictures.known[pick] * doubt)
         near = smooth_l1_loss(find_points(logits)[0], places, reduction="none", beta=0.5).mean(-1).clamp_max(4.0)
         weight = pictures.known[pick] * inside
         loss = loss + o.precise * (near * weight).sum() / weight.sum().clamp_min(1.0)

@@ -31,14 +31,24 @@ class Look(Options):
     """Of all draws."""
     range: Literal["known", "unknown"] = "unknown"
     """Whether to draw from what `encoder=robot` was trained on, or outside of it."""
+    part: Literal["all", "arm", "colours", "textures", "task", "lamps", "sizes", "things", "cameras", "wrist"] = "all"
+    """What of an unknown look is unknown, the rest is as in known ones: greys of the arm; hues of all but arm, cube and
+    goal; kinds of textures; hues of cube and goal, opacity and glow of the goal; lamps; sizes; kinds of things that lie
+    about; cameras that stand; the camera of the hand."""
 
 
 class _Draw:
-    """Numbers from an interval, or from beyond its ends."""
+    """Numbers from an interval, or from beyond its ends, for a part of a look; all parts draw from one stream."""
 
-    def __init__(self, look: Look) -> None:
-        self.rng = np.random.default_rng((look.seed, ("known", "unknown").index(look.range)))
-        self.range, self._beyond = look.range, look.range == "unknown"
+    def __init__(self, look: Look, part: str = "all", rng: np.random.Generator | None = None) -> None:
+        self._look = look
+        self.rng = rng or np.random.default_rng((look.seed, ("known", "unknown").index(look.range)))
+        self._beyond = look.range == "unknown" and look.part in ("all", part)
+        self.range = "unknown" if self._beyond else "known"
+
+    def of(self, part: str) -> _Draw:
+        """For a part."""
+        return _Draw(self._look, part, self.rng)
 
     def between(
         self, low: float, high: float, *, below: float = 0.0, above: float = 0.0, under: float = 0.0, over: float = 0.0
@@ -90,8 +100,8 @@ def dress(mjcf: str, look: Look, views: int = 0) -> str:
         )
     draw = _Draw(look)
     _paint(root, assets, draw)
-    _light(root, world, draw)
-    _resize(root, draw)
+    _light(root, world, draw.of("lamps"))
+    _resize(root, draw.of("sizes"))
     _scatter(world, draw)
     parents = {child: parent for parent in root.iter() for child in parent}
     for camera in list(root.iter("camera")):
@@ -105,37 +115,38 @@ def dress(mjcf: str, look: Look, views: int = 0) -> str:
 
 def _paint(root: ElementTree.Element, assets: ElementTree.Element, draw: _Draw) -> None:
     """Materials, and colours of the task's objects: cubes are warm and goals green to blue, other things anything."""
+    other, texture_of, task = draw.of("colours"), draw.of("textures"), draw.of("task")
     for name, low, high in (("shell", 0.5, 1.0), ("joint", 0.08, 0.45), ("leg", 0.1, 0.5), ("rubber", 0.05, 0.25)):
-        _material(root, name).set("rgba", _words((*draw.grey(low, high), 1.0)))
-    _material(root, "accent").set("rgba", _words((*draw.colour((0.3, 0.9), (0.3, 0.9)), 1.0)))
-    _material(root, "table").set("specular", f"{draw.between(0.0, 0.3, above=0.2):.3g}")
+        _material(root, name).set("rgba", _words((*draw.of("arm").grey(low, high), 1.0)))
+    _material(root, "accent").set("rgba", _words((*other.colour((0.3, 0.9), (0.3, 0.9)), 1.0)))
+    _material(root, "table").set("specular", f"{texture_of.between(0.0, 0.3, above=0.2):.3g}")
     for name in ("table", "floor"):
         light = float(draw.rng.uniform(0.3, 0.85))
-        pair = [draw.colour((0.0, 0.45), (light + step, light + step + 0.05)) for step in (0.0, -0.12)]
-        kind = str(draw.rng.choice(_TEXTURES[draw.range]))
+        pair = [other.colour((0.0, 0.45), (light + step, light + step + 0.05)) for step in (0.0, -0.12)]
+        kind = str(draw.rng.choice(_TEXTURES[texture_of.range]))
         first, second = (_words(colour) for colour in pair)
         texture = {"rgb1": first, "rgb2": first if kind == "flat" else second, "builtin": kind}
         if kind == "speckles":
             texture |= {"rgb2": first, "builtin": "flat", "mark": "random", "random": "0.1", "markrgb": second}
         size = {"type": "2d", "name": f"look_{name}", "width": "64", "height": "64"}
         ElementTree.SubElement(assets, "texture", {**texture, **size})
-        repeat = f"{draw.between(1.0, 6.0, above=3.0):.3g}"
+        repeat = f"{texture_of.between(1.0, 6.0, above=3.0):.3g}"
         material = _material(root, name)
         material.attrib.update(
             texture=f"look_{name}", rgba="1 1 1 1", texuniform="true", texrepeat=f"{repeat} {repeat}"
         )
     sky = root.find(".//texture[@name='sky']")
     if sky is not None:
-        sky.set("rgb1", _words(draw.colour((0.0, 0.4), (0.2, 1.0))))
-        sky.set("rgb2", _words(draw.colour((0.0, 0.5), (0.2, 0.9))))
+        sky.set("rgb1", _words(other.colour((0.0, 0.4), (0.2, 1.0))))
+        sky.set("rgb2", _words(other.colour((0.0, 0.5), (0.2, 0.9))))
     goal = root.find(".//material[@name='goal']")
     if goal is not None:
-        colour = draw.colour((0.65, 1.0), (0.5, 0.95), (0.24, 0.58), 0.04, around=0.04)
-        goal.set("rgba", _words((*colour, draw.between(0.5, 1.0, below=0.1, under=0.1))))
-        goal.set("emission", f"{draw.between(0.2, 0.6, below=0.1, above=0.1, under=0.1, over=0.1):.3g}")
-    cube = draw.colour((0.65, 1.0), (0.5, 1.0), (-0.04, 0.11), 0.04, around=0.04)
-    socket = draw.colour((0.0, 0.9), (0.3, 0.95))
-    peg = draw.colour((0.2, 0.95), (0.35, 1.0))
+        colour = task.colour((0.65, 1.0), (0.5, 0.95), (0.24, 0.58), 0.04, around=0.04)
+        goal.set("rgba", _words((*colour, task.between(0.5, 1.0, below=0.1, under=0.1))))
+        goal.set("emission", f"{task.between(0.2, 0.6, below=0.1, above=0.1, under=0.1, over=0.1):.3g}")
+    cube = task.colour((0.65, 1.0), (0.5, 1.0), (-0.04, 0.11), 0.04, around=0.04)
+    socket = other.colour((0.0, 0.9), (0.3, 0.95))
+    peg = other.colour((0.2, 0.95), (0.35, 1.0))
     for geom in root.iter("geom"):
         name = geom.get("name", "")
         for begin, colour in (("cube", cube), ("wall_", socket), ("floor_of_hole", socket), ("peg", peg)):
@@ -199,12 +210,12 @@ def _scatter(world: ElementTree.Element, draw: _Draw) -> None:
             inside = [low - 0.05 < at < high + 0.05 for at, (low, high) in zip((x, y), _AWAY)]
             if not all(inside) and math.hypot(x, y) > 0.15:
                 break
-        kind = str(draw.rng.choice(_KINDS[draw.range]))
+        kind = str(draw.rng.choice(_KINDS[draw.of("things").range]))
         size = draw.rng.uniform((0.012, 0.02, 0.008), (0.04, 0.05, 0.02))
         flat = {"capsule": (0.5 * size[0], size[1]), "cylinder": (size[0], size[2])}.get(kind, tuple(size))
         lying = "1.5708 0 " if kind == "capsule" else "0 0 "
         thing = {"type": kind, "size": _words(flat), "pos": _words((x, y, flat[-1] if kind != "capsule" else flat[0]))}
-        colour = draw.colour((0.0, 0.9), (0.15, 0.95))
+        colour = draw.of("colours").colour((0.0, 0.9), (0.15, 0.95))
         thing |= {
             "name": f"thing_{i}",
             "rgba": _words((*colour, 1.0)),
@@ -219,6 +230,7 @@ def _move(camera: ElementTree.Element, place: dict[str, str], draw: _Draw) -> No
     right, up = np.array(axes[:3]), np.array(axes[3:])
     back = np.cross(right, up)
     fovy = math.radians(float(place["fovy"]))
+    draw = draw.of("wrist" if place["name"] == "wrist" else "cameras")
     if place["name"] == "wrist":
         at = at + [draw.between(-0.006, 0.006, below=0.003, above=0.003) for _ in range(3)]
         tilt = [draw.between(-0.05, 0.05, below=0.02, above=0.02) for _ in range(3)]

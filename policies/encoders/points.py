@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from robot_rl.policies.encoders.points_labels import Places
 from robot_rl.policies.nets.heat_maps import HeatMaps, find_points
 from robot_rl.policies.nets.pinhole import triangulate
+from robot_rl.policies.nets.point_weights import Weights
 from robot_rl.types import IOSpec, Metrics, Options, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Positive
@@ -20,6 +22,7 @@ from robot_rl.types.options import Positive
 _FAR = 0.1  # metres per unit of a vector to a point
 _TURN, _FINE_TURN = 0.3, 0.05  # radians per unit of a turn, and where its fine copy saturates
 _TRAIL = 0.9  # of the running estimate's weight that is left after a step
+_LEAST = 1e-2  # confidence that counts for every look: powers of it stay numbers
 _CHUNK = 256  # frames that are encoded at a time
 
 Trail = tuple[Tensor, Tensor]
@@ -52,6 +55,7 @@ class PointEncoder:
         keys: what of a batch `read` needs.
         remembers: it does.
         settle: updates of the method after a fit.
+        power: of the confidence, which weighs a look in the running estimate.
         io: what a method sees: "state" alone, the features.
         width: numbers that `see` and `follow` give of a frame, as one row.
         fits: how often it was fitted.
@@ -63,6 +67,7 @@ class PointEncoder:
     keys = ("state", "tool", "sight")
     remembers = True
     settle = 0
+    power = 2.0
 
     def __init__(
         self, io: IOSpec, places: Places, near: float | None, nets: list[HeatMaps], *, device: str = "cpu"
@@ -129,7 +134,7 @@ class PointEncoder:
 
     def follow(self, places: Tensor, sure: Tensor, trail: Trail | None) -> Trail:
         """The running estimate of what stands still, after one more look; None begins an episode."""
-        now, weight = places[:, self.places.still], sure[:, self.places.still].square()
+        now, weight = places[:, self.places.still], sure[:, self.places.still].clamp_min(_LEAST).pow(self.power)
         if trail is None:
             return now, weight
         kept = _TRAIL * trail[1]
@@ -254,6 +259,23 @@ def places_of(io: IOSpec, lift: float = 0.0) -> Places:
         lift: see `Places`.
     """
     return Places(io.action_names[-1] == "gripper_opening", "tip_dyaw" in io.action_names, lift)
+
+
+def starting_nets(path: Path, io: IOSpec, places: Places) -> list[HeatMaps]:
+    """Nets of a file, one for each camera of an interface, in its order.
+
+    Raises:
+        ValueError: none for such a camera or size of picture, or a file that is none of weights; says what to do.
+    """
+    weights, kind = Weights(path), kind_of(places.turns)
+    for key in picture_keys(io):
+        weights.check_size(key, io.obs[key][0])
+    return [weights.net(f"{kind}.{io.calibration[key].mount}", places.names) for key in picture_keys(io)]
+
+
+def kind_of(turns: bool) -> str:
+    """What a net looks for: "hole" where the tool turns, "ball" elsewhere."""
+    return "hole" if turns else "ball"
 
 
 def check_interface(io: IOSpec, name: str) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-from robot_rl.policies.encoders.points import PointEncoder, PointOptions, check_interface, picture_keys, places_of
+from robot_rl.policies.encoders.points import (
+    PointEncoder,
+    PointOptions,
+    check_interface,
+    picture_keys,
+    places_of,
+    starting_nets,
+)
 from robot_rl.policies.nets.heat_maps import HeatMaps, disturb, find_points, heat_loss
 from robot_rl.policies.nets.pinhole import project, triangulate
+from robot_rl.policies.nets.point_weights import WEIGHTS
 from robot_rl.types import IOSpec, Metrics, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Count, NotNegative, Number, Rate, Whole
@@ -23,7 +32,10 @@ class SelfTrainedOptions(PointOptions):
     """Of the encoder; null stands for a value that depends on the robot: on whether its tool turns, as for fitting."""
 
     first_steps: Count = 700
-    """Steps of the first fit, after the demonstrations."""
+    """Steps of the first fit, after the demonstrations, where the nets begin with nothing."""
+    start: str = ""
+    """File of weights that the nets begin with, as `encoder=robot` takes them; "robot": those of the package. Then
+    every fit is a refit, the first one, too; needs the extra robot."""
     refit_every: Whole = 500
     """Updates between two fits on all successes so far; 0 = never."""
     refit_steps: Count | None = None
@@ -71,7 +83,10 @@ class SelfTrained(PointEncoder):
                 "encoder=selftrained tells by the opening of the fingers where an object was; add opening to proprio"
             )
         self._generator = torch.Generator().manual_seed(seed)
-        nets = [HeatMaps(len(places.names), self._generator) for _ in picture_keys(io)]
+        if options.start:
+            nets = starting_nets(WEIGHTS if options.start == "robot" else Path(options.start), io, places)
+        else:
+            nets = [HeatMaps(len(places.names), self._generator) for _ in picture_keys(io)]
         super().__init__(io, places, options.near, nets, device=device)
         self.settle = options.settle
         self._opening = io.obs_names.index("opening") if places.grips else -1
@@ -95,8 +110,9 @@ class SelfTrained(PointEncoder):
             return {}
         tool = torch.from_numpy(frames.read("tool", numbers)).float()
         marks = [project(camera, tool, places) for camera in self._cameras]
-        steps = self._refit if self.fits else self.o.first_steps
-        first = self.o.lr * (0.5 if self.fits else 1.0)
+        again = bool(self.fits or self.o.start)
+        steps = self._refit if again else self.o.first_steps
+        first = self.o.lr * (0.5 if again else 1.0)
         optimiser = torch.optim.Adam(self._nets.parameters(), lr=first, weight_decay=0.0)
         losses = []
         for step in range(steps):

@@ -150,7 +150,7 @@ def test_robot_encoder_runs_in_a_look_of_its_own_and_again_from_its_folder(robot
         (["env=reach", "encoder=selftraind"], "selftrained"),
         (["env=reach", "encoder=selftrained", "policy=human/hil_ppo"], "fed episodes"),
         (["env=reach", "encoder=robot", "image_size=96"], "use image_size=64"),
-        (["env=reach", "encoder=robot", "encoder.path=nowhere"], "is no file; leave encoder.path out"),
+        (["env=reach", "encoder=robot", "encoder.path=nowhere"], "is no file of an encoder's weights"),
         (["env=reach", "encoder=frozen", "encoder.stage=8"], "encoder.stage is 8"),
         (["env=reach", "encoder=frozen", "encoder.path=nowhere"], "no folder of a transformers model"),
     ],

@@ -15,8 +15,9 @@ from robot_rl.sim.worlds.pick import Pick
 from robot_rl.words import Refused
 
 
-def scene(world, seed: int, kind: str, views: int = 0) -> ElementTree.Element:
-    return ElementTree.fromstring(dress(world.mjcf(), Look.model_validate({"seed": seed, "range": kind}), views))
+def scene(world, seed: int, kind: str, part: str = "all") -> ElementTree.Element:
+    look = Look.model_validate({"seed": seed, "range": kind, "part": part})
+    return ElementTree.fromstring(dress(world.mjcf(), look))
 
 
 def found(root: ElementTree.Element, tag: str, name: str) -> ElementTree.Element:
@@ -63,6 +64,15 @@ def test_unknown_looks_are_outside_the_known_ones():
     # the camera rolls by up to 0.13 rad about its own axis, which does not turn that axis
     assert np.abs(inside[:, 2]).max() < 0.35 < np.abs(outside[:, 2]).min()
     assert not set.union(*(row[1] for row in known)) & set.union(*(row[1] for row in unknown))
+
+
+def test_one_part_of_a_look_is_unknown():
+    one = [facts(scene(Pick(), seed, "unknown", part="cameras")) for seed in range(10)]
+    known = [facts(scene(Pick(), seed, "known")) for seed in range(10)]
+    assert min(abs(row[0][2]) for row in one) > 0.35  # the camera's turn
+    assert all(0.0127 < row[0][1] < 0.0189 for row in one)  # the ball is 0.85 to 1.25 times 15 mm
+    assert set.union(*(row[1] for row in one)) == set.union(*(row[1] for row in known))
+    assert facts(scene(Pick(), 3, "unknown", part="sizes"))[0][2] == pytest.approx(0.0, abs=0.35)
 
 
 def test_the_task_stays_and_views_are_further_cameras():

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from robot_rl import api
-from robot_rl.policies.encoders.robot import WEIGHTS, RobotEncoder, RobotEncoderOptions, Weights
+from robot_rl.policies.encoders.robot import RobotEncoder, RobotEncoderOptions
+from robot_rl.policies.encoders.selftrained import SelfTrained, SelfTrainedOptions
 from robot_rl.policies.nets.pinhole import project
+from robot_rl.policies.nets.point_weights import WEIGHTS, Weights
 
 SEEN = {"proprio": "own", "camera_size": [64, 64], "camera_quality": "fast", "supersample": 2}
 
@@ -129,6 +131,13 @@ def test_it_stays_as_it_is_and_its_weights_travel_with_a_run(reach):
     assert all(torch.equal(value, state["nets"][key]) for key, value in other.state_dict()["nets"].items())
 
 
+def test_an_encoder_that_trains_itself_may_begin_with_its_nets(reach, tmp_path):
+    begun, own = SelfTrained(SelfTrainedOptions(start="robot"), reach), RobotEncoder(RobotEncoderOptions(), reach)
+    assert all(torch.equal(value, own.state_dict()["nets"][key]) for key, value in begun.state_dict()["nets"].items())
+    with pytest.raises(ValueError, match="is no file of an encoder's weights"):
+        SelfTrained(SelfTrainedOptions(start=str(tmp_path / "absent")), reach)
+
+
 def test_cameras_that_it_cannot_see_with_are_refused(reach):
     blind = replace(reach, calibration={"image.front": reach.calibration["image.front"]})
     with pytest.raises(ValueError, match=r"the cameras \['side'\]: their calibration is unknown"):
@@ -147,7 +156,7 @@ def container(head: dict, body: bytes = b"") -> bytes:
 
 
 def test_files_that_are_no_weights_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"is no file; leave encoder\.path out"):
+    with pytest.raises(ValueError, match="is no file of an encoder's weights"):
         Weights(tmp_path / "absent.safetensors")
     path = tmp_path / "file"
     for content, said in (

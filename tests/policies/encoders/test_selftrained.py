@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from robot_rl.policies.encoders.encoded import Encoded, EncodedOptions
 from robot_rl.policies.encoders.selftrained import SelfTrained, SelfTrainedOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
+from robot_rl.policies.nets.heat_maps import HeatMaps
 from robot_rl.policies.nets.pinhole import project
+from robot_rl.policies.nets.point_weights import FORMAT
 from robot_rl.types import IOSpec, Transitions
 from robot_rl.types.camera import Calibration
 from robot_rl.types.frames import FrameRun
@@ -107,6 +110,19 @@ def test_successes_alone_teach_where_goals_are(fitted):
     untrained = encoder()
     untrained.encode(fresh)
     assert np.median(np.linalg.norm(fresh.sight[:, :3] - np.stack(fresh.goals), axis=1)) > 0.05
+
+
+def test_nets_that_begin_with_weights_are_refitted_the_first_time(tmp_path):
+    path = tmp_path / "mine.safetensors"
+    save_file(
+        {f"ball.world.{key}": value for key, value in HeatMaps(1, torch.Generator(), 4, 1).state_dict().items()},
+        path,
+        {"format": FORMAT, "size": "64", "ball.world": "goal"},
+    )
+    found, frames = encoder(start=str(path), refit_steps=2, first_steps=10_000), Kept(3)
+    assert found.state_dict()["nets"]["1.first.bias"].shape == (4,)  # the file says how wide they are
+    found.fit(frames)  # two steps, not thousands
+    assert found.fits == 1
 
 
 def test_features_are_vectors_from_the_tool(fitted):
