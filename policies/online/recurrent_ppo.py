@@ -323,7 +323,7 @@ class MemoryNet(nn.Module):
         return part
 
 
-class MemoryPolicy(ModulePolicy):
+class MemoryPolicy(ModulePolicy[nn.Module]):
     """A Gaussian whose mean depends on all that its rows have seen since they were reset; its state holds no critic.
 
     Args:
@@ -343,35 +343,33 @@ class MemoryPolicy(ModulePolicy):
         *,
         critic_norm: RunningNorm | None = None,
     ) -> None:
-        self._critic_norm = critic_norm
-        self.io, self._net, self._norm, self._keys = io, net, norm, sorted(io.obs)
+        super().__init__(io, net.acting, seed, norm)
+        self._whole, self._critic_norm, self._keys = net, critic_norm, sorted(io.obs)
         device = net.log_std.device
-        self._noise = torch.Generator(device=device).manual_seed(seed)
-        super().__init__("net", net.acting, self._noise, norm)
         self._memory = torch.zeros(0, net.parts * net.width, device=device)
         self._recurrence = Recurrence({"memory": torch.zeros(1, net.width, device=device)}, self._step)
 
     @property
     def parts(self) -> PolicyParts:
         """It remembers, and can go on with what it remembers; without a memory it is a graph."""
-        graph, recurrence = (None, self._recurrence) if self._net.width else (self._graph, None)
+        graph, recurrence = (None, self._recurrence) if self._whole.width else (self._graph, None)
         return PolicyParts(
             remembers=graph is None, save=self._save, restore=self._restore, graph=graph, recurrence=recurrence
         )
 
     def _graph(self, obs: Obs) -> Tensor:
-        return self._net.heads[0](self.read(obs)).clamp(-1.0, 1.0)
+        return self._whole.heads[0](self.read(obs)).clamp(-1.0, 1.0)
 
     def _step(self, obs: Obs, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        out, behind = self._net.memories[0](self.read(obs)[:, None], memory["memory"][None])
-        return self._net.heads[0](out[:, 0]).clamp(-1.0, 1.0), {"memory": behind[0]}
+        out, behind = self._whole.memories[0](self.read(obs)[:, None], memory["memory"][None])
+        return self._whole.heads[0](out[:, 0]).clamp(-1.0, 1.0), {"memory": behind[0]}
 
     def read(self, obs: Obs, *, critic: bool = False) -> Tensor:
         """(..., S) what the network sees of observations; (..., S + P) with what the critic alone reads behind it."""
         device = self._memory.device
         x = torch.cat([torch.as_tensor(obs[key]) for key in self._keys], -1).to(device, torch.float32)
         x = x if self._norm is None else self._norm(x)
-        if not critic or self._net.inputs[-1] == self._net.inputs[0]:
+        if not critic or self._whole.inputs[-1] == self._whole.inputs[0]:
             return x
         more = torch.as_tensor(obs[PRIVILEGED]).to(device, torch.float32)
         return torch.cat([x, more if self._critic_norm is None else self._critic_norm(more)], -1)
@@ -393,9 +391,9 @@ class MemoryPolicy(ModulePolicy):
         """
         x = self.read(obs, critic=PRIVILEGED in obs)
         before = self._memory if len(self._memory) == len(x) else x.new_zeros(len(x), self._memory.shape[1])
-        mean, self._memory = self._net.step(x, before)
-        std = self._net.log_std.exp()
-        raw = gaussian_sample(mean, std, self._noise, deterministic)
+        mean, self._memory = self._whole.step(x, before)
+        std = self._whole.log_std.exp()
+        raw = gaussian_sample(mean, std, self._generator, deterministic)
         logp = None if deterministic else gaussian_logp(raw, mean, std)
         given = {"raw": raw, "memory": before, "next_memory": self._memory}
         if isinstance(obs[self._keys[0]], np.ndarray):
@@ -404,8 +402,8 @@ class MemoryPolicy(ModulePolicy):
         return Action(raw.clamp(-1.0, 1.0), logp, {**given})
 
     def _save(self) -> dict[str, object]:
-        return {"memory": self._memory.clone(), "noise": self._noise.get_state()}
+        return {"memory": self._memory.clone(), "noise": self._generator.get_state()}
 
     def _restore(self, state: StateDict) -> None:
         self._memory = state["memory"].to(self._memory.device)
-        self._noise.set_state(state["noise"].cpu())
+        self._generator.set_state(state["noise"].cpu())

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from robot_rl.advantage import ClipRange, EdgeRules, group_advantage, policy_los
 from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
 _GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
@@ -90,7 +89,7 @@ class Rift(StateLearner[RiftOptions, Rollout], OnPolicyLearner[RiftOptions, Roll
         self.model = Candidates(options, io)
         self.net = _Scores(io.obs["state"][0][0], options.hidden, self.model.count, self.generator).to(device)
         self.net_step = ModuleStep(self.net, lr=options.lr)
-        self.policy = CandidatePolicy(io, self.net, self.model, seed + 1, device)
+        self.policy = CandidatePolicy(io, self.net, self.model, seed + 1)
         self.state.include({"net": self.net_step, "policy": self.policy})
 
     @classmethod
@@ -241,29 +240,22 @@ class _Scores(nn.Module):
         return self.layers[-1](h)
 
 
-class CandidatePolicy(ModulePolicy):
+class CandidatePolicy(ModulePolicy[nn.Module]):
     """Draws a candidate (the likeliest when deterministic) and drives it for one step."""
 
-    def __init__(self, io: IOSpec, net: nn.Module, model: Candidates, seed: int, device: str) -> None:
+    def __init__(self, io: IOSpec, net: nn.Module, model: Candidates, seed: int) -> None:
         """Share the learner's network."""
-        self.io, self._net, self._model, self._device = io, net, model, torch.device(device)
-        super().__init__("net", self._net, torch.Generator(device=device).manual_seed(seed))
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Nothing to forget: the policy has no memory."""
+        super().__init__(io, net, seed)
+        self._model = model
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, 2) in [-1, 1]; logp of the choice, extras "logits" (B, K) and "choice" (B,)."""
-        given = obs["state"]
-        state = torch.as_tensor(given).to(self._device, torch.float32)
+        state = self.seen(obs)
         logits = self._net(state)
         if deterministic:
             choice = logits.argmax(-1)
         else:
             choice = torch.multinomial(logits.softmax(-1), 1, generator=self._generator)[:, 0]
         logp = log_softmax(logits, -1).gather(1, choice[:, None])[:, 0]
-        out = (self._model.drive(state, choice), logp, logits, choice)
-        if isinstance(given, np.ndarray):
-            out = tuple(x.cpu().numpy() for x in out)
-        return Action(out[0], out[1], {"logits": out[2], "choice": out[3]})
+        return self.answer(obs, self._model.drive(state, choice), logp, logits=logits, choice=choice)
