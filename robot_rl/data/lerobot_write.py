@@ -262,7 +262,7 @@ class _Writer:
 
 
 class _Stats:
-    """min, max, mean, std and count per component of rows that come in pieces."""
+    """min, max, mean, std and count per component of rows that come in pieces; rows with NaN are left out."""
 
     def __init__(self, *pieces: np.ndarray) -> None:
         self._norm: DataNorm | None = None
@@ -272,9 +272,12 @@ class _Stats:
     def add(self, value: np.ndarray) -> None:
         rows = np.asarray(value, np.float64).reshape(len(value), -1)
         if self._norm is None:
-            self._norm, self._low, self._high = DataNorm(rows.shape[1]), rows[0], rows[0]
-        self._norm.update(rows)
-        self._low, self._high = np.minimum(self._low, rows.min(0)), np.maximum(self._high, rows.max(0))
+            self._norm, unknown = DataNorm(rows.shape[1]), np.full(rows.shape[1], np.nan)
+            self._low, self._high = unknown, unknown
+        rows = rows[np.isfinite(rows).all(1)]  # what an episode does not know, such as the density of a person's action
+        if len(rows):
+            self._norm.update(rows)
+            self._low, self._high = np.fmin(self._low, rows.min(0)), np.fmax(self._high, rows.max(0))
 
     def to_dict(self) -> dict[str, list[float] | list[int]]:
         norm = self._norm

@@ -24,7 +24,7 @@ from robot_rl.verbs.robot_arm import CalibrateArmOptions, LeaderOptions, MotorsO
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
 from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
 from robot_rl.verbs.robot_steer import SteerOptions, steer
-from robot_rl.words import Refused, expected, near
+from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
 
@@ -80,11 +80,18 @@ _STYLE = (
     "body{font:15px sans-serif;margin:2em;max-width:70em} td{padding:.2em .8em;text-align:right} "
     "tr:first-child{font-weight:bold} figure{display:inline-block;margin:0 1em 1em 0} img{width:30em}"
 )
-QUESTIONS = (
-    "velocity", "acceleration", "effort", "command_mode", "controller_topic", "controller_timeout", "states", "estop",
-    "imu", "stop",
-)  # fmt: skip
-"""Options that whoever sits at the terminal is asked for."""
+QUESTIONS = {
+    "velocity": "largest joint speed [rad/s], where the model's file states none",
+    "acceleration": "largest joint acceleration [rad/s2]",
+    "effort": "largest joint torque [N m], where the model's file states none",
+    "command_mode": "controller: jtc, joint_command, forward_position, forward_velocity, forward_effort",
+    "controller_topic": "its topic",
+    "controller_timeout": "seconds after which it stops by itself without commands (0 = never)",
+    "states": "topic of the joint states, such as joint_states",
+    "estop": "emergency stop: brake, zero or halt",
+    "imu": "topic of the IMU, such as imu",
+    "stop": "legs after a fault, an e-stop or a lost command: damp or sit",
+}
 OF_LEGS = ("imu", "stop")
 
 
@@ -191,14 +198,13 @@ def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
 def _ask(made: Card, given: Mapping[str, object]) -> dict[str, object]:
     """Answers of whoever sits at the terminal; nothing = `?`."""
     answers: dict[str, object] = {}
-    for key in QUESTIONS:
+    for key, question in QUESTIONS.items():
         stated = key in DEFAULTS and all(x != OPEN for joint in made.joints for x in (joint.model_dump()[key],))
         if key in given or stated or (key in OF_LEGS and made.legs is None):
             continue
         if key == "command_mode" and made.command_mode != OPEN:
             continue
-        field = NewOptions.model_fields[key]
-        answer = input(f"{field.description} ({expected(field)}) [?]: ").strip()
+        answer = input(f"{question} [?]: ").strip()
         if answer and answer != OPEN:
             answers[key] = answer
     return answers
