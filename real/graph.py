@@ -294,31 +294,22 @@ def cameras_of(name: str) -> tuple[str, ...]:
     return tuple(RobotSpec.load(find_file(name)).cameras)
 
 
-def sends_raw_pictures(name: str) -> bool:
-    """Whether a robot has a camera whose pictures are not compressed.
-
-    Args:
-        name: of its file, as `find_file` takes it.
-    """
-    return any(camera.type.endswith("/Image") for camera in RobotSpec.load(find_file(name)).cameras.values())
-
-
-def environment(base: Mapping[str, str] | None = None, *, sim: bool, pictures: bool = False) -> dict[str, str]:
+def environment(base: Mapping[str, str] | None = None, *, sim: bool) -> dict[str, str]:
     """Environment for the processes: one BLAS thread, what ROS's discovery may reach, and how raw pictures travel.
 
     Args:
         base: to start from; None = that of this process. What it says already stays.
         sim: the robot is simulated: discovery stays on this machine. The driver of a real one may run on the robot's
             computer, which discovery has to reach: then ROS's own default holds.
-        pictures: the robot has cameras whose pictures are not compressed; they do not pass Fast DDS's defaults.
     """
     made = dict(os.environ if base is None else base)
     if sim:
         made.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         made.setdefault(name, "1")
-    if pictures and "FASTRTPS_DEFAULT_PROFILES_FILE" not in made:
-        made.setdefault("FASTDDS_DEFAULT_PROFILES_FILE", find_file(RAW_PROFILE))
+    profile = find_file(RAW_PROFILE)  # raw camera images do not pass Fast DDS's defaults
+    if "FASTRTPS_DEFAULT_PROFILES_FILE" not in made and Path(profile).is_file():
+        made.setdefault("FASTDDS_DEFAULT_PROFILES_FILE", profile)
     return made
 
 

@@ -16,7 +16,7 @@ from typing import IO
 
 from robot_rl.child import command as run_module
 from robot_rl.extras import require
-from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, NodeSpec, environment, graph, sends_raw_pictures
+from robot_rl.real.graph import EXECUTABLES, ORDER, GraphArgs, NodeSpec, environment, graph
 
 NODES = "robot_rl.nodes"
 """The module that starts a node by the name of its executable."""
@@ -179,8 +179,7 @@ class Launcher:
 
     def _start(self, node: NodeSpec) -> None:
         sim = any(other.executable == EXECUTABLES["sim_robot"] for other in self._nodes)
-        specs = {str(other.parameters["robot_spec"]) for other in self._nodes if "robot_spec" in other.parameters}
-        env = {**environment(sim=sim, pictures=any(map(sends_raw_pictures, specs))), PARENT: str(os.getpid())}
+        env = {**environment(sim=sim), PARENT: str(os.getpid())}
         # a session of its own: Ctrl-C of the terminal reaches only us, and we end the processes in order
         if self._relay is None:
             process = subprocess.Popen(self._command(node), env=env, start_new_session=True)

@@ -20,7 +20,7 @@ def policy_node() -> NoReturn:
     """The policy, which is loaded when the node configures."""
     from robot_rl.real.ros.policy_node import PolicyNode
 
-    leave(run(partial(PolicyNode, load_robot_policy), pictures=True))
+    leave(run(partial(PolicyNode, load_robot_policy)))
 
 
 def safety_supervisor_node() -> NoReturn:
@@ -28,7 +28,8 @@ def safety_supervisor_node() -> NoReturn:
     from robot_rl.real.ros.safety_supervisor_node import SafetySupervisorNode
     from robot_rl.sim.tool import tool_position
 
-    leave(run(partial(SafetySupervisorNode, tool_position), survive=SafetySupervisorNode.on_callback_error))
+    survive = SafetySupervisorNode.on_callback_error
+    leave(run(partial(SafetySupervisorNode, tool_position), survive=survive, shared_memory=False))
 
 
 def teleop_node() -> NoReturn:
@@ -44,7 +45,7 @@ def sim_robot_node() -> NoReturn:
     from robot_rl.real.ros.sim_robot_node import SimRobotNode
     from robot_rl.sim.legs_plant import make_plant
 
-    leave(run(partial(SimRobotNode, partial(make_plant, make_world=build.make_world)), pictures=True))
+    leave(run(partial(SimRobotNode, partial(make_plant, make_world=build.make_world))))
 
 
 def follow_trajectory_node() -> NoReturn:
@@ -65,7 +66,7 @@ def recorder_node() -> NoReturn:
     """The recorder."""
     from robot_rl.real.ros.recorder_node import RecorderNode
 
-    sys.exit(run(RecorderNode, pictures=True))  # its writer ends first
+    sys.exit(run(RecorderNode))  # its writer ends first
 
 
 NODES: dict[str, Callable[[], NoReturn]] = {

@@ -48,7 +48,6 @@ from robot_rl.real.ros.node_base import (  # noqa: E402
     subscribe,
 )
 from robot_rl.real.ros.priority import lift  # noqa: E402
-from robot_rl.real.ros.transport import spare_shared_memory  # noqa: E402
 
 
 class EnvLink:
@@ -83,7 +82,6 @@ class EnvLink:
     ) -> None:
         self.spec, self.external, self.state_timeout = spec, external, state_timeout
         self.context = Context()
-        spare_shared_memory(pictures=True)
         rclpy.init(context=self.context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(
             "robot_env",

@@ -34,7 +34,6 @@ from sensor_msgs.msg import JointState  # noqa: E402
 from robot_rl.real.core.scheduler import Tick  # noqa: E402
 from robot_rl.real.ros.io import qos, seconds, time_message  # noqa: E402
 from robot_rl.real.ros.node_base import ControlLoop, freeze_garbage  # noqa: E402
-from robot_rl.real.ros.transport import spare_shared_memory  # noqa: E402
 
 JOINTS = 7
 HIDDEN = 256
@@ -144,7 +143,6 @@ def _spin(executor: SingleThreadedExecutor, over: threading.Event) -> None:
 
 def answer(args: argparse.Namespace) -> int:
     """The other process: ends with its parent."""
-    spare_shared_memory(pictures=False)  # as the nodes
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node("answer")
     Answer(node, policy=args.policy)
@@ -162,7 +160,6 @@ def probe(args: argparse.Namespace) -> int:
     """Measure, print JSON."""
     command = child.command("robot_rl.real.ros.latency", "answer", "--fifo", args.fifo)
     other = subprocess.Popen([*command, *(["--policy"] if args.policy else [])])
-    spare_shared_memory(pictures=False)  # as the nodes
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     node, over = rclpy.create_node("probe"), threading.Event()
     ticks = max(int(args.rate * args.seconds), 10)

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from robot_rl import child
-from robot_rl.real.graph import TELEOP, GraphArgs, NodeSpec, environment, from_strings, graph, sends_raw_pictures
+from robot_rl.real.graph import TELEOP, GraphArgs, NodeSpec, environment, from_strings, graph
 
 CHOICES = {"teleop": TELEOP, "log_level": ("debug", "info", "warn", "error")}
 
@@ -66,7 +66,7 @@ def description(
         }
         args = from_strings({**values, **{name: _text(value) for name, value in fixed.items()}})
         made = [action(node) for node in graph(args)]
-        variables = environment({}, sim=args.sim, pictures=sends_raw_pictures(args.robot_spec))
+        variables = environment({}, sim=args.sim)
         wanted = [SetEnvironmentVariable(name, value) for name, value in variables.items() if name not in os.environ]
         return [*wanted, *made, *([_session(args, context.launch_configurations["hil"])] if session else [])]
 

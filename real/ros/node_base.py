@@ -358,7 +358,7 @@ def run(
     args: Sequence[str] | None = None,
     *,
     survive: Callable[[Any, Exception], None] | None = None,
-    pictures: bool = False,
+    shared_memory: bool = True,
 ) -> int:
     """Process of one node: callbacks in one background thread, an orderly end on SIGINT, SIGTERM or a lost parent.
 
@@ -367,7 +367,7 @@ def run(
         args: command line for rclpy; None takes the process's own.
         survive: called with the node and an exception of one of its callbacks, which go on; None = the process ends,
             as fits a source of commands, whose silence is a soft stop.
-        pictures: it may read or send raw pictures.
+        shared_memory: messages may come by it; else by UDP alone.
 
     Returns:
         Exit status: 0 after an orderly end, 1 when the callback thread died, 2 when the node could not be made.
@@ -383,7 +383,8 @@ def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     parent = int(os.environ.get(PARENT) or 0)
-    spare_shared_memory(pictures=pictures)
+    if not shared_memory:
+        spare_shared_memory()
     rclpy.init(args=list(args) if args is not None else None, signal_handler_options=SignalHandlerOptions.NO)
     node = None
     try:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from robot_rl.real.graph import (
     EXECUTABLES,
@@ -21,7 +20,6 @@ from robot_rl.real.graph import (
     find_file,
     from_strings,
     graph,
-    sends_raw_pictures,
 )
 from robot_rl.real.operator import Edge, JointSteer, deadband
 from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fitted, prove
@@ -310,32 +308,22 @@ def test_discovery_stays_on_this_machine_unless_the_user_says_otherwise():
     assert "ROS_AUTOMATIC_DISCOVERY_RANGE" not in environment({}, sim=False)
 
 
-@pytest.mark.parametrize("kind", ["Image", "CompressedImage"])
-def test_shared_memory_is_for_raw_pictures_alone(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("profile", ["", find_file("fastdds_shm.xml")])
+def test_the_supervisor_takes_udp_unless_the_user_has_a_profile(monkeypatch, profile):
     pytest.importorskip("rclpy", reason="rclpy is not installed")
     from robot_rl.real.ros.transport import PROFILES, RANGE, spare_shared_memory
 
-    raw = yaml.safe_load(Path(find_file("desk_arm")).read_text())
-    raw["cameras"] = {"front": {"topic": "front", "type": f"sensor_msgs/{kind}", "timeout": 0.5}}
-    file = tmp_path / "arm.yaml"
-    file.write_text(yaml.safe_dump(raw))
-    profile = environment({}, sim=True, pictures=sends_raw_pictures(str(file))).get(PROFILES[0], "")
-    assert Path(profile).name == ("fastdds_shm.xml" if kind == "Image" else "")
-    for pictures, range_, name in (
-        (True, "LOCALHOST", Path(profile).name or "fastdds_loopback.xml"),
-        (False, "LOCALHOST", "fastdds_loopback.xml"),  # the supervisor reads none, whatever the deployment has
-        (False, "", "fastdds_udp.xml"),
-    ):
+    monkeypatch.setenv(PROFILES[1], "")
+    for range_, name in (("LOCALHOST", "fastdds_loopback.xml"), ("", "fastdds_udp.xml")):
         monkeypatch.setenv(PROFILES[0], profile)
         monkeypatch.setenv(RANGE, range_)
-        spare_shared_memory(pictures=pictures)
+        spare_shared_memory()
         assert Path(os.environ[PROFILES[0]]).name == name
-        assert os.environ[RANGE] == ("SUBNET" if name == "fastdds_loopback.xml" else range_)
-        assert "SHM" not in Path(os.environ[PROFILES[0]]).read_text() or name == "fastdds_shm.xml"
-    monkeypatch.setenv(PROFILES[1], "/etc/mine.xml")  # the user's own stays
-    monkeypatch.delenv(PROFILES[0])
-    spare_shared_memory(pictures=False)
-    assert PROFILES[0] not in os.environ
+        assert os.environ[RANGE] == ("SUBNET" if range_ else "")
+        assert "SHM" not in Path(os.environ[PROFILES[0]]).read_text()
+    monkeypatch.setenv(PROFILES[0], "/etc/mine.xml")  # the user's own stays
+    spare_shared_memory()
+    assert os.environ[PROFILES[0]] == "/etc/mine.xml"
 
 
 def test_wrappers_and_modules_agree_with_the_graph():

@@ -23,7 +23,7 @@ from robot_rl.real.ros.transport import spare_shared_memory
 
 def main():
     rate, seconds = float(sys.argv[1]), float(sys.argv[2])
-    spare_shared_memory(pictures=False)  # as the supervisor
+    spare_shared_memory()  # as the supervisor
     rclpy.init()
     node = rclpy.create_node("bare")
     newest = {}

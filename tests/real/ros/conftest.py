@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.real.ros.transport import spare_shared_memory
-
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 
 
@@ -32,7 +30,6 @@ def _domain():
 
 domain, lock = _domain()
 os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-spare_shared_memory(pictures=False)  # as docs/driver.md asks of a driver: ours live in this process
 os.environ["ROS_DOMAIN_ID"] = str(domain)
 sys.path.insert(0, str(Path(__file__).parent))
 
