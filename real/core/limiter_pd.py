@@ -72,7 +72,7 @@ class PdLimiter:
         """Whether a policy may begin: the way to the home pose has been gone, and its first target is one to stand on.
 
         One whose stiffness asks for more than a joint can bear comes of a policy that reads the robot wrongly: the G1's
-        asks for .27 of it at most, NVIDIA's H1 controller, which takes gravity for speed, for 3.9 times as much.
+        asks for .27 of it at most at home, NVIDIA's H1 controller, which takes gravity for speed, for 3.9 times it.
 
         Args:
             target: (J,) wanted first [rad].

@@ -19,8 +19,11 @@ def spare_shared_memory() -> None:
     of the user's own stays; that of raw pictures, which a deployment gives to all its processes, does not.
     """
     given = next((os.environ[name] for name in PROFILES if os.environ.get(name)), "")
-    if (given and Path(given).name != RAW_PROFILE) or os.environ.get(RANGE, "").upper() == "LOCALHOST":
-        return  # with that range newer middleware makes its own transports, whatever a profile says
+    if given and Path(given).name != RAW_PROFILE:
+        return
     for name in PROFILES:
         os.environ.pop(name, None)
-    os.environ[PROFILES[0]] = find_file("fastdds_udp.xml")
+    local = os.environ.get(RANGE, "").upper() == "LOCALHOST"
+    if local:
+        os.environ[RANGE] = "SUBNET"  # the profile keeps to this machine, and newer middleware reads it only then
+    os.environ[PROFILES[0]] = find_file("fastdds_loopback.xml" if local else "fastdds_udp.xml")

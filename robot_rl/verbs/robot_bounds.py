@@ -64,9 +64,11 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     robot = build.tool("robot_class").load(path)
     forward, site = _forward(path, robot, options)
     joints, places = Range(), Range()
-    sys.stderr.write(f"drive {robot.name} to the corners of its task; Ctrl-C when done\n")
     try:
         for position in build.tool("driven_positions")(robot, seconds=options.seconds, namespace=options.namespace):
+            if joints.low is None:  # not before: a corner that nobody has heard of would be missing
+                sys.stderr.write(f"{robot.name} is heard: drive it to the corners of its task; Ctrl-C when done\n")
+                sys.stderr.flush()
             joints.add(position)
             if forward is not None:
                 places.add(forward(position))

@@ -314,12 +314,13 @@ def test_the_supervisor_takes_udp_unless_the_user_has_a_profile(monkeypatch, pro
     from robot_rl.real.ros.transport import PROFILES, RANGE, spare_shared_memory
 
     monkeypatch.setenv(PROFILES[1], "")
-    for range_, name in (("LOCALHOST", Path(profile).name), ("", "fastdds_udp.xml")):
+    for range_, name in (("LOCALHOST", "fastdds_loopback.xml"), ("", "fastdds_udp.xml")):
         monkeypatch.setenv(PROFILES[0], profile)
         monkeypatch.setenv(RANGE, range_)
         spare_shared_memory()
         assert Path(os.environ[PROFILES[0]]).name == name
-    assert "SHM" not in Path(os.environ[PROFILES[0]]).read_text()
+        assert os.environ[RANGE] == ("SUBNET" if range_ else "")
+        assert "SHM" not in Path(os.environ[PROFILES[0]]).read_text()
     monkeypatch.setenv(PROFILES[0], "/etc/mine.xml")  # the user's own stays
     spare_shared_memory()
     assert os.environ[PROFILES[0]] == "/etc/mine.xml"

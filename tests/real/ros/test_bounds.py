@@ -29,7 +29,8 @@ def test_driving_to_the_corners_gives_workspace_and_ranges(live, processes, tmp_
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     try:
-        wait(lambda: any("bounds" in name for name, _ in live.node.get_node_names_and_namespaces()), 60.0, "bounds")
+        assert process.stderr is not None
+        assert "drive it to the corners" in process.stderr.readline()  # said once the robot is heard
         live.active()
         live.driver.value = lambda t: np.array([0.3, -0.2, 0.1])
         wait(lambda: np.allclose(live.position, [0.3, -0.2, 0.1], atol=5e-3))

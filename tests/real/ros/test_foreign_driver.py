@@ -3,6 +3,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,14 @@ def test_a_second_supervisor_of_the_same_name_refuses_to_start(cell, processes):
     assert "another node is called /safety_supervisor" in processes.log("second")
     assert made.station.state == "ACTIVE"
     assert made.driver.moved(began) < 1e-3
+
+
+def test_the_supervisor_has_no_shared_memory_to_wait_for(cell):
+    """Fast DDS waits 0.33 s for the port of a node that comes, and states and e-stop wait with it."""
+    tasks = Path("/proc", str(cell().idle().supervisor.pid), "task")
+    names = {(task / "comm").read_text() for task in tasks.iterdir()}
+    assert any(name.startswith("dds.udp") for name in names)
+    assert not any(name.startswith("dds.shm") for name in names)
 
 
 @pytest.mark.parametrize(
