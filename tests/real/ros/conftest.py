@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from robot_rl.real.ros.transport import spare_shared_memory
+
 pytest.importorskip("rclpy", reason="rclpy is not installed")
 
 
@@ -30,6 +32,7 @@ def _domain():
 
 domain, lock = _domain()
 os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+spare_shared_memory()  # as docs/driver.md asks of a driver: ours live in this process
 os.environ["ROS_DOMAIN_ID"] = str(domain)
 sys.path.insert(0, str(Path(__file__).parent))
 

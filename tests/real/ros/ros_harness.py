@@ -382,7 +382,8 @@ class Processes:
             command += ["-p", parameter]
         log = (self.folder / f"{key}.log").open("ab")
         env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
-        env |= environment or {}
+        env.pop("FASTDDS_DEFAULT_PROFILES_FILE", None)  # of this process; a node finds its own
+        env |= {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", **(environment or {})}
         env["ROBOT_RL_PARENT"] = str(os.getpid())  # no orphans, even when the tests are killed
         self.running[key] = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=self.folder)
         return self.running[key]
