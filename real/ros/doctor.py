@@ -167,8 +167,12 @@ def _wake_up(count: int = 100, period: float = 0.005) -> np.ndarray:
     return 1e3 * np.percentile(late, [50, 99, 100])
 
 
-def _settle(node: Node, topics: list[str], limit: float = 5.0, quiet: float = 0.7) -> None:
-    """Wait until discovery has come to rest: endpoints come before the names of their nodes, nodes one by one."""
+def _settle(node: Node, topics: list[str], needed: list[str], limit: float = 5.0, quiet: float = 0.7) -> None:
+    """Wait until discovery has come to rest: endpoints come before the names of their nodes, nodes one by one.
+
+    Somebody may be found at once and the robot only when it announces itself again, after 3 s with Fast DDS: a topic
+    that is needed and that nobody publishes yet is waited for until the limit.
+    """
     end, seen, since = time.monotonic() + limit, None, time.monotonic()
     while time.monotonic() < end:
         names = tuple(sorted(node.get_node_names_and_namespaces()))
@@ -181,8 +185,9 @@ def _settle(node: Node, topics: list[str], limit: float = 5.0, quiet: float = 0.
         )
         if (names, ends) != seen:
             seen, since = (names, ends), time.monotonic()
-        complete = len(names) > 1 and not any("UNKNOWN" in name for name in ends)
-        if complete and time.monotonic() - since >= quiet:
+        found = all(node.count_publishers(topic) for topic in needed)
+        named = len(names) > 1 and not any("UNKNOWN" in name for name in ends)
+        if found and named and time.monotonic() - since >= quiet:
             return
         time.sleep(0.1)
 
@@ -190,7 +195,8 @@ def _settle(node: Node, topics: list[str], limit: float = 5.0, quiet: float = 0.
 def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: Findings) -> None:
     table = topic_table(spec, namespace=namespace or "/")
     hardware = node.resolve_topic_name(spec.controller_topic)
-    _settle(node, [topic for topic, _ in table.values()])
+    needed = [topic for role, (topic, _) in table.items() if role == "safety" or _needed(role, spec)[0]]
+    _settle(node, [topic for topic, _ in table.values()], needed)
     heard: dict[str, Heard] = {}
     offers = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
     for role, (topic, kind) in table.items():

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import yaml
 from rclpy.qos import QoSProfile, ReliabilityPolicy
-from sensor_msgs.msg import CompressedImage
+from sensor_msgs.msg import CompressedImage, JointState
 from std_msgs.msg import Bool, Float64MultiArray
 
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.doctor import examine
+from robot_rl.real.ros.node_base import node_beside
 
 harness = pytest.importorskip("ros_harness")
 open_env, wait = harness.open_env, harness.wait
@@ -67,6 +68,25 @@ def test_doctor_without_a_robot_says_what_to_start(processes) -> None:
     text = found.text()
     assert "/nowhere/joint_states: nobody publishes it" in text
     assert "the safety supervisor does not publish it" in text
+
+
+def test_doctor_waits_for_a_robot_that_is_found_later_than_others(live, processes) -> None:
+    def later():
+        time.sleep(3.5)  # longer than the rest that ends discovery; the station was found at once
+        with node_beside("driver", namespace="/late") as node:
+            states = node.create_publisher(JointState, "joint_states", 5)
+            while not over.wait(0.02):
+                states.publish(JointState(name=["j0", "j1", "j2"], position=[0.0, 0.0, 0.0]))
+
+    over, robot = threading.Event(), threading.Thread(target=later)
+    robot.start()
+    try:
+        found = examine(processes.folder / "arm.yaml", namespace="/late", listen=1.0, timing=False)
+    finally:
+        over.set()
+        robot.join()
+    assert found.topics["/late/joint_states"]["publishers"] == ["driver"], found.text()
+    assert found.topics["/late/joint_states"]["rate"] > 20.0
 
 
 class Pictures(threading.Thread):
