@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -103,6 +103,7 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
     elif bundle_of(path):
         policy = LeappPolicy(str(path), io, device=str(cfg.device), trust=cfg.get("trust") is True)
     else:
+        _tell_newer_options(plain(run_config.policy), path)
         made = OmegaConf.merge(run_config, {"device": cfg.device})
         learner = learner_factory(made)(io.acting)  # type: ignore[arg-type]
         learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
@@ -110,6 +111,22 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
     if world is None:
         return policy
     return in_units(policy, own, world, known, lambda line: print(line, file=sys.stderr))
+
+
+def _tell_newer_options(node: Mapping[str, Any], path: Path) -> None:
+    """Say which options came after a run: its weights were learned without them, and they act now."""
+    name = str(node["name"])
+    if ":" in name:  # somebody's own
+        return
+    fields = build.options_of("policy", build.find("policy", name)).model_fields
+    newer = {key: field.default for key, field in fields.items() if key not in node and not field.is_required()}
+    if newer:
+        values = ", ".join(f"{key}={value}" for key, value in newer.items())
+        print(
+            f"{path}: {name} has options that came after this run, at their defaults: {values}. If it acts "
+            "otherwise than it did, write what it was trained with into the policy of its config.yaml, or train anew.",
+            file=sys.stderr,
+        )
 
 
 def load_teacher(path: str) -> Policy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,17 @@ def test_each_was_trained_with_a_preset_that_comes_with_it():
         (preset,) = re.findall(r"preset=(\S+)", json.loads((zoo.FOLDER / name / "card.json").read_text())["trained"])
         assert preset in presets
         assert preset == name or (preset, name) == ("walk", "walk-go2")
+
+
+def test_an_agent_from_before_an_option_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    import robot_rl as rr
+
+    shutil.copytree(zoo.find("Pendulum-v1"), tmp_path / "old")
+    config = tmp_path / "old/config.yaml"
+    lines = [line for line in config.read_text().splitlines() if "obs_spread" not in line]
+    config.write_text("\n".join(lines))
+    rr.load(zoo.find("Pendulum-v1"))
+    assert capsys.readouterr().err == ""
+    rr.load(tmp_path / "old")
+    said = capsys.readouterr().err
+    assert "online/ppo has options that came after this run, at their defaults: obs_spread=2.0." in said
