@@ -15,7 +15,7 @@ VERSION = re.search(r'VERSION = "(.+?)"', Path("robot_rl/version.py").read_text(
 BASE = ["torch>=2.4", "numpy", "gymnasium>=1.1", "mujoco>=3.17", "array-api-compat", "hydra-core>=1.3", "pydantic>=2"]
 BASE += ["h5py", "tqdm", "psutil", "pyyaml", "tensorboard", "matplotlib", "jinja2", "av", "pillow", "pygame"]
 EXTRAS = {
-    "sim": ["gymnasium-robotics>=1.4.2", "stable-baselines3>=2.4"],
+    "sim": ["gymnasium-robotics>=1.4.2", "stable-baselines3>=2.4", "Box2D>=2.3.10"],
     "fast": ["numba"],
     "logs": ["pyarrow", "rosbags>=0.10"],
     "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],

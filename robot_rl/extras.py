@@ -47,6 +47,7 @@ PACKAGES = {
     "PIL": Package("pillow", "", "pictures"),
     "pygame": Package("pygame", "", "videos of Gymnasium's classic control, gamepads"),
     "gymnasium_robotics": Package("gymnasium-robotics", "sim", "Fetch, hand, Adroit and Kitchen tasks"),
+    "Box2D": Package("Box2D", "sim", "LunarLander, BipedalWalker, CarRacing"),
     "stable_baselines3": Package("stable-baselines3", "sim", "policy=online/sb3, comparisons"),
     "numba": Package("numba", "fast", "fastest advantage and PPO kernels"),
     "pyarrow": Package("pyarrow", "logs", "LeRobot and Minari data sets"),

@@ -344,6 +344,11 @@ def _restore(run: _Run, steps: int) -> list[str]:
     odd = [key for key, value in state.items() if np.asarray(value).dtype == object]
     if odd:
         return [f"state_dict() holds Python objects under {odd}; expected arrays, numbers and texts"]
+    if not np.all(state.get("exact", True)):
+        return [
+            "it cannot be saved, as its state is in objects other than arrays, numbers and texts: a resumed run goes "
+            "on with new episodes; of a task of your own keep the state in attributes of these kinds"
+        ]
     actions = [run.action() for _ in range(min(steps, 50))]
     first = run.play(actions)
     run.env.load_state_dict(state)

@@ -37,6 +37,7 @@ _PACKAGES = {
     "dm_control/": "shimmy",
     robosuite_env.ID: "robosuite",
     **dict.fromkeys(("Fetch", "Adroit", "Hand", "Franka", "AntMaze", "PointMaze"), "gymnasium_robotics"),
+    **dict.fromkeys(("BipedalWalker", "LunarLander", "CarRacing"), "Box2D"),
 }
 """Start of an id -> package that registers it."""
 

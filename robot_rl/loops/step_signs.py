@@ -24,6 +24,8 @@ BLOCK = 50
 """Rewards that a fit is made on, or tested on, by turns."""
 EDGE = 0.99
 """From here on an action counts as at its limit."""
+CHOICES = 20
+"""A component of the action that took no more values may be a choice."""
 VALUES, PAID = 20, 5
 """An observation that took fewer values is a flag or a count, a reward is sparse: their extremes are no limits."""
 
@@ -161,10 +163,7 @@ def _actions(trace: _Traced) -> dict[str, float]:
     moves = trace.next_obs[1:] - trace.next_obs[:-1]
     same = trace.over[:-1] == 0
     a, d = trace.action[1:][same], moves[same]
-    if len(a) > 1:
-        a, d = a - a.mean(0), d - d.mean(0)
-    size = np.outer(np.sqrt((a**2).sum(0)), np.sqrt((d**2).sum(0)))
-    effect = np.where(size > 1e-9, np.abs(a.T @ d) / np.maximum(size, 1e-9), 0.0).max(1)
+    effect = np.array([_follows(_as_columns(component), d) for component in a.T])
     # one that hardly moves tells nothing of what it does, nor do episodes of one step
     driven = (action.std(0) > 0.05) & (len(a) >= SHORTEST // 2)
     return {
@@ -173,6 +172,21 @@ def _actions(trace: _Traced) -> dict[str, float]:
         "idle_actions": float((driven & (effect < 3.5 / np.sqrt(max(len(a), 1)))).sum()),
         "actions": float(action.shape[-1]),
     }
+
+
+def _as_columns(component: np.ndarray) -> np.ndarray:
+    """(M,) of an action -> (M, 1), or (M, choices) of 0, 1 where it took few values, whose order need mean nothing."""
+    values = np.unique(component)
+    return component[:, None] if len(values) > CHOICES else np.stack([component == value for value in values], 1)
+
+
+def _follows(a: np.ndarray, d: np.ndarray) -> float:
+    """The largest correlation of a column of (M, P) with one of (M, O); 0 where none varies."""
+    if len(a) < 2:
+        return 0.0
+    a, d = a - a.mean(0), d - d.mean(0)
+    size = np.outer(np.sqrt((a**2).sum(0)), np.sqrt((d**2).sum(0)))
+    return float(np.where(size > 1e-9, np.abs(a.T @ d) / np.maximum(size, 1e-9), 0.0).max())
 
 
 def _observations(trace: _Traced) -> dict[str, float]:

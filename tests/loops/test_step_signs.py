@@ -57,6 +57,17 @@ def test_noise_is_told_by_nothing() -> None:
     assert max(found["steps/fit"], found["steps/fit_late"], abs(found["steps/smooth"])) < 0.1
 
 
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_choice_whose_numbers_mean_no_order_is_no_dead_action(dead: bool) -> None:
+    rng, signs, state = np.random.default_rng(0), StepSigns(), np.zeros(3)
+    for _ in range(800):
+        choice = int(rng.integers(4))
+        push = 0.0 if dead else (0.0, 1.0, 1.0, 0.0)[choice]  # uncorrelated with the number of the choice
+        state = 0.9 * state + np.array([push, 0.0, rng.normal()])
+        add(signs, state, [choice / 1.5 - 1.0], 0.0)
+    assert signs.metrics()["steps/idle_actions"] == float(dead)
+
+
 def test_an_action_that_moves_nothing_is_counted() -> None:
     assert trace(idle=True).metrics()["steps/idle_actions"] == 1.0
 

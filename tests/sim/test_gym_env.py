@@ -9,6 +9,7 @@ from gymnasium import spaces
 from omegaconf import OmegaConf
 
 from robot_rl.sim import crash, gym_copies, gym_state
+from robot_rl.sim.check import check
 from robot_rl.sim.gym_env import make, seeds
 from robot_rl.verbs.compose import compose_verb
 
@@ -369,6 +370,17 @@ def test_suites_of_others_start_as_their_seed_says_and_run(id):
         assert (reward >= 0.0).all()
     assert [bool(truncated.all()) for *_, truncated, _ in steps] == [False] * 4 + [True]
     assert not any(terminated.any() for *_, terminated, _, _ in steps)
+
+
+@pytest.mark.parametrize(("id", "actions"), [("LunarLander-v3", 1), ("BipedalWalker-v3", 4)])
+def test_tasks_of_box2d_run_and_say_that_they_cannot_be_saved(id, actions):
+    env = make(2, 0, id=id)
+    assert env.io.action_dim == actions
+    first = env.reset(seed=3)[0]["state"].copy()
+    assert np.isfinite(env.step(np.zeros((2, actions)))[0]["state"]).all()
+    assert np.array_equal(env.reset(seed=3)[0]["state"], first)
+    [said] = check(make(2, 0, id=id), steps=120)
+    assert said.startswith("it cannot be saved")
 
 
 @pytest.mark.parametrize(
