@@ -22,6 +22,8 @@ LATE = (2, 4, 8, 16, 32)
 """Steps after which a reward is looked for; one step before is where many tasks read the state that they pay for."""
 BLOCK = 50
 """Rewards that a fit is made on, or tested on, by turns."""
+TAILS = (5, 95)
+"""Percentiles at which rewards are cut where a fit is to tell those of most steps."""
 EDGE = 0.99
 """From here on an action counts as at its limit."""
 CHOICES = 20
@@ -48,8 +50,9 @@ class StepSigns:
     - reward_dense: 1 where many values occur; reward_at_edge: then the share of steps that were paid exactly the most,
       or exactly the least, else 0.
     - fit: share of the reward's variance that a quadratic form of the action and of where it led explains on steps that
-      it was not fitted to. fit_late, fit_now, late: the same for what was done some of `LATE` steps before, for the
-      step itself among the same rewards, and how many steps before; those where the former gains most.
+      it was not fitted to, or one of where it began and of the change as well, of the reward without its tails.
+    - fit_late, fit_now, late: the former for what was done some of `LATE` steps before, for the step itself among the
+      same rewards, and how many steps before; those where the former gains most.
     - smooth: correlation of a reward with the one before it.
     - action_edge, action_spread: share of actions at their limits; the least deviation of a component.
     - idle_actions: components that no observation answers to, of `actions`.
@@ -128,9 +131,7 @@ def _fits(trace: _Traced) -> dict[str, float]:
     reward, steps = trace.reward, len(trace.reward)
     if float(reward.std()) < 1e-9:
         return {}
-    x = np.concatenate([trace.action, trace.next_obs], axis=-1)
-    x = (x - x.mean((0, 1))) / np.maximum(x.std((0, 1)), 1e-6)
-    x = np.concatenate([x, x * x, np.ones((*x.shape[:2], 1))], axis=-1)
+    x = _features(trace.action, trace.next_obs)
     episode = np.cumsum(trace.over, axis=0) - trace.over  # number of the episode that a step belongs to
     found = {}
     for lag in (lag for lag in LATE if lag < steps // 4):
@@ -143,7 +144,18 @@ def _fits(trace: _Traced) -> dict[str, float]:
     flat = len(before) < 2 or before.std() < 1e-9 or after.std() < 1e-9
     smooth = 0.0 if flat else float(np.corrcoef(before, after)[0, 1])
     told = {"fit_late": found[late][0], "fit_now": found[late][1], "late": late, "smooth": smooth}
-    return {"fit": _explained(x.reshape(-1, x.shape[-1]), reward.reshape(-1)), **told}
+    # progress, such as a shaped reward pays, is told by the change; rare large payments would hide what most steps tell
+    usual, ends, starts = np.clip(reward, *np.percentile(reward, TAILS)), trace.next_obs[1:], trace.next_obs[:-1]
+    moved = _features(trace.action[1:], ends, starts, ends - starts)[same]
+    fits = _explained(x.reshape(-1, x.shape[-1]), reward.reshape(-1)), _explained(moved, usual[1:][same])
+    return {"fit": max(fits), **told}
+
+
+def _features(*parts: np.ndarray) -> np.ndarray:
+    """(T, N, P) each -> standardised, their squares and 1."""
+    x = np.concatenate(parts, axis=-1)
+    x = (x - x.mean((0, 1))) / np.maximum(x.std((0, 1)), 1e-6)
+    return np.concatenate([x, x * x, np.ones((*x.shape[:2], 1))], axis=-1)
 
 
 def _explained(x: np.ndarray, y: np.ndarray) -> float:

@@ -51,6 +51,13 @@ def test_a_reward_that_comes_late_is_found_with_its_delay() -> None:
     assert found["steps/fit_now"] < 0.3
 
 
+def test_progress_that_ends_in_a_rare_prize_is_no_noise() -> None:
+    def pay(state, action, past):  # of a shaped reward: how much nearer, and 100 now and then
+        return (past[-1] - past[-2] if len(past) > 1 else 0.0) + (100.0 if len(past) == EPISODE else 0.0)
+
+    assert trace(pay=pay).metrics()["steps/fit"] > 0.7
+
+
 def test_noise_is_told_by_nothing() -> None:
     rng = np.random.default_rng(1)
     found = trace(pay=lambda state, action, past: past[-1] + 30.0 * rng.normal()).metrics()
