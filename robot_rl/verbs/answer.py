@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -150,7 +151,7 @@ def document(verb: str) -> Iterator[None]:
     def write() -> None:
         found = [run for run in _runs if run]
         content = {"runs": found} if len(found) > 1 else dict(*found)
-        json.dump({"verb": verb, **content}, out, indent=1, default=_plain, ensure_ascii=False)
+        json.dump(_plain({"verb": verb, **content}), out, indent=1, allow_nan=False, ensure_ascii=False)
         out.write("\n")
         out.flush()
 
@@ -183,5 +184,13 @@ class _Numbers(Protocol):
 
 
 def _plain(value: object) -> object:
-    """Numbers of NumPy and torch as numbers, everything else as text."""
-    return value.tolist() if isinstance(value, _Numbers) else str(value)
+    """What JSON has: arrays and scalars as numbers, what is not finite as null, everything else as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, _Numbers):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

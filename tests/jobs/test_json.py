@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from robot_rl import cli
+from robot_rl.verbs.answer import document, note
 
 Run = Any
 
@@ -26,9 +27,16 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
             cli.main()
         except SystemExit as end:
             code = end.code or 0
-        return code, json.loads(capfd.readouterr().out)
+        return code, json.loads(capfd.readouterr().out, parse_constant=pytest.fail)  # NaN is no JSON
 
     return run
+
+
+def test_what_is_not_finite_is_null(capsys: pytest.CaptureFixture[str]):
+    with document("x"):
+        note(length=float("nan"), found={"low": np.float32(-np.inf), "row": np.array([1.5, np.nan])}, folder=Path("a"))
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told == {"verb": "x", "length": None, "found": {"low": None, "row": [1.5, None]}, "folder": "a"}
 
 
 SHORT = ("env=pendulum", "total_steps=150", "final_episodes=2", "video_episodes=0", "eval_every=0")

@@ -1,0 +1,123 @@
+"""Learning with a person from states: today's defaults, what they leave out, other methods and a poor person.
+
+    python -m benchmarks.person                                   # cells that are not there yet, one after the other
+    python -m benchmarks.person worlds=insert methods=ours seeds=50,51
+    python -m benchmarks.person table                             # of the cells in docs/results/person
+
+A cell is one `robot-rl hil` of 3,000 own steps with 100 trials at its end, one core. The seeds were fixed before the
+first run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.online.matrix import commit, say
+
+CELLS = Path(__file__).resolve().parents[1] / "docs" / "results" / "person"
+WORLDS = ("insert", "pick")
+METHODS = {
+    "ours": "",
+    "best kept": "use_best=true",
+    "no demonstrations": "demos=0",
+    "no help": "human.help=never",
+    "hg_dagger": "policy=human/hg_dagger",
+    "rlif": "policy=human/rlif",
+    "hil_serl": "policy=human/hil_serl",
+    "poor person": "human.skill=0.9 human.noise=0.3 human.delay_s=0.2",
+    "poor person, hg_dagger": "human.skill=0.9 human.noise=0.3 human.delay_s=0.2 policy=human/hg_dagger",
+}
+"""Name -> words of the command line. The poor person does something at random in one tick of ten, trembles by 0.3 of
+the largest motion and answers what was to be seen 0.2 s ago."""
+SEEDS = (50, 51, 52)
+MORE_SEEDS = (53, 54, 55, 56, 57, 58, 59)
+"""Of `ours`, which has ten."""
+
+
+def command(world: str, method: str, seed: int) -> list[str]:
+    """Words behind `robot-rl`."""
+    fixed = ["total_steps=3000", "eval_every=1000", "threads=1", f"seed={seed}"]
+    return ["hil", f"env={world}", *fixed, *METHODS[method].split()]
+
+
+def run_cell(world: str, method: str, seed: int) -> dict[str, Any]:
+    """Train, and try alone.
+
+    Raises:
+        RuntimeError: the run failed; with the end of what it said.
+    """
+    words, begin = command(world, method, seed), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "robot_rl", *words, f"output={folder}", "--json"]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr[-600:]}")
+        told = json.loads(done.stdout)
+        rows = [json.loads(row) for row in (Path(told["folder"]) / "metrics.jsonl").read_text().splitlines()]
+    way = [[row["step"], row["eval/success"]] for row in rows if "eval/success" in row]
+    names = ("success", "success_low", "success_high", "human_seconds", "episodes")
+    return {
+        **{"command": " ".join(["robot-rl", *words]), "seed": seed, "on_the_way": way},
+        **{name: round(told[name], 4) for name in names},
+        **{"wall_s": round(time.monotonic() - begin, 1), "commit": commit()},
+    }
+
+
+def fill(world: str, method: str, seed: int) -> None:
+    """Run one cell unless it is there."""
+    path = CELLS / world / f"{method.replace(', ', '_').replace(' ', '_')}_{seed}.json"
+    if path.exists():
+        return
+    cell = {"world": world, "method": method, **run_cell(world, method, seed)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(cell) + "\n")
+    say(f"{world} {method} seed {seed}: {cell['success']} in {cell['wall_s']} s {cell['on_the_way']}")
+
+
+def table() -> str:
+    """Success alone of 100 trials, in the order of the seeds, as a Markdown table."""
+    cells = sorted((json.loads(path.read_text()) for path in CELLS.glob("*/*.json")), key=lambda cell: cell["seed"])
+    worlds = [world for world in WORLDS if any(cell["world"] == world for cell in cells)]
+    lines = [f"| | {' | '.join(f'`{world}`' for world in worlds)} |", "|---|" + "---|" * len(worlds)]
+    for method, words in METHODS.items():
+        found = [[cell for cell in cells if (cell["world"], cell["method"]) == (world, method)] for world in worlds]
+        shown = [_shown(row) for row in found]
+        lines.append(f"| {method}{f': `{words}`' if words else ''} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _shown(row: list[dict[str, Any]]) -> str:
+    seconds = [cell["human_seconds"] for cell in row]
+    person = f" ({min(seconds):.0f} to {max(seconds):.0f} s)" if row else ""
+    return " ".join(f"{cell['success']:.2f}" for cell in row) + person
+
+
+def main(words: list[str]) -> int:
+    """Fill the table, or print it; 1 if a cell failed."""
+    if words == ["table"]:
+        sys.stdout.write(table() + "\n")
+        return 0
+    said = dict(word.split("=", 1) for word in words)
+    if unknown := set(said) - {"worlds", "methods", "seeds"}:
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; expected worlds, methods (with ;), seeds, or table")
+    failed = False
+    for world in said["worlds"].split(",") if "worlds" in said else WORLDS:
+        for method in said["methods"].split(";") if "methods" in said else METHODS:
+            wanted = (*SEEDS, *MORE_SEEDS) if method == "ours" else SEEDS
+            for seed in map(int, said["seeds"].split(",")) if "seeds" in said else wanted:
+                try:
+                    fill(world, method, seed)
+                except RuntimeError as error:
+                    failed = True
+                    say(str(error))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
