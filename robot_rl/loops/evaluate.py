@@ -76,6 +76,7 @@ def evaluate(
     on_step: Callable[[Step], None] | None = None,
     on_episode: Callable[[int], object] | None = None,
     longest: int = LONGEST,
+    first_success: bool = False,
 ) -> Evaluation:
     """Run a policy for `episodes` episodes, and be done: where one does not end by itself it is cut.
 
@@ -90,6 +91,8 @@ def evaluate(
             what log-density it drew the action.
         on_episode: called with the number of finished episodes.
         longest: steps after which an episode is cut and counted as it is.
+        first_success: an episode ends at its first success, as those of `robot-rl hil` do; else where the environment
+            ends it, and is a success where its last step is one.
 
     Raises:
         ValueError: policy and environment do not fit, listing every difference; or episodes < 1.
@@ -131,8 +134,11 @@ def evaluate(
             earned(np.where(valid, _numpy(row.reward), 0.0))
         lengths += valid
         over = (_numpy(row.terminated) | _numpy(row.truncated)) & valid
+        won = _numpy(row.info["success"]).astype(bool) & valid if "success" in row.info else np.zeros(num_envs, bool)
         cut = (lengths >= longest) & ~over & ~waiting
         result.cut += int((cut & (done_count < quota)).sum())
+        if first_success:
+            cut |= won & ~over & ~waiting
         ended = (over | cut) & ~waiting
         waiting |= cut
         for i in np.flatnonzero(ended):
@@ -140,7 +146,7 @@ def evaluate(
                 result.returns.append(float(returns[i]))
                 result.lengths.append(int(lengths[i]))
                 if "success" in row.info:
-                    result.successes.append(bool(_numpy(row.info["success"])[i]))
+                    result.successes.append(bool(won[i]))
                 if "task" in row.info:
                     result.tasks.append(int(_numpy(row.info["task"])[i]))
             done_count[i] += 1

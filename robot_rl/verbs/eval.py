@@ -14,6 +14,7 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, load_subject, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
+from robot_rl.verbs.reading import ends_at_success, stored_config
 from robot_rl.verbs.train_job import record_video
 from robot_rl.words import Refused
 
@@ -65,6 +66,7 @@ def evaluate(cfg: DictConfig) -> None:
                 f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
         policy.parts.set_target_return(float(cfg.target_return))
+    first_success = cfg.get("policy") is None and ends_at_success(stored_config(path))
     with answer.bar(cfg.episodes, "episode") as bar:
         result = run_evaluation(
             env,
@@ -73,6 +75,7 @@ def evaluate(cfg: DictConfig) -> None:
             seed=cfg.seed + 10_000,
             deterministic=cfg.deterministic,
             on_episode=bar,
+            first_success=first_success,
         )
     folder = run_folder(cfg, "eval", _source(path))
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +92,7 @@ def evaluate(cfg: DictConfig) -> None:
             f"{result.cut} of {len(result.returns)} episodes had no end after {LONGEST:,} steps: no time limit?"
         )
     if result.successes:
-        lines["success in all"] = answer.rate(sum(result.successes), len(result.successes))
+        ends = " in episodes that end at the first success, as in the run" if first_success else ""
+        lines["success in all"] = answer.rate(sum(result.successes), len(result.successes)) + ends
     answer.note(returns=result.returns, successes=result.successes)
     answer.table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})

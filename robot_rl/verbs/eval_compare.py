@@ -15,7 +15,7 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, in_env_of, load_policy, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Folders, Machine
-from robot_rl.verbs.reading import stored_config
+from robot_rl.verbs.reading import ends_at_success, stored_config
 from robot_rl.words import Refused
 
 
@@ -47,10 +47,12 @@ def compare(cfg: DictConfig) -> None:
     cfg = in_env_of(cfg, configs[0])
     env = env_factory(cfg)(1, cfg.seed, False)
     policies = [load_policy(cfg, config, path, env.io) for config, path in zip(configs, paths)]
+    ends = any(ends_at_success(config) for config in configs)
     found: list[dict[str, list[Any]]] = [{"returns": [], "successes": []} for _ in given]
     for episode in tqdm(range(cfg.episodes), unit="episode", file=sys.stderr, dynamic_ncols=True):
         for policy, row in zip(policies, found):
-            result = evaluate(env, policy, episodes=1, seed=cfg.seed + 10_000 + episode)
+            seed = cfg.seed + 10_000 + episode
+            result = evaluate(env, policy, episodes=1, seed=seed, first_success=ends)
             row["returns"] += result.returns
             row["successes"] += result.successes
     env.close()

@@ -36,6 +36,11 @@ def stored_config(folder: Path) -> DictConfig:
     return OmegaConf.create(read_config(folder))
 
 
+def ends_at_success(config: DictConfig) -> bool:
+    """Whether an episode of the run that this is the configuration of ended at its first success, as hil's do."""
+    return config.get("task_reward") == "success"
+
+
 def read_options(model: type[Options], cfg: DictConfig, verb: str) -> None:
     """Check the options of a verb, its groups aside, and keep them as they were read: 1e3 is 1000.
 

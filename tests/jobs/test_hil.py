@@ -21,7 +21,7 @@ from robot_rl.run import RunStart
 from robot_rl.verbs import hil_job
 from robot_rl.verbs.build import settings_of
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
-from robot_rl.verbs.reading import plain
+from robot_rl.verbs.reading import ends_at_success, plain, stored_config
 
 TINY = [
     "env=insert",
@@ -76,6 +76,7 @@ def test_hil_runs_reports_and_continues(tmp_path):
     summary = make(run).run()
     for name in ("report.html", "curve.png", "metrics.jsonl", "evaluation.json", "log/manifest.jsonl", "config.yaml"):
         assert (run / name).exists(), name
+    assert ends_at_success(stored_config(run))  # so `eval` judges it as its trials did
     lines = read_manifest(run / "log")
     assert sum(line["demo"] for line in lines) == 2
     steps = sum(line["steps"] for line in lines if not line["demo"])

@@ -156,6 +156,23 @@ def test_evaluation_of_episodes_that_do_not_end_is_bounded() -> None:
     assert env.resets == 2
 
 
+class Briefly(Endless):
+    """Its first copy is where it should be in its third step alone."""
+
+    def step(self, actions: Any) -> Any:
+        *found, info = super().step(actions)
+        return (*found, {**info, "success": np.array([self.tick == 3, False])})
+
+
+def test_an_episode_ends_at_its_first_success_where_it_did_in_training() -> None:
+    for first_success, length, won in ((True, 3, True), (False, 5, False)):
+        result = evaluate(Briefly(), Still(), episodes=2, longest=12, first_success=first_success)  # type: ignore[arg-type]
+        assert result.lengths == [length, 12]
+        assert result.returns == [float(length), 12.0]
+        assert result.successes == [won, False]
+        assert result.cut == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
