@@ -28,6 +28,10 @@ from robot_rl.types import IOSpec
 from robot_rl.version import VERSION
 
 _TEMPORARY = ".partial-"
+BEST = "best"
+"""Name of the checkpoint with the best evaluation so far: policy and learner, nothing to resume from."""
+CHOSEN = "chosen"
+"""Lies beside it where it is what the run's folder stands for."""
 EXPORTS = ("policy.onnx", "policy.yaml")
 """What exported folders hold instead of weights."""
 
@@ -211,7 +215,9 @@ def complete(root: Path) -> list[Path]:
 
 
 def find(path: Path) -> Path:
-    """Resolve a run folder, its checkpoints folder or a checkpoint folder to the newest checkpoint in it.
+    """Resolve a run folder, its checkpoints folder or a checkpoint folder to the checkpoint to act with.
+
+    That is the newest one, unless the run chose an older one for its last trials.
 
     Raises:
         CheckpointError: there is none.
@@ -221,6 +227,8 @@ def find(path: Path) -> Path:
         return path
     for root in (path / "checkpoints", path):
         found = complete(root) if root.is_dir() else []
+        if found and (root / CHOSEN).exists() and (root / BEST / "meta.json").exists():
+            return root / BEST
         if found:
             return found[-1]
     reason = "the folder does not exist" if not path.exists() else "it holds no complete checkpoint"

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from robot_rl import checkpoint, parallel
-from robot_rl.checkpoint import CheckpointError
+from robot_rl.atomic import write_bytes
+from robot_rl.checkpoint import BEST, CHOSEN, CheckpointError
 from robot_rl.types import IOSpec, Seen, Stateful
-
-BEST = "best"  # name of the checkpoint with the best evaluation so far: policy and learner, nothing to resume from
 
 
 class Stored(Protocol):
@@ -81,6 +80,14 @@ class Checkpoints:
         """The facts of the best one so far, or nothing."""
         path = self.root / BEST
         return checkpoint.read_meta(path) if (path / "meta.json").exists() else {}
+
+    def choose_best(self, best: bool) -> None:
+        """Have the run's folder stand for the best one, or for the newest again; see `checkpoint.find`."""
+        mark = self.root / CHOSEN
+        if best:
+            write_bytes(mark, f"{BEST}\n".encode())
+        else:
+            mark.unlink(missing_ok=True)
 
     def restore(self, skip: Sequence[str] = ()) -> list[str]:
         """Continue from the newest checkpoint that can be read; damaged ones after it are put aside.

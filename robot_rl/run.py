@@ -267,7 +267,7 @@ class Run:
                 f"cut after {LONGEST} steps: give the environment a time limit"
             )
         rank = [metrics[name] for name in ("eval/success", "eval/score", "eval/return") if name in metrics]
-        if rank and self.keeps_best and (self._best is None or rank > self._best):
+        if rank and self.keeps_best and (self._best is None or rank >= self._best):  # as good, and newer
             self._best = rank
             self.checkpoints.save_best(self._count(), {"rank": rank, "evaluation": metrics})
         return result, metrics

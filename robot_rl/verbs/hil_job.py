@@ -34,7 +34,7 @@ from robot_rl.human.session import Helpers, Records, batch_rows
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import trials
 from robot_rl.human.waiting import meanwhile
-from robot_rl.parts import BEST, Parts
+from robot_rl.parts import Parts
 from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, IOSpec, Metrics, Needs, Stateful
@@ -79,8 +79,9 @@ class HilSettings(SessionOptions):
     """Trials of a block in mid-run."""
     final_episodes: Count = 100
     """Trials of the block at the end."""
-    use_best: bool = False
-    """The trials at the end are of the policy that did best in a block in mid-run, or now; those have other starts."""
+    use_best: bool = True
+    """The trials at the end are of the policy that did best in a block in mid-run, or in one more block now; those have
+    other starts. It is the one that `path=<run>` stands for."""
     stop_success: Share | None = None
     """Stop once a block over `final_episodes` reaches this rate; None = never."""
     gate: Share = 0.9
@@ -369,8 +370,9 @@ class HilJob:
             self._run.result = None  # a block that chose is not the one that is reported, however long it was
             now = self.evaluate(s.eval_episodes).metrics()["eval/success"]
             best = kept.best()
+            kept.choose_best(now < best["rank"][0])
             if now < best["rank"][0]:
-                folder = kept.root / BEST
+                folder = kept.root / checkpoint.BEST
                 self.learner.policy.load_state_dict(checkpoint.load_state(folder / "policy.pt"))
                 self._run.keeps_best = False  # it is kept already, with its own step and learner
                 self._chosen = {

@@ -148,14 +148,16 @@ def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_pat
 
     monkeypatch.setattr(hil_job, "trials", fake_trials)
     run = tmp_path / "run"
-    summary = make(run, "use_best=true").run()
+    summary = make(run).run()
     seeds, weights = [seed for seed, _ in blocks], [actor for _, actor in blocks]
     assert seeds[-1] == 10_000
     assert set(seeds[:-1]) == {20_000}  # what is chosen by is not what is reported
     assert torch.equal(weights[-1], weights[0])
     assert not torch.equal(weights[-2], weights[0])
     assert "best" in summary["policy"]
-    best, newest = checkpoint.read_meta(run / "checkpoints" / "best"), checkpoint.read_meta(checkpoint.find(run))
+    assert checkpoint.find(run) == run / "checkpoints" / "best"  # what deploy, eval and export take
+    newest = checkpoint.read_meta(checkpoint.complete(run / "checkpoints")[-1])
+    best = checkpoint.read_meta(checkpoint.find(run))
     assert best["step"] < newest["step"]
     assert best["rank"] == [0.5]
     assert torch.equal(checkpoint.load_state(run / "checkpoints" / "best" / "policy.pt")["actor"], weights[0])
