@@ -36,7 +36,7 @@ from robot_rl.real.ros.io import (
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, Seen, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.robot_status import tell_good
-from robot_rl.real.ros.trunk_topics import TrunkTopics, imu_of
+from robot_rl.real.ros.trunk_topics import SimulatedImu, TrunkTopics, imu_of
 
 INJECT: dict[str, Any] = {
     "freeze": False,  # no new joint states
@@ -96,6 +96,7 @@ class SimRobotNode(Node):
         kind, topic = self._state_topic(spec)
         self._states = [publisher(self, kind, topic, "state_out", self.health)]
         self._trunk = TrunkTopics(self, spec, self.health) if self.plant.trunk is not None else None
+        self._imu = SimulatedImu(spec.sensors[spec.imu].acceleration if spec.imu else None)
         self._tasks: dict[str, Any] = {}
         self._told_status = tell_good(self, spec, self.health)
         self._success = publisher(self, Bool, "robot_rl/success", "event", self.health)
@@ -291,7 +292,8 @@ class SimRobotNode(Node):
         try:
             gaps = read_gaps_text(text)
             with self._lock:
-                told = self._tell(0.0, gaps)
+                trunk = self.plant.trunk
+                told = self._tell(0.0, gaps, None if trunk is None else imu_of(trunk))
             sent = [gap.command(np.zeros(count)) for gap in gaps]
         except (ValueError, IndexError) as error:
             return f"inject.gaps: {error}; the robot has {count} joints, numbered from 0"
@@ -379,8 +381,8 @@ class SimRobotNode(Node):
                 self.plant.command(np.zeros(len(self.spec.joints)))
 
     def _publish(self, now: float) -> None:
-        stamp = self._now()
-        told = self._tell(stamp, self._gaps)
+        stamp, trunk = self._now(), self.plant.trunk
+        told = self._tell(stamp, self._gaps, None if trunk is None else self._imu.read(trunk, stamp))
         if self._clock_out is not None:
             self._clock_out.publish(Clock(clock=time_message(self._time)))
         if not self._inject["freeze"] and not (self._loss and self._rng.random() < self._loss):
@@ -391,7 +393,6 @@ class SimRobotNode(Node):
         while self._late_by and self._late_by[0][0] <= now:
             for where, message in zip(self._states, heapq.heappop(self._late_by)[2]):
                 where.publish(message)
-        trunk = self.plant.trunk
         if self._trunk is not None and trunk is not None:
             imu = None if told.imu is None or self._inject["imu_silent"] else (told.imu, told.time)
             self._trunk.publish(trunk, stamp, imu)
@@ -433,14 +434,12 @@ class SimRobotNode(Node):
         self._pose[1] += (x * np.sin(yaw) + y * np.cos(yaw)) * seconds
         self._pose[2] += speed.get("angular_z", 0.0) * seconds
 
-    def _tell(self, stamp: float, gaps: tuple[Gap, ...]) -> Measured:
-        """Joints and IMU of this moment, as a robot with these gaps tells them."""
+    def _tell(self, stamp: float, gaps: tuple[Gap, ...], imu: np.ndarray | None) -> Measured:
+        """Joints of this moment and the IMU's reading, as a robot with these gaps tells them."""
         position, velocity = self._frozen or (self.plant.position.copy(), self.plant.velocity.copy())
         if self._noise:
             position = position + self._noise * self._rng.standard_normal(len(position))
             velocity = velocity + 10.0 * self._noise * self._rng.standard_normal(len(position))
-        trunk = self.plant.trunk
-        imu = None if trunk is None else imu_of(trunk)
         return apply_gaps((gap for gap in gaps if not gap.of_pictures), Measured(stamp, position, velocity, imu))
 
     def _measure(self, told: Measured) -> list[Any]:
