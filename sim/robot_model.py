@@ -265,7 +265,7 @@ def _mjcf(path: Path) -> RobotModel:
 
 
 def _fit_capsules(spec: MjSpec, *, soles: bool) -> None:
-    """Give every mesh that touches a capsule of its size to touch in its place; `soles`: but for those of last links."""
+    """Give meshes that touch a capsule of their size to touch in their place; `soles`: but not those of last links."""
     for geom in list(spec.geoms):
         if geom.type != mujoco.mjtGeom.mjGEOM_MESH or not (geom.contype or geom.conaffinity):
             continue

@@ -137,7 +137,9 @@ class SimRobotNode(Node):
         self._base = declare(self, "base", "", "body of the model that legs carry; empty = the robot stands fixed")
         self._harness = declare(self, "harness", True, "legs hang, feet on the ground, until somebody drives them")
         self._rate = declare(self, "rate", 100.0, "joint states per second", low=1.0, high=2000.0)
-        self._physics_dt = declare(self, "physics_dt", 0.0, "physics step [s], 0 = the model's", low=0.0, high=0.1)
+        self._physics_dt = declare(
+            self, "physics_dt", 0.0, "longest physics step [s], 0 = the model's", low=0.0, high=0.1
+        )
         self._factor = declare(self, "realtime_factor", 1.0, "simulated per real second", low=0.01, high=100.0)
         self._lockstep = declare(self, "lockstep", False, "advance only after a command that answers the tick")
         self._patience = declare(self, "lockstep_timeout", 0.5, "longest wait for it [s]", low=0.001, high=60.0)

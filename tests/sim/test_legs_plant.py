@@ -128,7 +128,7 @@ def block(name: str, x: float, y: float, z: float) -> str:
 
 
 def test_meshes_of_legs_stand_on_their_whole_sole_and_do_not_hold_one_another(tmp_path) -> None:
-    shapes = f'<asset>{block("sole", 0.1, 0.05, 0.02)}{block("hip", 0.05, 0.2, 0.15)}</asset>'
+    shapes = f"<asset>{block('sole', 0.1, 0.05, 0.02)}{block('hip', 0.05, 0.2, 0.15)}</asset>"
     path = Path(biped(tmp_path, rest=KEY + shapes))
     text = path.read_text().replace('type="box" size="0.1 0.05 0.02"', 'type="mesh" mesh="sole"')
     path.write_text(text.replace('type="box" size="0.1 0.15 0.1"', 'type="mesh" mesh="hip"'))  # reaches over the thighs
