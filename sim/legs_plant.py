@@ -27,12 +27,12 @@ class LegsPlant(ModelPlant):
     legs is held while nobody drives it.
 
     Args:
-        model: path of URDF or MJCF; meshes touch as capsules, see `robot_model.load`.
+        model: path of URDF or MJCF; what touches is the floor, see `legs` of `robot_model.load`.
         joints: names, in the order of all vectors here.
         base: body that the legs carry; it gets a free joint where the file has none.
         kd: (J,) [N m s/rad] of the damping when commands stop.
         effort: (J,) largest effort [N m].
-        timestep: of the physics [s]; None keeps the model's.
+        timestep: longest of the physics [s]; None = the model's.
         home: (J,) first position; None keeps the model's.
 
     Raises:
@@ -50,7 +50,7 @@ class LegsPlant(ModelPlant):
         timestep: float | None = None,
         home: Sequence[float] | None = None,
     ) -> None:
-        spec = load(model).spec
+        spec = load(model, legs=True).spec
         add_floor(spec)
         free_trunk(spec, base)
         spec.compile()
@@ -109,18 +109,17 @@ class LegsPlant(ModelPlant):
         count = len(self.names)
         self._goal = np.stack([self.position, *np.zeros((3, count)), self._damping])
 
-    def step(self, seconds: float) -> None:
-        """Advance by whole physics steps, `seconds` rounded to them but at least one."""
-        for _ in range(max(round(seconds / self._model.opt.timestep), 1)):
-            super().step(self._model.opt.timestep)
-            if self._held is not None:
-                rate = 2.0 * np.pi / 3.0
-                phase = rate * (self.time - self._swings_since)
-                angle, speed = self._sway * np.sin(phase), self._sway * rate * np.cos(phase)
-                self._data.qpos[self._root : self._root + 7] = self._held
-                self._data.qpos[self._root + 2] += self._lift
-                self._data.qpos[self._root + 3 : self._root + 7] = [np.cos(0.5 * angle), *np.sin(0.5 * angle) * SWING]
-                self._data.qvel[self._spin : self._spin + 6] = [0.0, 0.0, 0.0, *speed * SWING]
+    def _step(self) -> None:
+        super()._step()
+        if self._held is None:
+            return
+        rate = 2.0 * np.pi / 3.0
+        phase = rate * (self.time - self._swings_since)
+        angle, speed = self._sway * np.sin(phase), self._sway * rate * np.cos(phase)
+        self._data.qpos[self._root : self._root + 7] = self._held
+        self._data.qpos[self._root + 2] += self._lift
+        self._data.qpos[self._root + 3 : self._root + 7] = [np.cos(0.5 * angle), *np.sin(0.5 * angle) * SWING]
+        self._data.qvel[self._spin : self._spin + 6] = [0.0, 0.0, 0.0, *speed * SWING]
 
     def _drive(self) -> None:
         target, speed, feed, kp, kd = self._goal

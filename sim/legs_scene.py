@@ -10,7 +10,6 @@ import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.robot_model import (
-    FLOOR,
     add_floor,
     add_servo,
     add_sky,
@@ -72,7 +71,7 @@ def scene(card: Card) -> LegsScene:
 @lru_cache(4)
 def _scene(text: str) -> LegsScene:
     card = Card.model_validate({"command_mode": "pd", "legs": {}, **Card.model_validate_json(text).model_dump()})
-    spec = load(card.model.path).spec
+    spec = load(card.model.path, legs=True).spec
     strip(spec, spec.actuators, spec.keys, spec.sensors, spec.lights, spec.cameras)
     hold_others(spec, {joint.name for joint in card.joints})
     add_floor(spec)
@@ -82,9 +81,6 @@ def _scene(text: str) -> LegsScene:
     for joint in card.joints:
         found = add_servo(spec, card.name, joint.name, joint.kp, joint.kd, joint.effort)
         found.armature = joint.armature or found.armature
-    for geom in spec.geoms:  # what touches is the floor: limbs that miss each other need not be tested in pairs
-        if geom.contype and geom.parent.name != FLOOR:
-            geom.contype, geom.conaffinity = 1, 0
     model = spec.compile()
     names = [model.joint(int(j)).name for j in range(1, model.njnt)]
     if names != [joint.name for joint in card.joints] or model.nq != 7 + len(names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ class ModelPlant:
         kp: (J,) gain of the PD law [N m/rad].
         kd: (J,) its damping, and the gain of the velocity law [N m s/rad].
         effort: (J,) largest effort of these laws [N m].
-        timestep: of the physics [s]; None keeps the model's.
+        timestep: longest of the physics [s]; None = the model's.
         home: (J,) first position; None keeps the model's.
 
     Raises:
@@ -58,8 +59,8 @@ class ModelPlant:
     ) -> None:
         self._mujoco, self._model = load(model)
         mujoco, compiled = self._mujoco, self._model
-        if timestep:
-            compiled.opt.timestep = timestep
+        self._longest = float(timestep or compiled.opt.timestep)
+        compiled.opt.timestep = self._longest
         self.names, self.mode = tuple(joints), mode
         self._data = mujoco.MjData(compiled)
         self._qpos, self._dof = addresses(mujoco, compiled, joints)
@@ -153,14 +154,19 @@ class ModelPlant:
         self._data.qpos[self._qpos] += offset
 
     def step(self, seconds: float) -> None:
-        """Advance by whole physics steps, `seconds` rounded to them but at least one."""
-        for _ in range(max(round(seconds / self._model.opt.timestep), 1)):
-            self._drive()
-            held = self._data.qpos[self._qpos].copy() if self.blocked.any() else None
-            self._mujoco.mj_step(self._model, self._data)
-            if held is not None:
-                self._data.qpos[self._qpos[self.blocked]] = held[self.blocked]
-                self._data.qvel[self._dof[self.blocked]] = 0.0
+        """Advance by just that time, in equal physics steps of at most the longest."""
+        count = max(math.ceil(seconds / self._longest - 1e-6), 1)
+        self._model.opt.timestep = seconds / count
+        for _ in range(count):
+            self._step()
+
+    def _step(self) -> None:
+        self._drive()
+        held = self._data.qpos[self._qpos].copy() if self.blocked.any() else None
+        self._mujoco.mj_step(self._model, self._data)
+        if held is not None:
+            self._data.qpos[self._qpos[self.blocked]] = held[self.blocked]
+            self._data.qvel[self._dof[self.blocked]] = 0.0
 
     def _drive(self) -> None:
         if self._law is None:
@@ -269,8 +275,6 @@ class WorldPlant(ModelPlant):
         super().__init__(self.world.mjcf(), joints, **rest)
         self._window = Window(self._mujoco, self._model, self.world)
         self._external = self._window.external(joints)
-        self._every = max(round(1.0 / (self.world.control_hz * self._model.opt.timestep)), 1)
-        self._count = 0
         self._started = True
         self.reset(seed)
 
@@ -297,6 +301,7 @@ class WorldPlant(ModelPlant):
             self._streams.seed(seed)
         start = self.world.reset(self._streams.draw(np.arange(1)), 1, xp)
         self._mujoco.mj_resetData(self._model, self._data)
+        self._told = 0.0  # when the world's own variables were last brought up to date [s]
         self._data.qpos[:], self._data.qvel[:] = start.qpos[0], start.qvel[0]
         self._data.ctrl[:] = start.ctrl[0]
         if self._home is not None:
@@ -321,13 +326,12 @@ class WorldPlant(ModelPlant):
                 self._window.view.task[name] = np.array(start.task[name])
         self._refresh()
 
-    def step(self, seconds: float) -> None:
-        """Advance the physics, and the world's own variables at its own rate."""
-        for _ in range(max(round(seconds / self._model.opt.timestep), 1)):
-            super().step(self._model.opt.timestep)
-            self._count += 1
-            if self._count % self._every == 0:
-                self._refresh()
+    def _step(self) -> None:
+        """One of the physics, and the world's own variables at its own rate."""
+        super()._step()
+        if self.time - self._told >= 1.0 / self.world.control_hz - 1e-6:
+            self._told = self.time
+            self._refresh()
 
     def _refresh(self) -> None:
         self._window.read(self._data)

@@ -27,6 +27,8 @@ FLOOR = "robot_rl_floor"
 """Body of the floor that `add_floor` puts in."""
 _PROXY = 0.03
 """Radius of the capsule that stands for a link whose shapes are all absent [m]."""
+_LIMB = 2
+"""Joints that a limb has at least, the free one of a trunk counted."""
 
 
 @dataclass
@@ -46,13 +48,19 @@ class RobotModel:
     mimic: set[str] = field(default_factory=set)
 
 
-def load(path: str | Path) -> RobotModel:
+def load(path: str | Path, *, legs: bool = False) -> RobotModel:
     """Read URDF or MJCF.
 
     Meshes are found where the file says, or below its folder or one of that folder's parents (`package://` paths as
     drivers publish them, also in ROS_PACKAGE_PATH and AMENT_PREFIX_PATH). Visual meshes that are absent, or of a form
     that MuJoCo does not read, are left out; a link without any shape then gets capsules along its bones. Meshes are
     looked at and weighed; what touches is a capsule fitted to each, which costs a tenth of a mesh's time.
+
+    Args:
+        path: of the file.
+        legs: of a robot that stands on some. The last link of each limb touches with the convex hull of its meshes: a
+            capsule along a sole is a line. And its links touch nothing of the robot itself: where capsules stick out of
+            the links that they stand for, they would hold hips that are free.
 
     Raises:
         ValueError: there is no such file, or MuJoCo cannot read it; says why.
@@ -67,7 +75,9 @@ def load(path: str | Path) -> RobotModel:
     try:
         if root.tag in ("robot", "mujoco"):
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
-            _fit_capsules(made.spec)
+            _fit_capsules(made.spec, soles=legs)
+            if legs:
+                _miss_one_another(made.spec)
             _weigh_flat_meshes(made)
             return made
     except (ValueError, RuntimeError) as error:
@@ -254,10 +264,12 @@ def _mjcf(path: Path) -> RobotModel:
     return made
 
 
-def _fit_capsules(spec: MjSpec) -> None:
-    """Give every mesh that touches a capsule of its size to touch in its place."""
+def _fit_capsules(spec: MjSpec, *, soles: bool) -> None:
+    """Give meshes that touch a capsule of their size to touch in their place; `soles`: but not those of last links."""
     for geom in list(spec.geoms):
         if geom.type != mujoco.mjtGeom.mjGEOM_MESH or not (geom.contype or geom.conaffinity):
+            continue
+        if soles and _ends_a_limb(geom.parent):
             continue
         proxy = geom.parent.add_geom()
         proxy.type, proxy.meshname = mujoco.mjtGeom.mjGEOM_CAPSULE, geom.meshname
@@ -265,6 +277,27 @@ def _fit_capsules(spec: MjSpec) -> None:
         proxy.contype, proxy.conaffinity, proxy.friction = geom.contype, geom.conaffinity, geom.friction
         proxy.mass, proxy.group, proxy.rgba = 0.0, 4, [0.2, 0.5, 0.9, 0.4]
         geom.contype = geom.conaffinity = 0
+
+
+def _ends_a_limb(body: MjsElement) -> bool:
+    """Whether two joints or more carry a body, and none moves on it."""
+    below, above = list(body.bodies), 0
+    while below:
+        part = below.pop()
+        if list(part.joints):
+            return False
+        below.extend(part.bodies)
+    while body.name != "world":
+        above += len(list(body.joints))
+        body = body.parent
+    return above >= _LIMB
+
+
+def _miss_one_another(spec: MjSpec) -> None:
+    """Let the shapes of a model touch others, such as a floor, and not one another."""
+    for geom in spec.geoms:
+        if geom.contype or geom.conaffinity:
+            geom.contype, geom.conaffinity = 1, 0
 
 
 def _weigh_flat_meshes(made: RobotModel) -> None:

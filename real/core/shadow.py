@@ -260,7 +260,10 @@ class Shadow:
         if len(told) < 20:
             yield ShadowNote("quaternion order", "open", "the IMU has told nothing yet: see the diagnostics")
             return
-        found = judge_body(np.array([when for when, _ in told]), np.array([imu for _, imu in told]))
+        imu = np.array([imu for _, imu in told])
+        if self.spec.sensors[self.spec.imu].acceleration is not None:
+            imu[:, 7:] = 0.0  # without gravity it says nothing of where up is
+        found = judge_body(np.array([when for when, _ in told]), imu)
         for check, (state, text) in found.items():
             yield ShadowNote(check, state, f"the IMU: {text}" if state == "wrong" else text)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from robot_rl import card
 from robot_rl.real.core.legs_spec import LegsSpec
+from robot_rl.real.core.sensor_spec import CameraSpec, SensorSpec
 from robot_rl.real.core.status_spec import StatusSpec
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import CalibrationCard, Card
@@ -46,7 +47,6 @@ PD_INTERFACES = ("position", "velocity", "effort", "kp", "kd")
 """What a controller takes of every joint in pd mode, in this order; velocity and effort are 0."""
 AXES: tuple[str, ...] = ("linear_x", "linear_y", "linear_z", "angular_x", "angular_y", "angular_z")
 """What the joints of a RobotSpec are called in a twist mode, in the order of a Twist."""
-CLOCKS = ("auto", "common", "foreign")
 PLAUSIBLE = {
     "lower": 4.0 * math.pi,
     "upper": 4.0 * math.pi,
@@ -96,33 +96,6 @@ class JointSpec:
     kd: float = 0.0
     effort_rate: float | None = None
     limit_slack: float | None = None
-
-
-@dataclass(frozen=True)
-class SensorSpec:
-    """One topic that is read.
-
-    Args:
-        topic: its name.
-        type: of its messages.
-        required: nothing moves without it.
-        timeout: largest age [s].
-        clock: `auto` believes the stamps of senders on this host and estimates the offset of others; `common` believes
-            them too, e.g. of hosts under PTP; `foreign` estimates always, for stamps that are not of the host's clock.
-    """
-
-    topic: str
-    type: str
-    required: bool = True
-    timeout: float = 0.1
-    clock: str = "auto"
-
-
-@dataclass(frozen=True)
-class CameraSpec(SensorSpec):
-    """A topic of pictures, and where points fall in them where that is known: `robot-rl robot calibrate`."""
-
-    calibration: CalibrationCard | None = None
 
 
 @dataclass(frozen=True)
@@ -452,8 +425,8 @@ def _check(spec: RobotSpec) -> None:
     for key in ("sensors", "cameras"):
         for name, sensor in getattr(spec, key).items():
             _positive(sensor.timeout, f"{key}.{name}.timeout")
-            if sensor.clock not in CLOCKS:
-                raise SpecError(f"{key}.{name}.clock is {sensor.clock!r}, expected one of {', '.join(CLOCKS)}")
+            if wrong := sensor.wrong():
+                raise SpecError(f"{key}.{name}.{wrong}")
     if spec.action.mapping not in MAPPINGS:
         raise SpecError(f"action.mapping is {spec.action.mapping!r}, expected one of {', '.join(MAPPINGS)}")
     if spec.action.mapping != "absolute" and not spec.action.scale:

@@ -36,7 +36,7 @@ from robot_rl.real.ros.io import (
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, Seen, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
 from robot_rl.real.ros.robot_status import tell_good
-from robot_rl.real.ros.trunk_topics import TrunkTopics, imu_of
+from robot_rl.real.ros.trunk_topics import SimulatedImu, TrunkTopics, imu_of
 
 INJECT: dict[str, Any] = {
     "freeze": False,  # no new joint states
@@ -96,6 +96,7 @@ class SimRobotNode(Node):
         kind, topic = self._state_topic(spec)
         self._states = [publisher(self, kind, topic, "state_out", self.health)]
         self._trunk = TrunkTopics(self, spec, self.health) if self.plant.trunk is not None else None
+        self._imu = SimulatedImu(spec.sensors[spec.imu].acceleration if spec.imu else None)
         self._tasks: dict[str, Any] = {}
         self._told_status = tell_good(self, spec, self.health)
         self._success = publisher(self, Bool, "robot_rl/success", "event", self.health)
@@ -136,7 +137,9 @@ class SimRobotNode(Node):
         self._base = declare(self, "base", "", "body of the model that legs carry; empty = the robot stands fixed")
         self._harness = declare(self, "harness", True, "legs hang, feet on the ground, until somebody drives them")
         self._rate = declare(self, "rate", 100.0, "joint states per second", low=1.0, high=2000.0)
-        self._physics_dt = declare(self, "physics_dt", 0.0, "physics step [s], 0 = the model's", low=0.0, high=0.1)
+        self._physics_dt = declare(
+            self, "physics_dt", 0.0, "longest physics step [s], 0 = the model's", low=0.0, high=0.1
+        )
         self._factor = declare(self, "realtime_factor", 1.0, "simulated per real second", low=0.01, high=100.0)
         self._lockstep = declare(self, "lockstep", False, "advance only after a command that answers the tick")
         self._patience = declare(self, "lockstep_timeout", 0.5, "longest wait for it [s]", low=0.001, high=60.0)
@@ -291,7 +294,8 @@ class SimRobotNode(Node):
         try:
             gaps = read_gaps_text(text)
             with self._lock:
-                told = self._tell(0.0, gaps)
+                trunk = self.plant.trunk
+                told = self._tell(0.0, gaps, None if trunk is None else imu_of(trunk))
             sent = [gap.command(np.zeros(count)) for gap in gaps]
         except (ValueError, IndexError) as error:
             return f"inject.gaps: {error}; the robot has {count} joints, numbered from 0"
@@ -379,8 +383,8 @@ class SimRobotNode(Node):
                 self.plant.command(np.zeros(len(self.spec.joints)))
 
     def _publish(self, now: float) -> None:
-        stamp = self._now()
-        told = self._tell(stamp, self._gaps)
+        stamp, trunk = self._now(), self.plant.trunk
+        told = self._tell(stamp, self._gaps, None if trunk is None else self._imu.read(trunk, stamp))
         if self._clock_out is not None:
             self._clock_out.publish(Clock(clock=time_message(self._time)))
         if not self._inject["freeze"] and not (self._loss and self._rng.random() < self._loss):
@@ -391,7 +395,6 @@ class SimRobotNode(Node):
         while self._late_by and self._late_by[0][0] <= now:
             for where, message in zip(self._states, heapq.heappop(self._late_by)[2]):
                 where.publish(message)
-        trunk = self.plant.trunk
         if self._trunk is not None and trunk is not None:
             imu = None if told.imu is None or self._inject["imu_silent"] else (told.imu, told.time)
             self._trunk.publish(trunk, stamp, imu)
@@ -433,14 +436,12 @@ class SimRobotNode(Node):
         self._pose[1] += (x * np.sin(yaw) + y * np.cos(yaw)) * seconds
         self._pose[2] += speed.get("angular_z", 0.0) * seconds
 
-    def _tell(self, stamp: float, gaps: tuple[Gap, ...]) -> Measured:
-        """Joints and IMU of this moment, as a robot with these gaps tells them."""
+    def _tell(self, stamp: float, gaps: tuple[Gap, ...], imu: np.ndarray | None) -> Measured:
+        """Joints of this moment and the IMU's reading, as a robot with these gaps tells them."""
         position, velocity = self._frozen or (self.plant.position.copy(), self.plant.velocity.copy())
         if self._noise:
             position = position + self._noise * self._rng.standard_normal(len(position))
             velocity = velocity + 10.0 * self._noise * self._rng.standard_normal(len(position))
-        trunk = self.plant.trunk
-        imu = None if trunk is None else imu_of(trunk)
         return apply_gaps((gap for gap in gaps if not gap.of_pictures), Measured(stamp, position, velocity, imu))
 
     def _measure(self, told: Measured) -> list[Any]:

@@ -59,8 +59,8 @@ def steer(
 ) -> Steered:
     """Publish a wanted velocity for a while, 20 times a second, then zero once.
 
-    Legs' policies read it as an observation. To a base it goes as the command of a foreign client, which the safety
-    supervisor takes with allow_external=true.
+    Legs' policies, ours and those of foreign clients, read it as an observation. To a base it goes as the command of a
+    foreign client, which the safety supervisor takes with allow_external=true.
 
     Args:
         spec: of the robot.
@@ -93,7 +93,7 @@ def steer(
         end = time.monotonic() + patience
 
         def ready() -> bool:
-            driven = spec.mode == TWIST or said["authority"] == "policy"
+            driven = spec.mode == TWIST or said["authority"] in ("policy", "external")
             return publisher.get_subscription_count() > 0 and driven
 
         while not ready():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.legs import Trunk
+from robot_rl.legs import Trunk, gravity
+from robot_rl.real.core.sensor_spec import FREE, RATE
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.io import Imu, Odometry, time_message
 from robot_rl.real.ros.node_base import Health, publisher
@@ -33,6 +34,29 @@ class TrunkTopics:
             for where in self._imus:
                 where.publish(imu_message(imu[0], imu[1], self._frame))
         self._odom.publish(trunk_odometry(trunk, stamp, self._frame))
+
+
+class SimulatedImu:
+    """What an IMU in the trunk's frame tells, from one reading to the next.
+
+    Args:
+        acceleration: which, see `SensorSpec`.
+    """
+
+    def __init__(self, acceleration: str | None) -> None:
+        self._kind = acceleration
+        self._before: tuple[float, np.ndarray] | None = None
+
+    def read(self, trunk: Trunk, stamp: float) -> np.ndarray:
+        """(10,) of the moment `stamp` [s], as `io.imu_array`; a `rate` is the mean since the reading before."""
+        told = imu_of(trunk)
+        if self._kind == FREE:
+            told[7:] += 9.81 * gravity(trunk.orientation)
+        elif self._kind == RATE:
+            when, velocity = self._before or (stamp, trunk.velocity)
+            told[7:] = (trunk.velocity - velocity) / (stamp - when) if stamp > when else 0.0
+            self._before = stamp, trunk.velocity
+        return told
 
 
 def imu_of(trunk: Trunk) -> np.ndarray:

@@ -187,6 +187,9 @@ class SensorCard(Options):
     """Largest age [s]."""
     clock: Literal["auto", "common", "foreign"] = "auto"
     """Whose clock its stamps are of; docs/ros2.md."""
+    acceleration: Literal["free", "rate"] | None = None
+    """Of an IMU whose driver takes gravity out: free, or rate: how its velocity changes in its own frame, as Isaac Sim
+    tells it; null = as an accelerometer reads, 9.81 m/s2 upwards at rest."""
 
 
 class CalibrationCard(Options):

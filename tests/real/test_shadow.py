@@ -22,6 +22,7 @@ from robot_rl.gaps import (
     TurnScale,
     VelocityMissing,
 )
+from robot_rl.legs import gravity
 from robot_rl.real.core.shadow import Shadow, ShadowSample
 from robot_rl.real.core.shadow_report import card_digest, missing_leave, report_path
 from robot_rl.real.core.spec import RobotSpec
@@ -139,6 +140,19 @@ def test_an_imu_on_a_level_trunk_with_its_yaw_at_zero_is_told_as_one_of_two_unti
         assert any("told apart once the trunk turns" in note.text for note in rest.of("wrong"))
     named(start, *BODY[0])
     named(start, "gravity frame", BODY[2][1], True)
+
+
+@needs_g1
+def test_an_imu_whose_driver_takes_gravity_out_leaves_up_unknown_and_is_no_fault(legs) -> None:
+    def without(told):
+        return replace(told, imu=np.concatenate([told.imu[:7], told.imu[7:] + 9.81 * gravity(told.imu[:4])]))
+
+    bare = replace(legs, measured=[without(told) for told in legs.measured])
+    assert "gravity frame" in checks(bare.play().judge())  # who does not say so
+    imu = replace(bare.spec.sensors["imu"], acceleration="free")
+    found = replace(bare, spec=replace(bare.spec, sensors={**bare.spec.sensors, "imu": imu})).play().judge()
+    assert checks(found) == set()
+    assert {"quaternion order", "gravity frame"} <= checks(found, "unknown")
 
 
 def test_hands_that_move_it_without_commands_show_velocity_and_leave_order_and_sign_open(arms) -> None:

@@ -71,6 +71,11 @@ def test_margin_is_five_percent_of_a_small_range():
         (lambda r: r.pop("name"), "name is missing"),
         (lambda r: r["workspace"].update(lower=[1, 1, 1]), "workspace.lower"),
         (lambda r: r["sensors"]["joints"].update(timeout=0.0), "sensors.joints.timeout is 0.0"),
+        (lambda r: r["sensors"]["joints"].update(clock="mine"), "sensors.joints.clock is 'mine'"),
+        (
+            lambda r: r["sensors"]["joints"].update(acceleration="free"),
+            "joints.acceleration is 'free' of a sensor_msgs/J",
+        ),
         (lambda r: r["action"].update(mapping="magic"), "action.mapping is 'magic'"),
         (lambda r: r["action"].update(scale=[1, 2, 3]), "action.scale has 3 entries"),
         (lambda r: r.update(controller_timeout=-1.0), "controller_timeout is -1.0"),

@@ -119,3 +119,36 @@ def test_trunk_tells_its_motion_in_its_own_frame(tmp_path) -> None:
     assert trunk.velocity == pytest.approx([1, 0, 0])  # forward
     assert trunk.angular_velocity == pytest.approx([0, 0, 0.5])
     assert np.abs(trunk.acceleration).max() < 0.5  # it falls: an accelerometer reads nothing but the legs' swing
+
+
+def block(name: str, x: float, y: float, z: float) -> str:
+    """A mesh of the eight corners of a box of these half sizes [m]."""
+    corners = " ".join(f"{i * x} {j * y} {k * z}" for i in (-1, 1) for j in (-1, 1) for k in (-1, 1))
+    return f'<mesh name="{name}" vertex="{corners}"/>'
+
+
+def test_meshes_of_legs_stand_on_their_whole_sole_and_do_not_hold_one_another(tmp_path) -> None:
+    shapes = f"<asset>{block('sole', 0.1, 0.05, 0.02)}{block('hip', 0.05, 0.2, 0.15)}</asset>"
+    path = Path(biped(tmp_path, rest=KEY + shapes))
+    text = path.read_text().replace('type="box" size="0.1 0.05 0.02"', 'type="mesh" mesh="sole"')
+    path.write_text(text.replace('type="box" size="0.1 0.15 0.1"', 'type="mesh" mesh="hip"'))  # reaches over the thighs
+    home = [-0.2, 0.4, -0.2] * 2
+    legs = LegsPlant(str(path), NAMES, base="trunk", kd=[2.0] * 6, effort=[40.0] * 6, home=home)
+    legs.command(command(home, 200.0, 10.0))
+    legs.step(0.5)
+    model, data = legs._model, legs._data
+    touching = {frozenset(int(model.geom_bodyid[g]) for g in contact.geom) for contact in data.contact}
+    floor = model.body("robot_rl_floor").id
+    assert touching == {frozenset((floor, model.body(f"{side}_foot").id)) for side in "lr"}
+    across = [contact.pos[1] for contact in data.contact if model.body("l_foot").id in model.geom_bodyid[contact.geom]]
+    assert np.ptp(across) == pytest.approx(0.1, abs=0.002)  # a capsule along it would touch at one y alone
+
+
+def test_time_that_is_no_multiple_of_the_physics_step_is_stepped_in_full(tmp_path) -> None:
+    legs = plant(tmp_path)  # its step is 0.002 s
+    for period, steps in ((0.005, 3), (0.004, 2), (0.001, 1)):
+        legs.reset(0)
+        for _ in range(10):
+            legs.step(period)
+        assert legs.time == pytest.approx(10 * period)
+        assert legs._model.opt.timestep == pytest.approx(period / steps)

@@ -17,7 +17,7 @@ from robot_rl.real.ros import io
 from robot_rl.real.ros.controller_check import judge
 from robot_rl.real.ros.node_base import Health, subscribe
 from robot_rl.real.ros.outgoing import ExecutedMessage, HardwareMessage
-from robot_rl.real.ros.trunk_topics import imu_message, imu_of, trunk_odometry
+from robot_rl.real.ros.trunk_topics import SimulatedImu, imu_message, imu_of, trunk_odometry
 
 pytestmark = pytest.mark.ros
 NAMES = ("a", "b", "c")
@@ -126,6 +126,21 @@ def test_trunk_as_messages_and_back():
     twist = io.Twist()
     twist.linear.x, twist.angular.z = 0.5, -0.2
     assert io.sensor_array(twist).tolist() == [0.5, 0, 0, 0, 0, -0.2]
+
+
+def test_imu_whose_driver_takes_gravity_out_tells_its_acceleration_or_how_its_velocity_changes():
+    half = np.sqrt(0.5)
+
+    def trunk(speed: float) -> Trunk:  # lies on its side, so that the world's z is its y, turns, and is pushed along x
+        spin, felt = np.array([0.0, 2.0, 0.0]), np.array([3.0, 9.81, -2.0 * speed])
+        return Trunk(np.zeros(3), np.array([half, 0, 0, half]), np.array([speed, 0.0, 0.0]), spin, felt)
+
+    assert SimulatedImu(None).read(trunk(1.0), 0.0)[7:] == pytest.approx([3.0, 9.81, -2.0])
+    assert SimulatedImu("free").read(trunk(1.0), 0.0)[7:] == pytest.approx([3.0, 0.0, -2.0])
+    imu = SimulatedImu("rate")
+    told = [imu.read(trunk(speed), stamp)[7:].tolist() for speed, stamp in ((1.0, 0.1), (1.3, 0.2), (1.3, 0.2))]
+    assert told[0] == told[2] == [0, 0, 0]  # the first, and one while simulated time stands still
+    assert told[1] == pytest.approx([3.0, 0.0, 0.0])  # not that it turns: what is summed up is its velocity
 
 
 def test_controller_drops_what_does_not_fit():
