@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat.numpy as xp
@@ -57,8 +58,7 @@ class ModelPlant:
         timestep: float | None = None,
         home: Sequence[float] | None = None,
     ) -> None:
-        self._mujoco, self._model = load(model)
-        mujoco, compiled = self._mujoco, self._model
+        mujoco, compiled = self._mujoco, self._model = _load_apart(model, joints, home)
         self._longest = float(timestep or compiled.opt.timestep)
         compiled.opt.timestep = self._longest
         self.names, self.mode = tuple(joints), mode
@@ -69,6 +69,7 @@ class ModelPlant:
         self._effort = _row(effort, count, np.inf)
         self._actuator = self._position_actuators()
         self._find_law()
+        self._mass = np.zeros((compiled.nv, compiled.nv))
         self.blocked = np.zeros(count, bool)
         self._home = None if home is None or not len(home) else np.array(home, float)
         self._goal = np.zeros(count)
@@ -174,14 +175,26 @@ class ModelPlant:
             return
         q, v = self._data.qpos[self._qpos], self._data.qvel[self._dof]
         if self._law == "position":
-            force = self._kp * (self._goal - q) - self._kd * v
+            force = self._implicit(self._kp * (self._goal - q) - self._kd * v, self._kp)
         elif self._law == "velocity":
-            force = self._kd * (self._goal - v)
+            force = self._implicit(self._kd * (self._goal - v), 0.0)
         else:
             force = self._goal
         # gravity and Coriolis are what the joint's own controller compensates, as ros2_control robots do
         bias = self._data.qfrc_bias[self._dof] if self._law != "effort" else 0.0
         self._data.qfrc_applied[self._dof] = np.clip(force + bias, -self._effort, self._effort)
+
+    def _implicit(self, force: np.ndarray, kp: np.ndarray | float) -> np.ndarray:
+        """(J,) force of a linear law at the end of this physics step: at its beginning light links would swing.
+
+        Source: Tan, Liu and Turk, Stable Proportional-Derivative Controllers, equations 10 and 11.
+        """
+        dt, mass = self._model.opt.timestep, self._mass
+        self._mujoco.mj_fullM(self._model, self._data, mass)
+        own = mass[np.ix_(self._dof, self._dof)]
+        stiff = np.diag(dt * (self._kd + dt * kp))
+        # a = inverse(M + stiff) (force - dt kp v), and what makes that acceleration
+        return own @ np.linalg.solve(own + stiff, force - dt * kp * self._data.qvel[self._dof])
 
     def _position_actuators(self) -> np.ndarray | None:
         """(J,) index of each joint's position actuator, None unless every joint has one."""
@@ -336,6 +349,28 @@ class WorldPlant(ModelPlant):
     def _refresh(self) -> None:
         self._window.read(self._data)
         self.world.update(self._window.view)
+
+
+def _load_apart(model: str, joints: Sequence[str], home: Sequence[float] | None) -> tuple[ModuleType, MjModel]:
+    """As `tool.load`; links that overlap where the robot begins do not touch: capsules around the meshes of a base and
+    of the link that turns on it would hold the joint."""
+    mujoco, compiled = load(model)
+    data = mujoco.MjData(compiled)
+    if home is not None and len(home):
+        data.qpos[addresses(mujoco, compiled, joints)[0]] = home
+    mujoco.mj_forward(compiled, data)
+    bodies = compiled.geom_bodyid[data.contact.geom]
+    pairs = {(first, second) for first, second in bodies.tolist() if first and second}  # 0 is the world, and a floor
+    if not pairs:
+        return mujoco, compiled
+    from robot_rl.sim import robot_model
+
+    text = model.lstrip().startswith("<")
+    spec = mujoco.MjSpec.from_string(model) if text else robot_model.load(model).spec
+    for pair in sorted(pairs):
+        first, second = (compiled.body(body).name for body in pair)
+        spec.add_exclude(bodyname1=first, bodyname2=second)
+    return mujoco, spec.compile()
 
 
 def _row(values: Sequence[float], count: int, default: float) -> np.ndarray:
