@@ -230,6 +230,49 @@ def test_file_that_is_no_arm_is_refused_by_a_sentence(text: str, said: str, tmp_
         new_card(str(path), "x")
 
 
+def test_joint_that_follows_another_on_the_way_to_the_tool_is_refused(tmp_path: Path) -> None:
+    plain, path = '<joint name="wrist_pitch" type="revolute">', tmp_path / "arm.urdf"
+    assert plain in SMALL.read_text()
+    path.write_text(SMALL.read_text().replace(plain, plain + '<mimic joint="elbow"/>'))
+    with pytest.raises(ValueError, match=r"way to tool0, wrist_pitch cannot be moved alone"):
+        new_card(str(path), "x")
+    assert [j.name for j in new_card(str(path), "x", tool="forearm")[0].joints] == ["waist", "shoulder", "elbow"]
+
+
+BOX = "<geom type='box' size='.02 .02 .02'/>"
+ARM = (
+    "<mujoco><worldbody><body name='base'>{0}<geom type='box' size='.05 .05 .05'/><body name='one' pos='0 0 .2'>"
+    f"<joint name='a' axis='0 1 0' range='-90 90'/>{BOX}<body name='two' pos='0 0 .3'>"
+    f"<joint name='b' axis='0 1 0' range='-90 90'/>{BOX}<body name='tool0' pos='0 0 .3'>{BOX}</body></body></body>"
+    f"<body name='rod' pos='.1 0 .2'><joint name='c' axis='0 1 0'/>{BOX}</body></body></worldbody>"
+    "<actuator><motor joint='a' forcelimited='true' forcerange='-8 20'/><motor joint='b'/></actuator>{1}</mujoco>"
+)
+SIX = "".join(
+    f"<joint name='{k}{a}' type='{k}' axis='{a}'/>" for k in ("slide", "hinge") for a in ("1 0 0", "0 1 0", "0 0 1")
+)
+
+
+@pytest.mark.parametrize(
+    ("base", "more", "said"),
+    [
+        ("", "<equality><connect body1='rod' body2='two' anchor='0 0 0'/></equality>", "a, b cannot be moved alone"),
+        (SIX, "", "moves freely by 6 joints that no actuator moves: write <freejoint/>"),
+        ("<joint axis='0 0 1'/>", "", "joints of base have no name"),
+    ],
+)
+def test_arm_with_joints_that_a_card_cannot_state_is_refused(base: str, more: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "arm.xml"
+    path.write_text(ARM.format(base, more))
+    with pytest.raises(ValueError, match=said):
+        new_card(str(path), "x")
+
+
+def test_effort_of_an_actuator_is_what_it_can_do_in_both_directions(tmp_path: Path) -> None:
+    path = tmp_path / "arm.xml"
+    path.write_text(ARM.format("", ""))
+    assert [joint.effort for joint in new_card(str(path), "x")[0].joints] == [8.0, OPEN]
+
+
 @real
 @pytest.mark.parametrize(
     ("file", "count", "tool", "gripper"),
