@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -196,6 +197,10 @@ def action_box(space: spaces.Space, id: str) -> spaces.Box:
     return space
 
 
+class EnvironmentFailed(RuntimeError):
+    """A Gymnasium environment raised, or gave what its interface does not allow; the message says where."""
+
+
 class Copies:
     """Some copies of an environment in this process.
 
@@ -217,6 +222,7 @@ class Copies:
         render_mode: str | None,
         envs: Sequence[gymnasium.Env] = (),
     ) -> None:
+        self.id = id
         self.envs = [*envs, *(make_one(id, kwargs, render_mode) for _ in range(count - len(envs)))]
         first = self.envs[0]
         found = layout(first.observation_space)
@@ -226,6 +232,7 @@ class Copies:
         self._choose = isinstance(first.action_space, spaces.Discrete)
         self._unit = not self._choose and bool((low == -1.0).all() and (high == 1.0).all())
         self._scale, self._offset, self._dtype = (high - low) / 2.0, (high + low) / 2.0, box.dtype
+        self._whole = bool(np.issubdtype(box.dtype, np.integer))
         self._steps = [env.step for env in self.envs]
         self._plain = len(self.parts) == 1 and self.parts[0].kind == "vector" and not self.parts[0].path
         self._flat = self._plain and len(first.observation_space.shape or ()) == 1
@@ -246,9 +253,14 @@ class Copies:
 
     def reset(self, index: int, seed: int | None = None) -> None:
         """Start an episode of one copy and write its observation."""
-        obs, _ = self.envs[index].reset(seed=seed)
-        self.elapsed[index] = 0
-        self._write(index, obs)
+        try:
+            obs, _ = self.envs[index].reset(seed=seed)
+            self.elapsed[index] = 0
+            if self._flat and np.shape(obs) != self.envs[index].observation_space.shape:  # one number would fill a row
+                raise ValueError(f"the observation has shape {np.shape(obs)}")
+            self._write(index, obs)
+        except Exception as error:
+            raise self._failed("reset()", error) from error
 
     def step(self, actions: np.ndarray) -> bool:
         """Step all copies with (n, A) actions in [-1, 1]; reset those that end, keeping their last observation.
@@ -256,19 +268,29 @@ class Copies:
         Returns:
             Whether any ended.
         """
-        ended = False
-        if self._choose:
-            actions = np.rint(actions * self._scale + self._offset).astype(self._dtype)[:, 0]
+        if self._whole:
+            actions = np.rint(actions * self._scale + self._offset).astype(self._dtype)
+            actions = actions[:, 0] if self._choose else actions
         elif not self._unit:
             actions = (actions * self._scale + self._offset).astype(self._dtype)
         elif actions.dtype != self._dtype:
             actions = actions.astype(self._dtype)
+        for before in self._before:
+            before.keep()
+        try:
+            return self._step_all(actions)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise self._failed("step()", error) from error
+
+    def _step_all(self, actions: np.ndarray) -> bool:
+        """Step all copies with actions of their own space."""
+        ended = False
         arrays, elapsed, limit, flat = self.arrays, self.elapsed, self._limit, self._flat
         state, reward = arrays["state"], arrays["reward"]
         terminated, truncated, success = arrays["terminated"], arrays["truncated"], arrays["success"]
         known = arrays["knows_success"]
-        for before in self._before:
-            before.keep()
         for i, step in enumerate(self._steps):
             obs, reward[i], end, cut, info = step(actions[i])
             elapsed[i] += 1
@@ -297,6 +319,17 @@ class Copies:
                         array[i] = arrays[key[6:]][i]
                 self.reset(i)
         return ended
+
+    def _failed(self, what: str, error: Exception) -> EnvironmentFailed:
+        """What an error in one of the environments is told as: ours where it gave something of another form."""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"raised at {Path(last.filename).name}:{last.lineno}"
+        if last.filename == __file__:
+            where = (
+                "expected (observation, info) of reset(), (observation, reward, terminated, truncated, info) of step(), "
+                f"one number as the reward, observations in {self.envs[0].observation_space}"
+            )
+        return EnvironmentFailed(f"{self.id}, {what}: {type(error).__name__}: {error} ({where})")
 
     def _write(self, i: int, obs: Any) -> None:
         for part in self.parts:
@@ -382,6 +415,8 @@ def work(pipe: Connection, shared: dict[str, SharedRows], rows: tuple[int, int],
                 pipe.send(answer)
     except (EOFError, BrokenPipeError):
         return
+    except EnvironmentFailed as error:
+        pipe.send_bytes(str(error).encode())
     except Exception:
         pipe.send_bytes(traceback.format_exc().encode())
 
