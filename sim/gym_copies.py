@@ -326,8 +326,8 @@ class Copies:
         where = f"raised at {Path(last.filename).name}:{last.lineno}"
         if last.filename == __file__:
             where = (
-                "expected (observation, info) of reset(), (observation, reward, terminated, truncated, info) of step(), "
-                f"one number as the reward, observations in {self.envs[0].observation_space}"
+                "expected (observation, info) of reset(), (observation, reward, terminated, truncated, info) of step()"
+                f", one number as the reward, observations in {self.envs[0].observation_space}"
             )
         return EnvironmentFailed(f"{self.id}, {what}: {type(error).__name__}: {error} ({where})")
 
