@@ -63,7 +63,7 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
             "tendon ties them to other joints, and the simulation of a card would hold those. Take a model whose legs "
             "are plain chains"
         )
-    at = model.key(pose).qpos if pose else standing(model, legs)
+    at = model.key(pose).qpos if pose and legs else standing(model, legs)
     weight, inertia = _weight(model, at)
     joints, home = [], []
     for j in chain:

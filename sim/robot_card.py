@@ -51,7 +51,10 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     model = made.spec.compile()
     notes = list(made.notes)
     if any(int(kind) == int(mujoco.mjtJoint.mjJNT_FREE) for kind in model.jnt_type):
-        raise ValueError(f"{path} has a free base; without tool= it gets the card of a robot on legs")
+        raise ValueError(
+            f"{path} has a free base; without tool= it gets the card of a robot on legs, and as an arm on a base that "
+            "stands still without its <freejoint/>"
+        )
     where, body = _tool(model, tool)
     if not tool:
         notes.append(f"tool frame: {where} (tool=<site or body> chooses another)")
@@ -195,6 +198,9 @@ def model_card(path: str) -> ModelCard:
 def joint_card(model: MjModel, made: RobotModel, joint: int, **servo: float) -> JointCard:
     """What a joint's files say of it, and the `servo` (kp, kd, armature) that it is to have."""
     name, limited = model.joint(joint).name, bool(model.jnt_limited[joint])
+    if not name:
+        body = model.body(int(model.jnt_bodyid[joint])).name
+        raise ValueError(f"a joint of body '{body}' has no name, by which a card knows it: name it in the model")
     low, high = (round(float(limit), 6) if limited else None for limit in model.jnt_range[joint])
     return JointCard(
         name=name,
@@ -293,19 +299,13 @@ def _chain(model: MjModel, body: int, base: str) -> list[int]:
 
 
 def _need_free_joints(model: MjModel, chain: list[int], body: int, where: str) -> None:
-    """Refuse joints on the way to the tool that have no name, more than one number, or do not move by themselves."""
-    names = {j: model.joint(j).name for j in chain}
-    nameless = [model.body(int(model.jnt_bodyid[j])).name for j, name in names.items() if not name]
+    """Refuse joints on the way to the tool that no actuator moves, have more than one number, or are tied to others."""
     first = model.jnt_bodyid[chain[0]]
     base = [j for j in range(model.njnt) if model.jnt_bodyid[j] == first]
     if sum(1 if int(model.jnt_type[j]) in SCALAR else 3 for j in base) >= 6 and not driven_joints(model) & set(base):
         raise ValueError(
             f"body '{model.body(int(first)).name}' moves freely by {len(base)} joints that no actuator moves: write "
             "<freejoint/> in their place, and the robot gets a card of legs; an arm that stands fixed has none of them"
-        )
-    if nameless:
-        raise ValueError(
-            f"joints of {', '.join(nameless)} have no name, by which a card knows them: name them in the model"
         )
     balls = [j for j in range(model.njnt) if int(model.jnt_type[j]) == int(mujoco.mjtJoint.mjJNT_BALL)]
     tied = [model.joint(j).name for j in balls if _below(model, body, int(model.jnt_bodyid[j]))]

@@ -305,8 +305,8 @@ class LogDataset:
         if not self._length:
             raise ValueError(
                 f"{store.path} has no step that can be sampled in the {len(chosen)} chosen episodes: a step without a "
-                "recorded successor is no transition, unless it is terminal. Cloning needs none (policy=offline/bc); for "
-                "others write next_observations into the log"
+                "recorded successor is no transition, unless it is terminal. Cloning needs none (policy=offline/bc); "
+                "for others write next_observations into the log"
             )
 
     def _scale(self, wanted: float | str) -> float:

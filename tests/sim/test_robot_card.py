@@ -220,6 +220,10 @@ def test_card_that_does_not_fit_its_model_is_refused_by_a_sentence(
     [
         ("<robot", "is no XML"),
         ("<sdf/>", "begins with <sdf>"),
+        (
+            "<robot xmlns:xacro='http://www.ros.org/wiki/xacro'><xacro:arm/></robot>",
+            "is a xacro.* xacro x.xml > robot.urdf",
+        ),
         ("<mujoco><worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>", "free base"),
     ],
 )
@@ -257,7 +261,7 @@ SIX = "".join(
     [
         ("", "<equality><connect body1='rod' body2='two' anchor='0 0 0'/></equality>", "a, b cannot be moved alone"),
         (SIX, "", "moves freely by 6 joints that no actuator moves: write <freejoint/>"),
-        ("<joint axis='0 0 1'/>", "", "joints of base have no name"),
+        ("<joint axis='0 0 1'/>", "", "a joint of body 'base' has no name"),
     ],
 )
 def test_arm_with_joints_that_a_card_cannot_state_is_refused(base: str, more: str, said: str, tmp_path: Path) -> None:
@@ -265,6 +269,20 @@ def test_arm_with_joints_that_a_card_cannot_state_is_refused(base: str, more: st
     path.write_text(ARM.format(base, more))
     with pytest.raises(ValueError, match=said):
         new_card(str(path), "x")
+
+
+def test_absent_textures_are_left_out_and_shells_of_older_files_are_weighed(tmp_path: Path) -> None:
+    (tmp_path / "a.obj").write_text("v 0 0 0\nv .1 0 0\nv 0 .1 0\nv 0 0 .1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n")
+    (tmp_path / "arm.xml").write_text(
+        "<mujoco><asset><texture name='t' type='2d' file='wood.png'/><material name='m' texture='t'/>"
+        "<mesh file='a.obj'/><mesh file='b.obj'/></asset><worldbody><body><joint/>"
+        "<geom type='mesh' mesh='a' material='m' mass='2' shellinertia='true'/><geom type='mesh' mesh='b'/></body></worldbody></mujoco>"
+    )
+    made = load(tmp_path / "arm.xml")
+    assert [note.rpartition(", ")[2] for note in made.notes] == ["and left out: b.obj", "and left out: wood.png"]
+    model = made.spec.compile()
+    assert (model.ntex, model.nmesh) == (0, 1)
+    assert model.body_mass[1] == pytest.approx(2.0)
 
 
 def test_effort_of_an_actuator_is_what_it_can_do_in_both_directions(tmp_path: Path) -> None:
