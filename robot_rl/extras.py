@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 _allowed: set[str] = set()
+_used: set[str] = set()
 _all = _changed = False
 
 
@@ -151,7 +152,13 @@ def allowed(name: str, where: str) -> str:
             f"{where}{name} names code outside robot_rl and comes from a file, not from this command line; if you "
             "trust whoever wrote it, add trust=true (it runs with your rights)"
         )
+    _used.add(name)
     return name
+
+
+def needs_trust() -> bool:
+    """Whether code that is not ours took part, so that whoever goes on with its run is asked for `trust=true`."""
+    return bool(_used)
 
 
 def own(name: str, where: str = "") -> Any:
