@@ -171,6 +171,8 @@ def own(name: str, where: str = "") -> Any:
     try:
         module = _of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ModuleNotFoundError as error:
+        if place.endswith(".py"):
+            raise ValueError(f"{place} imports '{error.name}', which is not on the Python path") from error
         raise ValueError(f"there is no module '{place}' on the Python path ({error})") from error
     found = module
     for part in path.split("."):
