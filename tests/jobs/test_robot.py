@@ -171,6 +171,7 @@ def test_world_in_the_users_folder_trains_and_is_code_to_others(
     Path("line.py").write_text(text[1])
     assert robot_rl("train", "env=./line.py", "env.world.force=5", *SHORT) == 0
     run = next(Path("runs/train").iterdir())
+    assert "_line_sac_" in run.name
     world = yaml.safe_load((run / "config.yaml").read_text())["env"]["world"]
     assert (world["name"], world["force"]) == (f"{folder / 'line.py'}:Line", 5)
     Path("two.py").write_text("class A: ...\nclass B: ...\n")
