@@ -75,7 +75,7 @@ def load(path: str | Path) -> RobotModel:
             return made
     except (ValueError, RuntimeError) as error:
         told = "".join(f"; {note}" for note in ([] if made is None else made.notes))
-        raise ValueError(f"MuJoCo cannot read {path}: {str(error).strip()}{told}") from error
+        raise ValueError(f"MuJoCo cannot read {path}: {' '.join(str(error).split())}{told}") from error
     if root.tag == "robot" or path.suffix == ".xacro":
         raise ValueError(
             f"{path} is a xacro, of which a URDF is made first: xacro {path.name} > robot.urdf (without a ROS: "

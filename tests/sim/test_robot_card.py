@@ -257,6 +257,34 @@ SIX = "".join(
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'lower="-2.9" upper="2.9"',
+            'lower="2.9" upper="-2.9"',
+            "joint waist goes from 2.9 to -2.9, expected lower below",
+        ),
+        ('joint name="shoulder"', 'joint name="waist"', "two joints are called 'waist'"),
+        ('lower="-2.9" upper="2.9"', 'lower="-2,9" upper="2,9"', "could not convert string to float: '-2,9'"),
+    ],
+)
+def test_urdf_with_a_slip_is_refused_by_one_line(old: str, new: str, said: str, tmp_path: Path) -> None:
+    assert old in SMALL.read_text()
+    path = tmp_path / "slip.urdf"
+    path.write_text(SMALL.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=said):
+        new_card(str(path), "x")
+
+
+def test_joint_without_limits_in_the_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "open.urdf"
+    path.write_text(SMALL.read_text().replace('lower="-2.9" upper="2.9"', ""))
+    made, notes = new_card(str(path), "x")
+    assert made.joints[0].continuous
+    assert any(note.startswith("no limits of waist in the file") for note in notes)
+
+
+@pytest.mark.parametrize(
     ("base", "more", "said"),
     [
         ("", "<equality><connect body1='rod' body2='two' anchor='0 0 0'/></equality>", "a, b cannot be moved alone"),
