@@ -59,8 +59,8 @@ def prepare(path: Path, root: ElementTree.Element) -> Urdf:
         _read_joint(made, joint, links)
     if made.endless:
         made.notes.append(
-            f"no limits of {', '.join(made.endless[:4])}{' …' if made.endless[4:] else ''} in the file: continuous then; "
-            "write lower and upper into the card where the robot has stops"
+            f"no limits of {', '.join(made.endless[:4])}{' …' if made.endless[4:] else ''} in the file, so they are "
+            "continuous; write lower and upper into the card where the robot has stops"
         )
     for link in root.findall("link"):
         _find_meshes(made, link, path)
