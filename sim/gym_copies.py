@@ -341,7 +341,10 @@ class Copies:
             elif part.kind == "onehot":
                 row = self.arrays["state"][i, part.start : part.start + part.size]
                 row[:] = 0.0
-                row[int(value) - _first(self.envs[i].observation_space, part.path)] = 1.0
+                at = int(value) - _first(self.envs[i].observation_space, part.path)
+                if at < 0:  # which Python would count from the end
+                    raise IndexError(f"the choice {value} lies below the first one")
+                row[at] = 1.0
             else:  # one channel broadcasts to three
                 self.arrays[part.key][i] = np.moveaxis(value, 0, -1) if part.kind == "planes" else value
 

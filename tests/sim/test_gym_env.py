@@ -106,6 +106,13 @@ def test_dict_observations_are_flattened_in_the_order_of_the_space():
     assert env.io.control_hz == 12.0
 
 
+def test_choice_below_the_first_is_refused_and_not_counted_from_the_end(monkeypatch):
+    env, look = make(1, 0, id="Puzzle-v0"), Puzzle.look
+    monkeypatch.setattr(Puzzle, "look", lambda self: {**look(self), "choice": 0})
+    with pytest.raises(gym_copies.EnvironmentFailed, match=r"the choice 0 lies below the first one .* in Dict"):
+        env.reset()
+
+
 def test_gray_pictures_get_three_equal_channels():
     obs, _ = make(1, 0, id="Puzzle-v0", kwargs={"gray": True}).reset()
     assert obs["image.front"].shape == (1, 4, 5, 3)
