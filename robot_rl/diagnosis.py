@@ -242,7 +242,7 @@ def idle_action(r: RunFigures) -> Cause | None:
     idle, actions = r.mean("steps/idle_actions", last=0.5), r.mean("steps/actions")
     if not idle or idle < 0.75 or r.solved:
         return None
-    return Cause("dead action", f"{idle:.1f} of {actions:.0f} action components move nothing", "check the actuators")
+    return Cause("dead action", f"{idle:.2g} of {actions:.0f} action components move nothing", "check the actuators")
 
 
 def stuck_observation(r: RunFigures) -> Cause | None:
@@ -251,7 +251,7 @@ def stuck_observation(r: RunFigures) -> Cause | None:
     if r.solved or (r.rose and r.success is None):
         return None
     if stuck and stuck >= 0.75:
-        return Cause("saturated observation", f"{stuck:.1f} components are at a limit in most steps", "widen limits")
+        return Cause("saturated observation", f"{stuck:.2g} components are at a limit in most steps", "widen limits")
     if largest is not None and largest > 100.0 and not r.policy.get("normalize_obs"):
         return Cause("observation too large", f"one is {largest:.4g}", "policy.normalize_obs=true, or other units")
     return None

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 _allowed: set[str] = set()
+_used: set[str] = set()
 _all = _changed = False
 
 
@@ -152,7 +153,13 @@ def allowed(name: str, where: str) -> str:
             f"{where}{name} names code outside robot_rl and comes from a file, not from this command line; if you "
             "trust whoever wrote it, add trust=true (it runs with your rights)"
         )
+    _used.add(name)
     return name
+
+
+def needs_trust() -> bool:
+    """Whether code that is not ours took part, so that whoever goes on with its run is asked for `trust=true`."""
+    return bool(_used)
 
 
 def own(name: str, where: str = "") -> Any:
@@ -165,6 +172,8 @@ def own(name: str, where: str = "") -> Any:
     try:
         module = _of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ModuleNotFoundError as error:
+        if place.endswith(".py"):
+            raise ValueError(f"{place} imports '{error.name}', which is not on the Python path") from error
         raise ValueError(f"there is no module '{place}' on the Python path ({error})") from error
     found = module
     for part in path.split("."):

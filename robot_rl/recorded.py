@@ -83,4 +83,5 @@ class RunFigures:
         """The return from beginning to end, and the success rate, as far as they are known."""
         ends, success = self.returns, self.success
         said = [] if ends is None else [f"the return of training episodes went from {ends[0]:.4g} to {ends[1]:.4g}"]
-        return " and ".join(said + ([] if success is None else [f"success is {success:.0%} at the end"]))
+        said += [] if success is None else [f"success is {success:.0%} at the end"]
+        return " and ".join(said) or "no two rows have a return to compare"

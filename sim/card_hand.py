@@ -69,7 +69,12 @@ class CardHand(CardArm):
         heights = {"start": tips[:, 2] > 0.12, "cube": tips[:, 2] < 0.06, "goal": tips[:, 2] > 0.08}
         self._rows = {name: np.flatnonzero(rows) for name, rows in heights.items()}
         if min(map(len, self._rows.values())) < 5:
-            raise ValueError(f"{card.name} reaches hardly any place near the floor, or above, with its tool down")
+            counts = [len(rows) for rows in self._rows.values()]
+            raise ValueError(
+                f"of {len(tips)} places that {card.name} reaches with its tool down, {counts[0]} are above 12 cm "
+                f"(starts), {counts[1]} below 6 cm (cubes) and {counts[2]} above 8 cm (goals), expected 5 of each: "
+                "check tool, home and workspace of its card, and how high its base stands"
+            )
         low, high = tips.min(axis=0), tips.max(axis=0)
         self.low, self.high = tuple(map(float, low)), tuple(map(float, high))
 

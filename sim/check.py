@@ -49,7 +49,7 @@ def check(env: Any, *, steps: int = 1200, seed: int = 0) -> list[str]:
 
 def _place(error: BaseException) -> str:
     """Where the error arose, for those who write the environment."""
-    trace = traceback.extract_tb(error.__traceback__)
+    trace = traceback.extract_tb((error.__cause__ or error).__traceback__)
     return f" (raised at {Path(trace[-1].filename).name}:{trace[-1].lineno}, {trace[-1].name})" if trace else ""
 
 

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -197,6 +198,10 @@ def action_box(space: spaces.Space, id: str) -> spaces.Box:
     return space
 
 
+class EnvironmentFailed(RuntimeError):
+    """A Gymnasium environment raised, or gave what its interface does not allow; the message says where."""
+
+
 class Copies:
     """Some copies of an environment in this process.
 
@@ -218,6 +223,7 @@ class Copies:
         render_mode: str | None,
         envs: Sequence[gymnasium.Env] = (),
     ) -> None:
+        self.id = id
         self.envs = [*envs, *(make_one(id, kwargs, render_mode) for _ in range(count - len(envs)))]
         first = self.envs[0]
         found = layout(first.observation_space)
@@ -227,6 +233,7 @@ class Copies:
         self._choose = isinstance(first.action_space, spaces.Discrete)
         self._unit = not self._choose and bool((low == -1.0).all() and (high == 1.0).all())
         self._scale, self._offset, self._dtype = (high - low) / 2.0, (high + low) / 2.0, box.dtype
+        self._whole = bool(np.issubdtype(box.dtype, np.integer))
         self._steps = [env.step for env in self.envs]
         self._plain = len(self.parts) == 1 and self.parts[0].kind == "vector" and not self.parts[0].path
         self._flat = self._plain and len(first.observation_space.shape or ()) == 1
@@ -247,9 +254,14 @@ class Copies:
 
     def reset(self, index: int, seed: int | None = None) -> None:
         """Start an episode of one copy and write its observation."""
-        obs, _ = self.envs[index].reset(seed=seed)
-        self.elapsed[index] = 0
-        self._write(index, obs)
+        try:
+            obs, _ = self.envs[index].reset(seed=seed)
+            self.elapsed[index] = 0
+            if self._flat and np.shape(obs) != self.envs[index].observation_space.shape:  # one number would fill a row
+                raise ValueError(f"the observation has shape {np.shape(obs)}")
+            self._write(index, obs)
+        except Exception as error:
+            raise self._failed("reset()", error) from error
 
     def step(self, actions: np.ndarray) -> bool:
         """Step all copies with (n, A) actions in [-1, 1]; reset those that end, keeping their last observation.
@@ -257,19 +269,29 @@ class Copies:
         Returns:
             Whether any ended.
         """
-        ended = False
-        if self._choose:
-            actions = np.rint(actions * self._scale + self._offset).astype(self._dtype)[:, 0]
+        if self._whole:
+            actions = np.rint(actions * self._scale + self._offset).astype(self._dtype)
+            actions = actions[:, 0] if self._choose else actions
         elif not self._unit:
             actions = (actions * self._scale + self._offset).astype(self._dtype)
         elif actions.dtype != self._dtype:
             actions = actions.astype(self._dtype)
+        for before in self._before:
+            before.keep()
+        try:
+            return self._step_all(actions)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise self._failed("step()", error) from error
+
+    def _step_all(self, actions: np.ndarray) -> bool:
+        """Step all copies with actions of their own space."""
+        ended = False
         arrays, elapsed, limit, flat = self.arrays, self.elapsed, self._limit, self._flat
         state, reward = arrays["state"], arrays["reward"]
         terminated, truncated, success = arrays["terminated"], arrays["truncated"], arrays["success"]
         known = arrays["knows_success"]
-        for before in self._before:
-            before.keep()
         for i, step in enumerate(self._steps):
             obs, reward[i], end, cut, info = step(actions[i])
             elapsed[i] += 1
@@ -299,6 +321,17 @@ class Copies:
                 self.reset(i)
         return ended
 
+    def _failed(self, what: str, error: Exception) -> EnvironmentFailed:
+        """What an error in one of the environments is told as: ours where it gave something of another form."""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"raised at {Path(last.filename).name}:{last.lineno}"
+        if last.filename == __file__:
+            where = (
+                "expected (observation, info) of reset(), (observation, reward, terminated, truncated, info) of step()"
+                f", one number as the reward, observations in {self.envs[0].observation_space}"
+            )
+        return EnvironmentFailed(f"{self.id}, {what}: {type(error).__name__}: {error} ({where})")
+
     def _write(self, i: int, obs: Any) -> None:
         for part in self.parts:
             value = obs
@@ -309,7 +342,10 @@ class Copies:
             elif part.kind == "onehot":
                 row = self.arrays["state"][i, part.start : part.start + part.size]
                 row[:] = 0.0
-                row[int(value) - _first(self.envs[i].observation_space, part.path)] = 1.0
+                at = int(value) - _first(self.envs[i].observation_space, part.path)
+                if at < 0:  # which Python would count from the end
+                    raise IndexError(f"the choice {value} lies below the first one")
+                row[at] = 1.0
             else:  # one channel broadcasts to three
                 self.arrays[part.key][i] = np.moveaxis(value, 0, -1) if part.kind == "planes" else value
 
@@ -383,6 +419,8 @@ def work(pipe: Connection, shared: dict[str, SharedRows], rows: tuple[int, int],
                 pipe.send(answer)
     except (EOFError, BrokenPipeError):
         return
+    except EnvironmentFailed as error:
+        pipe.send_bytes(str(error).encode())
     except Exception:
         pipe.send_bytes(traceback.format_exc().encode())
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.legs_pose import lowest, standing
-from robot_rl.sim.robot_card import driven_joints, joint_card, largest_effort, model_card, within
+from robot_rl.sim.robot_card import driven_joints, joint_card, largest_effort, model_card, tied_joints, within
 from robot_rl.sim.robot_model import SCALAR, find, joints_to, load, mujoco
 from robot_rl.types.card import OPEN, Card, LegsCard
 
@@ -36,7 +36,7 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         The card, and what is worth saying aloud; None for a robot whose base is fixed.
 
     Raises:
-        ValueError: a file that cannot be read, or a name that is not in it.
+        ValueError: a file that cannot be read, a name that is not in it, or legs whose joints are tied to one another.
     """
     path = find(path)
     made = load(path)
@@ -57,7 +57,13 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         notes.append(f"not on {trunk} and so not of the robot: {', '.join(apart)}")
     pose = next((key for key in _POSES if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, key) >= 0), "")
     legs = _legs(model)
-    at = model.key(pose).qpos if pose else standing(model, legs)
+    if tied := tied_joints(model, {j for leg in legs for j in leg}):
+        raise ValueError(
+            f"{', '.join(tied[:4])} of the legs cannot be moved alone: a <mimic>, an <equality>, a closed loop or one "
+            "tendon ties them to other joints, and the simulation of a card would hold those. Take a model whose legs "
+            "are plain chains"
+        )
+    at = model.key(pose).qpos if pose and legs else standing(model, legs)
     weight, inertia = _weight(model, at)
     joints, home = [], []
     for j in chain:

@@ -38,7 +38,10 @@ def standing(model: MjModel, legs: list[list[int]]) -> np.ndarray:
         ValueError: there are no legs.
     """
     if not legs:
-        raise ValueError("the model has a free base and no limb of two joints or more, expected legs")
+        raise ValueError(
+            "the model has a free base and no limb of two joints or more that reaches down from it, expected legs; for "
+            "an arm on a base that stands still take the <freejoint/> out of the model"
+        )
     data = mujoco.MjData(model)
     zero = np.array(model.qpos0)
     solved = [_Leg(model, data, leg) for leg in legs]

@@ -95,7 +95,7 @@ class Trot:
         rate, tilt, command = state[:, :3] / 0.25, state[:, 3:6], state[:, 6:9] / constant((2.0, 2.0, 1.0), state)
         turn = self.turn * command[:, 2]
         phase = xp.atan2(state[:, -2], state[:, -1]) / (2.0 * math.pi)
-        columns: list[object] = [None] * count
+        columns = [0.0 * phase] * count  # joints of no leg, of an arm on its back, stay at home
         for (x, y, _), offset, (own, fit, lead) in zip(self._scene.feet, self._offset, self._legs):
             leg = phase + float(offset)
             leg = leg - xp.floor(leg)

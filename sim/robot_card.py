@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP
-from robot_rl.sim.robot_model import FLOOR, RobotModel, add_floor, digest, find, joints_to, load, mujoco
+from robot_rl.sim.robot_model import FLOOR, SCALAR, RobotModel, add_floor, digest, find, joints_to, load, mujoco
 from robot_rl.sim.robot_probe import RobotProbe, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
@@ -42,7 +42,8 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
         The card, and what is worth saying aloud.
 
     Raises:
-        ValueError: a file that cannot be read, a name that is not in it, or a robot without a fixed base.
+        ValueError: a file that cannot be read, a name that is not in it, a robot without a fixed base, or joints on the
+            way to the tool that a card has no place for.
     """
     path = find(path)
     made = load(path)
@@ -50,7 +51,10 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     model = made.spec.compile()
     notes = list(made.notes)
     if any(int(kind) == int(mujoco.mjtJoint.mjJNT_FREE) for kind in model.jnt_type):
-        raise ValueError(f"{path} has a free base; without tool= it gets the card of a robot on legs")
+        raise ValueError(
+            f"{path} has a free base; without tool= it gets the card of a robot on legs, and as an arm on a base that "
+            "stands still without its <freejoint/>"
+        )
     where, body = _tool(model, tool)
     if not tool:
         notes.append(f"tool frame: {where} (tool=<site or body> chooses another)")
@@ -68,6 +72,7 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
         raise ValueError(
             f"only {len(chain)} joints move {where}, expected an arm of at least 2; choose tool=<site or body>"
         )
+    _need_free_joints(model, chain, body, where)
     arm = _Survey(model, chain, where)
     arm.ignore = arm.overlaps()
     home = arm.home()
@@ -193,6 +198,9 @@ def model_card(path: str) -> ModelCard:
 def joint_card(model: MjModel, made: RobotModel, joint: int, **servo: float) -> JointCard:
     """What a joint's files say of it, and the `servo` (kp, kd, armature) that it is to have."""
     name, limited = model.joint(joint).name, bool(model.jnt_limited[joint])
+    if not name:
+        body = model.body(int(model.jnt_bodyid[joint])).name
+        raise ValueError(f"a joint of body '{body}' has no name, by which a card knows it: name it in the model")
     low, high = (round(float(limit), 6) if limited else None for limit in model.jnt_range[joint])
     return JointCard(
         name=name,
@@ -226,18 +234,24 @@ def largest_effort(model: MjModel, made: RobotModel, joint: int) -> float | None
     if stated := made.limits.get(model.joint(joint).name, {}).get("effort"):
         return stated
     if model.jnt_actfrclimited[joint]:
-        return float(model.jnt_actfrcrange[joint, 1])
+        return _smaller(model.jnt_actfrcrange[joint])
     for i in range(model.nu):
         own = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
         if own and int(model.actuator_trnid[i, 0]) == joint:
             gear = abs(float(model.actuator_gear[i, 0]))
             if model.actuator_forcelimited[i]:
-                return gear * float(model.actuator_forcerange[i, 1])
+                return gear * _smaller(model.actuator_forcerange[i])
             motor = int(model.actuator_biastype[i]) == int(mujoco.mjtBias.mjBIAS_NONE)
             if motor and model.actuator_ctrllimited[i]:  # its command is a force
-                return gear * float(model.actuator_gainprm[i, 0]) * float(model.actuator_ctrlrange[i, 1])
+                return gear * float(model.actuator_gainprm[i, 0]) * _smaller(model.actuator_ctrlrange[i])
             return None
     return None
+
+
+def _smaller(limits: np.ndarray) -> float:
+    """What an actuator can do in both directions: a card has one number."""
+    sides = [abs(float(limit)) for limit in limits if limit]
+    return min(sides, default=0.0)
 
 
 def _tool(model: MjModel, wanted: str) -> tuple[str, int]:
@@ -284,6 +298,44 @@ def _chain(model: MjModel, body: int, base: str) -> list[int]:
     return joints_to(model, body)[len(joints_to(model, first)) :]
 
 
+def _need_free_joints(model: MjModel, chain: list[int], body: int, where: str) -> None:
+    """Refuse joints on the way to the tool that no actuator moves, have more than one number, or are tied to others."""
+    first = model.jnt_bodyid[chain[0]]
+    base = [j for j in range(model.njnt) if model.jnt_bodyid[j] == first]
+    if sum(1 if int(model.jnt_type[j]) in SCALAR else 3 for j in base) >= 6 and not driven_joints(model) & set(base):
+        raise ValueError(
+            f"body '{model.body(int(first)).name}' moves freely by {len(base)} joints that no actuator moves: write "
+            "<freejoint/> in their place, and the robot gets a card of legs; an arm that stands fixed has none of them"
+        )
+    balls = [j for j in range(model.njnt) if int(model.jnt_type[j]) == int(mujoco.mjtJoint.mjJNT_BALL)]
+    tied = [model.joint(j).name for j in balls if _below(model, body, int(model.jnt_bodyid[j]))]
+    if tied := tied + tied_joints(model, set(chain)):
+        raise ValueError(
+            f"on the way to {where}, {', '.join(tied)} cannot be moved alone: a <mimic>, an <equality>, a closed loop "
+            "or one tendon ties them to other joints, or they are ball joints. Choose a tool before them, "
+            "tool=<site or body>, or fix them in the model"
+        )
+
+
+def tied_joints(model: MjModel, joints: set[int]) -> list[str]:
+    """Those of some joints that an equality, a closed loop or the tendon of an actuator ties to others."""
+    tied: set[int] = set()
+    for k in range(model.neq):
+        kind, one, two = int(model.eq_type[k]), int(model.eq_obj1id[k]), int(model.eq_obj2id[k])
+        if not model.eq_active0[k]:
+            continue
+        if kind == int(mujoco.mjtEq.mjEQ_JOINT):
+            tied.add(one)
+        elif kind in (int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD)):
+            if int(model.eq_objtype[k]) == int(mujoco.mjtObj.mjOBJ_SITE):
+                one, two = int(model.site_bodyid[one]), int(model.site_bodyid[two])
+            if not {one, two} & {b for b in range(model.nbody) if model.body_mocapid[b] >= 0}:
+                tied |= set(joints_to(model, one)) ^ set(joints_to(model, two))
+    for pulled in _of_tendons(model):
+        tied |= pulled if len(pulled & joints) > 1 else set()
+    return [model.joint(j).name for j in sorted(tied & joints)]
+
+
 def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -> GripperCard | None:
     """The commanded joints that are not the arm's but move with its end."""
     last = int(model.jnt_bodyid[arm.chain[-1]])
@@ -319,15 +371,20 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
 
 def driven_joints(model: MjModel) -> set[int]:
     """Joints that an actuator of the file moves, itself or by a tendon."""
-    driven: set[int] = set()
+    kind = int(mujoco.mjtTrn.mjTRN_JOINT)
+    own = {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if int(model.actuator_trntype[i]) == kind}
+    return own.union(*_of_tendons(model))
+
+
+def _of_tendons(model: MjModel) -> list[set[int]]:
+    """Joints of every tendon that an actuator pulls."""
+    found, joint = [], int(mujoco.mjtWrap.mjWRAP_JOINT)
     for i in range(model.nu):
-        target = int(model.actuator_trnid[i, 0])
-        if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT):
-            driven.add(target)
-        elif int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_TENDON):
-            first, count = int(model.tendon_adr[target]), int(model.tendon_num[target])
-            driven |= {int(model.wrap_objid[k]) for k in range(first, first + count)}
-    return driven
+        if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_TENDON):
+            first = int(model.tendon_adr[model.actuator_trnid[i, 0]])
+            parts = range(first, first + int(model.tendon_num[model.actuator_trnid[i, 0]]))
+            found.append({int(model.wrap_objid[k]) for k in parts if int(model.wrap_type[k]) == joint})
+    return found
 
 
 def _below(model: MjModel, body: int, ancestor: int) -> bool:

@@ -72,19 +72,26 @@ def load(path: str | Path, *, legs: bool = False) -> RobotModel:
         root = ElementTree.parse(path).getroot()
     except ElementTree.ParseError as error:
         raise ValueError(f"{path} is no XML: {error}") from error
+    made = None
     try:
-        if root.tag in ("robot", "mujoco"):
+        if root.tag in ("robot", "mujoco") and not any("ros.org/wiki/xacro" in str(part.tag) for part in root.iter()):
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
+            for i, body in enumerate(made.spec.bodies):
+                body.name = body.name or f"body_{i}"  # what is put on a body is put there by its name
             _fit_capsules(made.spec, soles=legs)
             if legs:
                 _miss_one_another(made.spec)
             _weigh_flat_meshes(made)
             return made
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"MuJoCo cannot read {path}: {error}") from error
-    expand = "; expand it first: xacro robot.urdf.xacro > robot.urdf (without a ROS: pip install xacrodoc)"
-    hint = expand if path.suffix == ".xacro" else ""
-    raise ValueError(f"{path} begins with <{root.tag}>, expected <robot> (URDF) or <mujoco> (MJCF){hint}")
+        told = "".join(f"; {note}" for note in ([] if made is None else made.notes))
+        raise ValueError(f"MuJoCo cannot read {path}: {' '.join(str(error).split())}{told}") from error
+    if root.tag == "robot" or path.suffix == ".xacro":
+        raise ValueError(
+            f"{path} is a xacro, of which a URDF is made first: xacro {path.name} > robot.urdf (without a ROS: "
+            "pip install xacrodoc)"
+        )
+    raise ValueError(f"{path} begins with <{root.tag}>, expected <robot> (URDF) or <mujoco> (MJCF)")
 
 
 def find(name: str) -> str:
@@ -248,16 +255,23 @@ def _mjcf(path: Path) -> RobotModel:
     spec.meshdir = spec.texturedir = ""
     spec.strippath = False
     spec.modelfiledir = ""
-    names = {item.name or Path(item.file).stem for item in absent}
-    _say_absent(made, [Path(item.file).name for item in absent])
+    meshes = [item for item in absent if item in list(spec.meshes)]
+    _say_absent(made, [Path(item.file).name for item in meshes])
+    _say_absent(made, [Path(item.file).name for item in absent if item not in meshes], "textures")
+    names = {_named(item) for item in absent}
+    for material in spec.materials:
+        material.textures = ["" if name in names else name for name in material.textures]
     bodies = []
     for geom in list(spec.geoms):
-        if geom.meshname in names:
+        if geom.type != mujoco.mjtGeom.mjGEOM_MESH:
+            continue
+        if geom.meshname in {_named(mesh) for mesh in meshes}:
             bodies.append(geom.parent)
             spec.delete(geom)
-    for item in absent:
-        if item in list(spec.meshes):
-            spec.delete(item)
+        elif geom.typeinertia == mujoco.mjtGeomInertia.mjINERTIA_SHELL:  # as files of before MuJoCo 3.3 say it
+            geom.typeinertia = mujoco.mjtGeomInertia.mjINERTIA_VOLUME
+            spec.mesh(geom.meshname).inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
+    strip(spec, absent)
     for body in bodies:
         if not list(body.geoms) and _proxies(body):
             made.notes.append(f"body {body.name} has no shape that can be read: capsules along its bones stand for it")
@@ -320,10 +334,15 @@ def _weigh_flat_meshes(made: RobotModel) -> None:
         )
 
 
-def _say_absent(made: RobotModel, absent: list[str]) -> None:
+def _named(item: MjsElement) -> str:
+    """Name of a mesh or texture, which is that of its file where none is given."""
+    return item.name or Path(item.file).stem
+
+
+def _say_absent(made: RobotModel, absent: list[str], what: str = "meshes") -> None:
     if absent:
         few = ", ".join(dict.fromkeys(absent[:4])) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
-        made.notes.append(f"{len(absent)} meshes are absent or of a form that is not read, and left out: {few}")
+        made.notes.append(f"{len(absent)} {what} are absent or of a form that is not read, and left out: {few}")
 
 
 def _proxies(body: MjsElement) -> int:

@@ -30,6 +30,7 @@ class Urdf:
         bare: links that had shapes and have none left.
         limits: joint -> {"velocity": …, "effort": …}.
         mimic: joints that follow another one.
+        endless: joints of a limited kind whose limits the file does not say.
     """
 
     root: ElementTree.Element
@@ -39,6 +40,7 @@ class Urdf:
     bare: list[str] = field(default_factory=list)
     limits: dict[str, dict[str, float]] = field(default_factory=dict)
     mimic: set[str] = field(default_factory=set)
+    endless: list[str] = field(default_factory=list)
 
 
 def prepare(path: Path, root: ElementTree.Element) -> Urdf:
@@ -55,6 +57,11 @@ def prepare(path: Path, root: ElementTree.Element) -> Urdf:
     links = {link.get("name", "") for link in root.findall("link")}
     for joint in root.findall("joint"):
         _read_joint(made, joint, links)
+    if made.endless:
+        made.notes.append(
+            f"no limits of {', '.join(made.endless[:4])}{' …' if made.endless[4:] else ''} in the file, so they are "
+            "continuous; write lower and upper into the card where the robot has stops"
+        )
     for link in root.findall("link"):
         _find_meshes(made, link, path)
     _mend_inertias(made)
@@ -97,6 +104,14 @@ def _read_joint(made: Urdf, joint: ElementTree.Element, links: set[str]) -> None
         link = "" if element is None else element.get("link", "")
         if link not in links:
             raise ValueError(f"joint {name} has the {side} link '{link}', which the file does not have")
+    if name in made.limits:
+        raise ValueError(f"two joints are called '{name}', expected names of their own")
+    if joint.get("type") in ("revolute", "prismatic"):
+        low, high = (0.0 if limit is None else float(limit.get(side, 0.0)) for side in ("lower", "upper"))
+        if low > high:
+            raise ValueError(f"joint {name} goes from {low:g} to {high:g}, expected lower below upper")
+        if low == high:  # MuJoCo takes it for one without limits
+            made.endless.append(name)
     values = {key: float(limit.get(key, 0.0)) for key in ("velocity", "effort")} if limit is not None else {}
     made.limits[name] = {key: value for key, value in values.items() if value > 0.0}
     if joint.find("mimic") is not None:

@@ -158,6 +158,12 @@ def test_actions_at_their_limits() -> None:
     assert causes(found)[0] == "saturated actions"
 
 
+def test_a_run_of_one_row_says_that_there_is_nothing_to_compare() -> None:
+    one = {"rollout/success": None, "steps/success_pays": None, "rollout/return": 2.0, "steps/action_edge": 0.99}
+    (found,) = (cause for cause in diagnose(rows(one, n=1), SAC) if cause.cause == "saturated actions")
+    assert found.evidence == "99% of actions are at their limits; no two rows have a return to compare"
+
+
 def test_every_check_says_what_it_looks_for_and_the_page_names_every_cause() -> None:
     page = (Path(__file__).parents[1] / "docs" / "howto" / "why_it_does_not_learn.md").read_text()
     source = Path(diagnose.__code__.co_filename).read_text()

@@ -186,11 +186,11 @@ def _shapes(table: D4rlTable) -> None:
         if column[key].ndim and found == rows:
             if key.startswith("infos/"):
                 continue
-            if column[key].ndim != (2 if key.endswith(("observations", "actions")) else 1):
-                shape = tuple(column[key].shape)
-                findings.append(
-                    error("shape", f"{path}: '{key}' has shape {shape}, expected one row or number per step")
-                )
+            axes = 2 if key.endswith(("observations", "actions")) else 1
+            if column[key].ndim != axes:
+                shape, wanted = tuple(column[key].shape), "(N, numbers)" if axes == 2 else "(N,)"
+                repair = "choices of a discrete action have no place in this format" if key == "actions" else ""
+                findings.append(error("shape", f"{path}: '{key}' has shape {shape}, expected {wanted}", repair))
             continue
         if key.startswith("infos/"):
             del column[key]

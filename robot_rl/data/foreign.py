@@ -378,23 +378,37 @@ def numbers(path: Path, value: object) -> np.ndarray:
 def csv(path: Path) -> tuple[list[str], np.ndarray]:
     """Names in the first line, and the rows (N, columns) below it; `.gz` is unpacked.
 
+    Between the numbers stand commas, or semicolons or tabs, with which a comma in a number is a decimal one.
+
     Raises:
         OSError: it cannot be unpacked.
-        ValueError: it holds other things than numbers.
+        ValueError: it holds other things than numbers; says where.
         BadData: it unpacks to more than there is room for.
     """
-    lines = commas = longest = since = 0
+    with _binary(path) as file:
+        header = file.readline(1 << 22).decode("utf-8-sig").strip("\r\n")
+    between = max(",;\t", key=header.count)
+    lines = signs = longest = since = 0
     with _binary(path) as file:
         while block := file.read(1 << 20):
-            lines, commas = lines + block.count(b"\n"), commas + block.count(b",")
-            room(path, 8 * (lines + commas), "its table")
+            lines, signs = lines + block.count(b"\n"), signs + block.count(between.encode())
+            room(path, 8 * (lines + signs), "its table")
             since = since + len(block) if b"\n" not in block else len(block) - block.rindex(b"\n")
             longest = max(longest, since)
             if longest > 1 << 22:
                 raise refusal("bad_csv", f"{path} has a line of more than 4 MB, expected rows of numbers")
+    names = [name.strip().strip('"') for name in header.split(between)]
     with _binary(path) as file:
-        names = [name.strip() for name in file.readline().decode("utf-8").strip().split(",")]
-        return names, np.loadtxt(file, delimiter=",", ndmin=2)
+        file.readline()
+        rows = file if between == "," else (line.replace(b",", b".") for line in file)
+        try:
+            return names, np.loadtxt(rows, delimiter=between, ndmin=2)
+        except ValueError as problem:
+            text = re.search(r"convert string (.*) to float64 at row (\d+), column (\d+)", str(problem))
+            if text is None or int(text[3]) > len(names):
+                raise ValueError(str(problem).partition("; use `usecols`")[0] + " below the names") from problem
+            where = f"row {int(text[2]) + 1} below the names, column {names[int(text[3]) - 1]}"
+            raise ValueError(f"{where}: {text[1]} is no number (without a value, write nan)") from problem
 
 
 def _binary(path: Path) -> gzip.GzipFile | BufferedReader:

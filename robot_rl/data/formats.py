@@ -40,7 +40,11 @@ def detect(path: str | os.PathLike[str]) -> str:
     if path.suffix in by_suffix:
         return by_suffix[path.suffix]
     if path.suffix == ".parquet":
-        raise refusal("unknown_format", f"{path} is one file of a data set", "name the folder that holds meta/")
+        repair = (
+            "of a LeRobot set name the folder that holds meta/; a table of your own is read as CSV with a map, each "
+            "episode a file: pandas.read_parquet(...).to_csv(..., index=False)"
+        )
+        raise refusal("unknown_format", f"{path} is a single Parquet file", repair)
     if name == "main_data.hdf5":
         return "minari"
     return "robomimic" if _is_robomimic(path) else "d4rl"

@@ -303,7 +303,11 @@ class LogDataset:
         self._truncated = store.column("truncated").take(kept) & (store.length > 0)
         self._human = bool(store.column("intervened").any())
         if not self._length:
-            raise ValueError(f"{store.path} has no step that can be sampled in the {len(chosen)} chosen episodes")
+            raise ValueError(
+                f"{store.path} has no step that can be sampled in the {len(chosen)} chosen episodes: a step without a "
+                "recorded successor is no transition, unless it is terminal. Cloning needs none (policy=offline/bc); "
+                "for others write next_observations into the log"
+            )
 
     def _scale(self, wanted: float | str) -> float:
         if not isinstance(wanted, str):

@@ -88,13 +88,17 @@ def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """Value of an `Expression` of columns and pi, (N,) float64.
 
     Raises:
-        ValueError: it is none, or an unknown name.
+        BadData: it is none, or an unknown name.
     """
     known = {
         **{name: np.asarray(value, np.float64)[:, None] for name, value in columns.items()},
         "pi": np.full((1, 1), np.pi),
     }
-    return Expression(expression, dict.fromkeys(known, 1))(known)
+    try:
+        return Expression(expression, dict.fromkeys(known, 1))(known)
+    except ValueError as problem:
+        repair = f"correct the map: Python's + - * / ** and comparisons of {', '.join(known)}"
+        raise refusal("map", f"the map's expression '{expression}': {problem}", repair) from problem
 
 
 def hold(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:

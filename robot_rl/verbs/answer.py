@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
+from robot_rl import extras
 from robot_rl.recorded import Cause
 from robot_rl.stats import wilson
 from robot_rl.words import Refused
@@ -101,7 +102,7 @@ def run(job: Job, verb: str) -> Any:
 
 def say_how_to_continue(why: str, verb: str, folder: Path) -> None:
     """Say how a run that was stopped and saved goes on."""
-    again = f"robot-rl {verb} resume={folder}"
+    again = f"robot-rl {verb} resume={folder}{' trust=true' if extras.needs_trust() else ''}"
     note(**{"continue": again})
     print(f"\n{why} and saved; continue with: {again}")
 

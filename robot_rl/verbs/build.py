@@ -212,6 +212,12 @@ def choice(group: str) -> str:
     return str(HydraConfig.get().runtime.choices.get(group) or "")
 
 
+def env_name(cfg: DictConfig) -> str:
+    """Which environment was chosen, or ""; a world of the user's own by its class."""
+    chosen = choice("env")
+    return str(cfg.env.world.name).rpartition(":")[2].lower() if chosen == "own" else chosen
+
+
 def threads(cfg: DictConfig) -> None:
     """Set torch's threads."""
     if cfg.threads:
@@ -254,7 +260,7 @@ def begin(
 
 def run_name(cfg: DictConfig, method: str = "") -> str:
     """World, method (instead of the chosen one) and seed."""
-    world = [f"{choice('env')}{'-' + str(cfg.id) if cfg.id else ''}"] if choice("env") else []
+    world = [f"{env_name(cfg)}{'-' + str(cfg.id) if cfg.id else ''}"] if choice("env") else []
     return "_".join([*world, method or choice("policy").split("/")[-1], f"seed{cfg.seed}"])
 
 

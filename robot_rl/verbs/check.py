@@ -9,7 +9,7 @@ from robot_rl import build
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.types.options import Count, Device, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import choice, env_factory
+from robot_rl.verbs.build import env_factory, env_name
 from robot_rl.verbs.collect_episodes import ExpertPolicy
 from robot_rl.verbs.options import Env, VerbOptions
 from robot_rl.words import Refused
@@ -44,5 +44,5 @@ def check(cfg: DictConfig) -> None:
     env.close()
     answer.note(findings=list(findings))
     if findings:
-        raise Refused(f"{choice('env')} breaks the contract of environments in {len(findings)} places")
-    print(f"{choice('env')} keeps the contract of environments")
+        raise Refused(f"{env_name(cfg)} breaks the contract of environments in {len(findings)} places")
+    print(f"{env_name(cfg)} keeps the contract of environments")

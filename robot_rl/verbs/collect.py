@@ -88,15 +88,19 @@ def collect(cfg: DictConfig) -> None:
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     plain = {key: value for key, value in settings.items() if key not in ("out", "device", "threads", "debug")}
     begin_work(work, json.loads(json.dumps(plain, default=str)))
-    with answer.bar(cfg.episodes, "episode") as bar:
-        episodes = keep_steps(
-            env,
-            policy,
-            settings_of(KeepOptions, cfg),
-            seed=cfg.seed + 30_000,
-            on_episode=bar,
-            work=work,
-        )
+    try:
+        with answer.bar(cfg.episodes, "episode") as bar:
+            episodes = keep_steps(
+                env,
+                policy,
+                settings_of(KeepOptions, cfg),
+                seed=cfg.seed + 30_000,
+                on_episode=bar,
+                work=work,
+            )
+    except KeyboardInterrupt:
+        print(f"\nepisodes that have ended are in {work}; the same command goes on from there", file=sys.stderr)
+        raise
     if out.suffix in (".hdf5", ".h5"):
         d4rl.write(out, episodes, metadata={"control_hz": env.io.control_hz}, io=env.io)
         shutil.rmtree(work)

@@ -7,7 +7,7 @@ file is the method's options at their defaults, and a preset builds on `/method/
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -331,7 +331,11 @@ def _class_of(file: str) -> str:
     path = Path(file).expanduser()
     if not path.is_file():
         raise Refused(f"env={file}: there is no such file")
-    classes = re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except SyntaxError as error:
+        raise Refused(f"env={file}: line {error.lineno} is no Python: {error.msg}") from error
+    classes = [item.name for item in body if isinstance(item, ast.ClassDef)]
     own = [name for name in classes if name.lower() == path.stem.replace("_", "").lower()] or classes
     if len(own) != 1:
         raise Refused(

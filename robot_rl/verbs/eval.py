@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from omegaconf import DictConfig
 
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.evaluate import LONGEST, by_task
 from robot_rl.loops.evaluate import evaluate as run_evaluation
+from robot_rl.types.option_words import Meaning
 from robot_rl.types.options import Count, Discount, Number, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, load_subject, run_folder, threads
@@ -22,7 +24,7 @@ from robot_rl.words import Refused
 class EvalOptions(Machine, Env, ActionMeaning):
     """robot-rl eval."""
 
-    path: str
+    path: Annotated[str, Meaning("one path (robot-rl eval compare takes several)")]
     """A run folder, a checkpoint folder, or (policy=sb3) a zip."""
     episodes: Count = 20
     """To measure over."""

@@ -19,6 +19,7 @@ from robot_rl.verbs.build import (
     begin,
     choice,
     env_factory,
+    env_name,
     learner_factory,
     settings_of,
     start_of,
@@ -53,7 +54,7 @@ class HilVerbOptions(Machine, Env, Pictures, Resume, HilSettings):
 
 def hil(cfg: DictConfig) -> None:
     """Teach a robot with a person in the loop; Ctrl-C saves and says how to go on."""
-    name = f"{choice('env')}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
+    name = f"{env_name(cfg)}_{choice('policy').split('/')[-1]}_{choice('human')}_seed{cfg.seed}"
     part = "" if cfg.role == "both" else f"_{cfg.role}"
     groups = ("env", "engine", "policy", "encoder", "human", "rewarder", "track")
     composed = cfg

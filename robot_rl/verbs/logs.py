@@ -22,12 +22,14 @@ from robot_rl.data.bounds import (
 )
 from robot_rl.data.convert import convert_once
 from robot_rl.data.features import Reader, cache_path, features, moments
+from robot_rl.data.findings import BadData
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store, open_store
 from robot_rl.data.store_read import META
 from robot_rl.data.units import agree, describe_span
 from robot_rl.types import IOSpec, LogFacts, Needs, Options
 from robot_rl.types.options import Bound, Discount, Mixing, Number
+from robot_rl.words import Refused
 
 REWARDS = ("none", "minus_one", "scale_bias", "return_range")
 FEATURES = "features"
@@ -118,6 +120,13 @@ def open_log(path: str | Path) -> Store:
     except PermissionError:
         mark = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
         return convert_once(path, Path("runs/stores") / f"{path.stem}-{mark}.store")
+    except BadData as problem:
+        if not any("=" in found.repair for found in problem.findings):
+            raise
+        raise Refused(
+            f"{str(problem).rstrip('.')}. That is said once, when the log is converted: robot-rl data convert {path} "
+            f"out={out} …, and then {out} is the log to name here"
+        ) from problem
 
 
 def sampler(

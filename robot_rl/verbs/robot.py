@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 import sys
 import webbrowser
 from collections.abc import Mapping
@@ -135,6 +136,11 @@ def _new(arguments: list[str]) -> None:
         f"card of this package: robot-rl robot new <{' | '.join(card.ready())}> name=my_arm model=<file>"
     )
     model, options = read_named(NewOptions, arguments, "robot new", say)
+    if not re.fullmatch(r"\w[\w.-]*", options.name):
+        raise Refused(
+            f"name={options.name}: expected letters, digits, _, - and . only, since files and runs are called so; the "
+            "card is written here"
+        )
     path = Path(f"{options.name}.yaml")
     if path.exists():
         raise Refused(f"{path} exists; take another name= or remove it")

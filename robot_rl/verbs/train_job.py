@@ -262,6 +262,11 @@ class TrainJob:
                 f"{type(self.learner).__name__} learns with a person in the loop; use robot-rl hil policy=..."
             )
         if consumes == "rollout":
+            if (rows := need.rollout_steps * s.num_envs) > s.total_steps:
+                self.notes.append(
+                    f"one rollout is {rows} steps, {need.rollout_steps} of {s.num_envs} environments, and the run ends "
+                    f"with it, not at total_steps={s.total_steps}: a smaller policy.rollout_steps gives more updates"
+                )
             return OnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]
         if consumes == "stale_rollout":
             return AsyncOnPolicy(self.env, self.learner, seed=s.seed, save_to=folder)  # type: ignore[arg-type]

@@ -77,13 +77,32 @@ def test_csv_folder_variants_and_gzip(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         ("t,q,w,u\n0,0,0,0\n1,1,1,1\n", "'c' is missing"),
-        ("t,q,w,u,c\n0,0,x,0,0\n", "cannot be read"),
+        ("t,q,w,u,c\n0,0,0,0,0\n0,0,,0,0\n", "row 2 below the names, column w: '' is no number"),
+        ("t,q,w,u,c\n0,0,0,0,0\n0,0,0\n", "from 5 to 3 at row 2 below the names"),
         ("t,q,w,u,c\n0,0,0\n", "3 columns of data, but 5 names"),
     ],
 )
 def test_csv_what_is_wrong_is_named(tmp_path: Path, rows: str, message: str) -> None:
     with pytest.raises(BadData, match=message):
         tables.read(csv(tmp_path / "a.csv", rows=rows), ReadOptions(map=MAP))
+
+
+@pytest.mark.parametrize(
+    ("between", "point", "mark"), [(";", ",", ""), ("\t", ",", ""), (";", ".", ""), (",", ".", "\ufeff")]
+)
+def test_csv_of_other_countries_is_the_same(tmp_path: Path, between: str, point: str, mark: str) -> None:
+    plain = csv(tmp_path / "a.csv")
+    text = plain.read_text().replace(",", between).replace(".", point)
+    other = tmp_path / "b.csv"
+    other.write_text(mark + text)
+    first, second = (tables.read(file, ReadOptions(map=MAP)).episodes[0] for file in (plain, other))
+    assert np.array_equal(first.obs["state"], second.obs["state"])
+    assert np.array_equal(first.action, second.action)
+
+
+def test_csv_map_with_a_wrong_expression_is_named_in_place_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"the map's expression 'q\^2': .*BinOp.*correct the map"):
+        tables.read(csv(tmp_path / "a.csv"), ReadOptions(map={**MAP, "reward": "q^2"}))
 
 
 def test_csv_without_a_map_lists_the_columns(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from robot_rl import extras
+from robot_rl.verbs import answer
 from robot_rl.verbs.start import find_unknown
 from robot_rl.verbs.table import VERBS
 
@@ -124,3 +126,16 @@ def test_a_start_that_is_refused_leaves_no_run_behind(robot_rl, tmp_path: Path) 
     assert "use n_step=1" in refused.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert not list(tmp_path.glob("train/*"))
+
+
+def test_line_that_goes_on_asks_for_trust_where_code_is_somebodys_own(monkeypatch, capsys):
+    monkeypatch.setattr(extras, "_used", set())
+    monkeypatch.setattr(extras, "_allowed", {"./world.py:World"})
+    answer.say_how_to_continue("interrupted", "train", Path("runs/x"))
+    extras.allowed("./world.py:World", "world=")
+    answer.say_how_to_continue("interrupted", "train", Path("runs/x"))
+    lines = capsys.readouterr().out.split("\n")
+    assert [line for line in lines if line] == [
+        "interrupted and saved; continue with: robot-rl train resume=runs/x",
+        "interrupted and saved; continue with: robot-rl train resume=runs/x trust=true",
+    ]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,7 @@ from robot_rl.verbs.logs import LogSettings, open_log, sampler
 from robot_rl.verbs.offline import OfflineJob, OfflineSettings
 from robot_rl.verbs.ope import Judges
 from robot_rl.verbs.reading import plain
+from robot_rl.words import Refused
 
 TINY = [
     *("policy.hidden=[16,16]", "policy.batch_size=16", "updates=200", "log_every=50", "eval_every=0", "eval_envs=2"),
@@ -276,6 +278,29 @@ def test_offline_second_open_reads_the_store(tmp_path):
     changed = first.path.stat().st_mtime_ns
     assert open_log(path).path.stat().st_mtime_ns == changed
     assert open_log(first.path).fingerprint == first.fingerprint
+
+
+def write_steps(path: Path, **columns: np.ndarray) -> Path:
+    """A D4RL file of 40 steps, with the keys that are asked of one."""
+    with h5py.File(path, "w") as file:
+        for key, width in (("observations", (40, 3)), ("actions", (40, 2)), ("rewards", (40,))):
+            file[key] = np.linspace(-1.0, 1.0, int(np.prod(width)), dtype=np.float32).reshape(width)
+        for key, column in ({"terminals": np.zeros(40, bool)} | columns).items():
+            file[key] = column
+    return path
+
+
+def test_offline_log_that_needs_a_repair_says_the_line_that_makes_it(tmp_path):
+    path = write_steps(tmp_path / "log.hdf5")
+    with pytest.raises(Refused, match=r"episode_length=<steps>.* data convert \S+log\.hdf5 out=\S+log\.store …"):
+        open_log(path)
+    assert not path.with_suffix(".store").exists()
+
+
+def test_offline_log_of_steps_without_successors_says_why_it_has_none(tmp_path):
+    path = write_steps(tmp_path / "log.hdf5", timeouts=np.ones(40, bool))
+    with pytest.raises(ValueError, match=r"without a recorded successor .*policy=offline/bc"):
+        sampler(open_log(path), LogSettings(data=str(path)), seed=0)
 
 
 def test_offline_command_line_from_log_to_policy_to_evaluation(tmp_path, robot_rl):

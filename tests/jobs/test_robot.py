@@ -171,12 +171,17 @@ def test_world_in_the_users_folder_trains_and_is_code_to_others(
     Path("line.py").write_text(text[1])
     assert robot_rl("train", "env=./line.py", "env.world.force=5", *SHORT) == 0
     run = next(Path("runs/train").iterdir())
+    assert "_line_sac_" in run.name
     world = yaml.safe_load((run / "config.yaml").read_text())["env"]["world"]
     assert (world["name"], world["force"]) == (f"{folder / 'line.py'}:Line", 5)
     Path("two.py").write_text("class A: ...\nclass B: ...\n")
+    Path("torn.py").write_text("class A:\n    x = (\n")
+    Path("lost.py").write_text("import no_such_part\nclass Lost: ...\n")
     for words, said in (
         (["env=./two.py"], "say which class of ./two.py is the world: env=./two.py:<class>; it has A, B"),
         (["env=./absent.py"], "there is no such file"),
+        (["env=./torn.py"], "env=./torn.py: line 2 is no Python: "),
+        (["env=./lost.py"], "lost.py imports 'no_such_part', which is not on the Python path"),
         (["env=./line.py", "env.world.forcee=1"], "did you mean force"),
     ):
         assert robot_rl("check", *words) == 2

@@ -101,6 +101,14 @@ def test_train_interrupted_and_resumed_equals_uninterrupted(make_job, tmp_path: 
     assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize(("steps", "told"), [(40, False), (200, True)])
+def test_train_says_where_one_rollout_is_longer_than_the_run(make_job, tmp_path: Path, steps: int, told: bool) -> None:
+    job = make_job(
+        tmp_path / "run", "policy=online/ppo", f"policy.rollout_steps={steps}", "num_envs=2", "total_steps=300"
+    )
+    assert any(f"one rollout is {2 * steps} steps" in line for line in job._run.notes) == told
+
+
 def test_train_asked_to_stop_does_so_after_the_step_and_not_at_the_next_row(make_job, tmp_path: Path) -> None:
     overrides = ["policy=online/sac", "log_every=100000", "checkpoint_every=0"]
     make_job(tmp_path / "whole", *overrides).run()

@@ -99,6 +99,8 @@ eval -> path=<
 eval path=none -> the folder does not exist
 eval path=none episodes=0 -> expected a whole number of at least 1
 eval policy=sb3 path=agent.zip -> add env=
+eval path=[none,nowhere] -> expected one path (robot-rl eval compare takes several)
+robot new arm.urdf name=../arm -> expected letters, digits, _, - and . only
 eval ope path=none data=none.hdf5 methods=[fqee] -> did you mean fqe?
 eval ope path=none data=none.hdf5 confidence=1 -> expected a number in (0, 1)
 eval compare path=none -> compare takes two runs or more

@@ -31,6 +31,17 @@ def test_a_card_without_a_gripper_is_one_sentence() -> None:
         Pick(robot=new_card(str(SMALL), "small")[0].model_copy(update={"gripper": None}))
 
 
+def test_an_arm_that_stands_too_high_is_told_what_it_does_not_reach(tmp_path: Path) -> None:
+    up = (
+        '<link name="ground"/><joint name="up" type="fixed"><parent link="ground"/><child link="base_link"/>'
+        '<origin xyz="0 0 0.3"/></joint>'
+    )
+    base = '<link name="base_link">'
+    (tmp_path / "high.urdf").write_text(SMALL.read_text().replace(base, up + base))
+    with pytest.raises(ValueError, match=r"0 below 6 cm \(cubes\).*how high its base stands"):
+        Pick(robot=new_card(str(tmp_path / "high.urdf"), "high")[0])
+
+
 @real
 @pytest.mark.parametrize("action", ["ee", "joint"])
 def test_fr3_picks_by_its_expert(fr3: Card, action: str) -> None:

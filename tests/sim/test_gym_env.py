@@ -76,7 +76,20 @@ class Opaque(gym.Env):
         return np.array([self.x]), 0.0, False, False, {}
 
 
-for name, kind, limit in cast(Any, (("Puzzle", Puzzle, 6), ("Goal", Goal, None), ("Opaque", Opaque, 50))):
+class Whole(Opaque):
+    """Takes whole numbers, of which it gives the first as the reward; what `answers` holds it answers instead."""
+
+    action_space = spaces.Box(0, 10, (1,), np.int64)
+    answers = None
+
+    def step(self, action):
+        if isinstance(self.answers, Exception):
+            raise self.answers
+        return self.answers or (np.array([self.x]), float(action[0]), False, False, {})
+
+
+KINDS = (("Puzzle", Puzzle, 6), ("Goal", Goal, None), ("Opaque", Opaque, 50), ("Whole", Whole, 50))
+for name, kind, limit in cast(Any, KINDS):
     gym.register(f"{name}-v0", kind, max_episode_steps=limit)
 
 
@@ -92,6 +105,13 @@ def test_dict_observations_are_flattened_in_the_order_of_the_space():
     assert obs["image.front"][1, :, :, 0].tolist() == [[11] * 5] * 4  # planes came first
     assert (obs["image.front"][1, :, :, 1:] == 0).all()
     assert env.io.control_hz == 12.0
+
+
+def test_choice_below_the_first_is_refused_and_not_counted_from_the_end(monkeypatch):
+    env, look = make(1, 0, id="Puzzle-v0"), Puzzle.look
+    monkeypatch.setattr(Puzzle, "look", lambda self: {**look(self), "choice": 0})
+    with pytest.raises(gym_copies.EnvironmentFailed, match=r"the choice 0 lies below the first one .* in Dict"):
+        env.reset()
 
 
 def test_gray_pictures_get_three_equal_channels():
@@ -113,6 +133,29 @@ def test_actions_are_scaled_once_and_clipped():
     assert reward.tolist() == [-4.0, 1.0, 4.0]  # the second action spans [-4, 4]
     assert info["executed"][:, 1].tolist() == [-1.0, 0.25, 1.0]
     assert (env.io.action_low, env.io.action_high) == ((0.0, -4.0), (1.0, 4.0))
+
+
+def test_whole_numbers_are_the_nearest_to_the_action():
+    env = make(3, 0, id="Whole-v0")
+    env.reset()
+    assert env.step([[-0.85], [0.11], [0.95]])[1].tolist() == [1.0, 6.0, 10.0]  # 0.75, 5.55 and 9.75
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (ArithmeticError("a motor"), r"Whole-v0, step\(\): ArithmeticError: a motor \(raised at test_gym_env\.py"),
+        (([0.0], 0.0, False, {}), r"ValueError: not enough .* truncated, info\) of step\(\), one number"),
+        (([0.0], [0.0, 1.0], False, False, {}), r"one number as the reward, observations in Box\(-9"),
+        (([0.0, 1.0], 0.0, False, False, {}), r"broadcast .* observations in Box\(-9"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_told_with_its_name(answers, said, monkeypatch):
+    env = make(1, 0, id="Whole-v0")
+    env.reset()
+    monkeypatch.setattr(Whole, "answers", answers)
+    with pytest.raises(gym_copies.EnvironmentFailed, match=said):
+        env.step([[0.0]])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -220,6 +220,10 @@ def test_card_that_does_not_fit_its_model_is_refused_by_a_sentence(
     [
         ("<robot", "is no XML"),
         ("<sdf/>", "begins with <sdf>"),
+        (
+            "<robot xmlns:xacro='http://www.ros.org/wiki/xacro'><xacro:arm/></robot>",
+            "is a xacro.* xacro x.xml > robot.urdf",
+        ),
         ("<mujoco><worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>", "free base"),
     ],
 )
@@ -228,6 +232,92 @@ def test_file_that_is_no_arm_is_refused_by_a_sentence(text: str, said: str, tmp_
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
         new_card(str(path), "x")
+
+
+def test_joint_that_follows_another_on_the_way_to_the_tool_is_refused(tmp_path: Path) -> None:
+    plain, path = '<joint name="wrist_pitch" type="revolute">', tmp_path / "arm.urdf"
+    assert plain in SMALL.read_text()
+    path.write_text(SMALL.read_text().replace(plain, plain + '<mimic joint="elbow"/>'))
+    with pytest.raises(ValueError, match=r"way to tool0, wrist_pitch cannot be moved alone"):
+        new_card(str(path), "x")
+    assert [j.name for j in new_card(str(path), "x", tool="forearm")[0].joints] == ["waist", "shoulder", "elbow"]
+
+
+BOX = "<geom type='box' size='.02 .02 .02'/>"
+ARM = (
+    "<mujoco><worldbody><body name='base'>{0}<geom type='box' size='.05 .05 .05'/><body name='one' pos='0 0 .2'>"
+    f"<joint name='a' axis='0 1 0' range='-90 90'/>{BOX}<body name='two' pos='0 0 .3'>"
+    f"<joint name='b' axis='0 1 0' range='-90 90'/>{BOX}<body name='tool0' pos='0 0 .3'>{BOX}</body></body></body>"
+    f"<body name='rod' pos='.1 0 .2'><joint name='c' axis='0 1 0'/>{BOX}</body></body></worldbody>"
+    "<actuator><motor joint='a' forcelimited='true' forcerange='-8 20'/><motor joint='b'/></actuator>{1}</mujoco>"
+)
+SIX = "".join(
+    f"<joint name='{k}{a}' type='{k}' axis='{a}'/>" for k in ("slide", "hinge") for a in ("1 0 0", "0 1 0", "0 0 1")
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'lower="-2.9" upper="2.9"',
+            'lower="2.9" upper="-2.9"',
+            "joint waist goes from 2.9 to -2.9, expected lower below",
+        ),
+        ('joint name="shoulder"', 'joint name="waist"', "two joints are called 'waist'"),
+        ('lower="-2.9" upper="2.9"', 'lower="-2,9" upper="2,9"', "could not convert string to float: '-2,9'"),
+    ],
+)
+def test_urdf_with_a_slip_is_refused_by_one_line(old: str, new: str, said: str, tmp_path: Path) -> None:
+    assert old in SMALL.read_text()
+    path = tmp_path / "slip.urdf"
+    path.write_text(SMALL.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=said):
+        new_card(str(path), "x")
+
+
+def test_joint_without_limits_in_the_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "open.urdf"
+    path.write_text(SMALL.read_text().replace('lower="-2.9" upper="2.9"', ""))
+    made, notes = new_card(str(path), "x")
+    assert made.joints[0].continuous
+    assert any(note.startswith("no limits of waist in the file") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("base", "more", "said"),
+    [
+        ("", "<equality><connect body1='rod' body2='two' anchor='0 0 0'/></equality>", "a, b cannot be moved alone"),
+        (SIX, "", "moves freely by 6 joints that no actuator moves: write <freejoint/>"),
+        ("<joint axis='0 0 1'/>", "", "a joint of body 'base' has no name"),
+    ],
+)
+def test_arm_with_joints_that_a_card_cannot_state_is_refused(base: str, more: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "arm.xml"
+    path.write_text(ARM.format(base, more))
+    with pytest.raises(ValueError, match=said):
+        new_card(str(path), "x")
+
+
+def test_absent_textures_are_left_out_and_shells_of_older_files_are_weighed(tmp_path: Path) -> None:
+    (tmp_path / "a.obj").write_text("v 0 0 0\nv .1 0 0\nv 0 .1 0\nv 0 0 .1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n")
+    (tmp_path / "arm.xml").write_text(
+        "<mujoco><asset><texture name='t' type='2d' file='wood.png'/><material name='m' texture='t'/>"
+        "<mesh file='a.obj'/><mesh file='b.obj'/></asset><worldbody><body><joint/>"
+        "<geom type='mesh' mesh='a' material='m' mass='2' shellinertia='true'/>"
+        "<geom type='mesh' mesh='b'/></body></worldbody></mujoco>"
+    )
+    made = load(tmp_path / "arm.xml")
+    assert [note.rpartition(", ")[2] for note in made.notes] == ["and left out: b.obj", "and left out: wood.png"]
+    model = made.spec.compile()
+    assert (model.ntex, model.nmesh) == (0, 1)
+    assert model.body_mass[1] == pytest.approx(2.0)
+
+
+def test_effort_of_an_actuator_is_what_it_can_do_in_both_directions(tmp_path: Path) -> None:
+    path = tmp_path / "arm.xml"
+    path.write_text(ARM.format("", ""))
+    assert [joint.effort for joint in new_card(str(path), "x")[0].joints] == [8.0, OPEN]
 
 
 @real

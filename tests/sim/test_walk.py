@@ -12,6 +12,7 @@ from robot_rl import card
 from robot_rl.legs import Body, observe
 from robot_rl.real.legged_port import COMMAND, IMU, LeggedPort
 from robot_rl.sim.engine_options import EngineOptions
+from robot_rl.sim.legs_card import new_legs_card
 from robot_rl.sim.legs_scene import scene
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_model import mujoco
@@ -126,6 +127,28 @@ def test_the_scripted_trot_follows_commands(go2: Card) -> None:
 def test_legs_of_another_kind_stand() -> None:
     world = Walk(robot=card.read("g1"))
     assert not world.expert(np.ones((2, len(world.obs_names)), np.float32)).any()
+
+
+def test_the_trot_leaves_an_arm_on_the_back_where_it_is(tmp_path: Path) -> None:
+    link = "<geom type='capsule' size='.02' fromto='0 0 0 {0} 0 -.2'/>"
+    leg = (
+        "<body pos='{x} {y} 0'><joint name='{i}a' axis='1 0 0' range='-60 60'/>" + link.format("0") + "<body>"
+        "<joint name='{i}b' axis='0 1 0' range='-90 90'/>" + link.format(".1") + "<body pos='.1 0 -.2'>"
+        "<joint name='{i}c' axis='0 1 0' range='-150 90'/>" + link.format("-.1") + "</body></body></body>"
+    )
+    legs = "".join(leg.format(i=i, x=0.2 * (1 - i // 2 * 2), y=0.1 * (1 - i % 2 * 2)) for i in range(4))
+    arm = "<body pos='0 0 .1'><joint name='arm' axis='0 1 0' range='-90 90'/><geom size='.03'/></body>"
+    (tmp_path / "dog.xml").write_text(
+        "<mujoco><worldbody><body name='trunk' pos='0 0 .5'><freejoint/><geom type='box' size='.2 .1 .04'/>"
+        f"{legs}{arm}</body></worldbody></mujoco>"
+    )
+    made = new_legs_card(str(tmp_path / "dog.xml"), "dog")
+    assert made is not None
+    world = Walk(robot=made[0])
+    action = world.expert(np.full((2, len(world.obs_names)), 0.3, np.float32))
+    assert action.shape == (2, 13)
+    assert action[:, :12].any()
+    assert not action[:, 12].any()
 
 
 def test_what_cannot_walk_is_told_in_one_sentence(go2: Card) -> None:

@@ -119,7 +119,9 @@ class MjModel:
     dof_damping: np.ndarray
     dof_frictionloss: np.ndarray
     eq_data: np.ndarray
+    eq_active0: np.ndarray
     eq_obj1id: np.ndarray
+    eq_objtype: np.ndarray
     eq_obj2id: np.ndarray
     eq_type: np.ndarray
     geom_aabb: np.ndarray
@@ -178,6 +180,7 @@ class MjModel:
     tendon_adr: np.ndarray
     tendon_num: np.ndarray
     wrap_objid: np.ndarray
+    wrap_type: np.ndarray
     opt: MjOption
     stat: Any
     vis: Any
