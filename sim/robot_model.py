@@ -256,19 +256,20 @@ def _mjcf(path: Path) -> RobotModel:
     spec.strippath = False
     spec.modelfiledir = ""
     meshes = [item for item in absent if item in list(spec.meshes)]
+    textures = [item for item in absent if item not in meshes]
     _say_absent(made, [Path(item.file).name for item in meshes])
-    _say_absent(made, [Path(item.file).name for item in absent if item not in meshes], "textures")
-    names = {_named(item) for item in absent}
+    _say_absent(made, [Path(item.file).name for item in textures], "textures")
+    names, pictures = ({_named(item) for item in items} for items in (meshes, textures))
     for material in spec.materials:
-        material.textures = ["" if name in names else name for name in material.textures]
+        material.textures = ["" if name in pictures else name for name in material.textures]
     bodies = []
     for geom in list(spec.geoms):
-        if geom.type != mujoco.mjtGeom.mjGEOM_MESH:
-            continue
-        if geom.meshname in {_named(mesh) for mesh in meshes}:
+        if geom.meshname in names:
             bodies.append(geom.parent)
             spec.delete(geom)
-        elif geom.typeinertia == mujoco.mjtGeomInertia.mjINERTIA_SHELL:  # as files of before MuJoCo 3.3 say it
+        elif (
+            geom.type == mujoco.mjtGeom.mjGEOM_MESH and geom.typeinertia == mujoco.mjtGeomInertia.mjINERTIA_SHELL
+        ):  # as files of before MuJoCo 3.3 say it
             geom.typeinertia = mujoco.mjtGeomInertia.mjINERTIA_VOLUME
             spec.mesh(geom.meshname).inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
     strip(spec, absent)

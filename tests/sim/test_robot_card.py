@@ -305,7 +305,7 @@ def test_absent_textures_are_left_out_and_shells_of_older_files_are_weighed(tmp_
         "<mujoco><asset><texture name='t' type='2d' file='wood.png'/><material name='m' texture='t'/>"
         "<mesh file='a.obj'/><mesh file='b.obj'/></asset><worldbody><body><joint/>"
         "<geom type='mesh' mesh='a' material='m' mass='2' shellinertia='true'/>"
-        "<geom type='mesh' mesh='b'/></body></worldbody></mujoco>"
+        "<geom type='mesh' mesh='b'/><geom type='capsule' mesh='b'/></body></worldbody></mujoco>"
     )
     made = load(tmp_path / "arm.xml")
     assert [note.rpartition(", ")[2] for note in made.notes] == ["and left out: b.obj", "and left out: wood.png"]
