@@ -97,6 +97,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
         self.cloned = False
         self.acting = self.actor.params.twin()
         self.policy = self.gaussian_policy(self.acting, self.actor)
+        self._taken: int | None = None  # updates that the mean is of, where it began anew
         self._extra: Metrics = {}
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
@@ -127,9 +128,16 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As SAC's; then the mean of the weights takes in the newest."""
-        metrics = super().update(batches)
-        self.acting.blend(self.actor.params, self.o.acting_rate)
+        metrics, rate = super().update(batches), self.o.acting_rate
+        if self._taken is not None:  # all that came since counts alike, and what was before nothing
+            self._taken += 1
+            rate = max(rate, 1.0 / self._taken)
+        self.acting.blend(self.actor.params, rate)
         return {**metrics, **self._extra}
+
+    def features_changed(self) -> None:
+        """The mean of the weights begins anew: those of before read other features."""
+        self._taken = 0
 
     @torch.no_grad()
     def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
@@ -191,13 +199,13 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
         return (theirs > ours).to(judged.dtype)
 
     def state_dict(self) -> StateDict:
-        """As SAC's, and whether there is a clone."""
-        return {**super().state_dict(), "cloned": self.cloned}
+        """As SAC's, whether there is a clone, and of how many updates the mean is."""
+        return {**super().state_dict(), "cloned": self.cloned, "taken": self._taken}
 
     def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
         super().load_state_dict(state)
-        self.cloned = bool(state["cloned"])
+        self.cloned, self._taken = bool(state["cloned"]), state["taken"]
 
 
 class ImitationSac(ImitatingActorCritic[ImitationSacOptions]):

@@ -206,6 +206,9 @@ class Learner(Generic[OptionsT, Data_contra]):
         """Called between two episodes where `works_between`; metrics of what was done."""
         return {}
 
+    def features_changed(self) -> None:
+        """Called where an encoder was fitted anew, so that the same pictures look different from here on."""
+
     def calm(self) -> None:
         """Called where updates diverge: halve step sizes."""
 

@@ -213,6 +213,21 @@ def test_what_acts_is_a_running_mean_of_the_actors_weights():
     assert torch.equal(newest.policy.state_dict()["actor"], newest.state_dict()["actor"]["flat"])
 
 
+def test_where_features_change_the_mean_of_the_weights_begins_anew_and_its_age_is_saved():
+    learner = make(ImitationSac, spec(), bc_steps=3, critics=2, utd=1, acting_rate=0.01, lr=1e-2, **SMALL)
+    data, seen = stream(), []
+    learner.pretrain(data)
+    learner.update(data)
+    learner.features_changed()
+    for _ in range(3):
+        learner.update(data)
+        seen.append(learner.state_dict()["actor"]["flat"].clone())
+    torch.testing.assert_close(learner.policy.state_dict()["actor"], torch.stack(seen).mean(0))
+    other = make(ImitationSac, spec(), bc_steps=3, critics=2, utd=1, acting_rate=0.01, lr=1e-2, **SMALL)
+    other.load_state_dict(learner.state_dict())
+    assert other.state_dict()["taken"] == 3
+
+
 def test_q_filter_leaves_out_actions_that_the_critics_like_less():
     options = {**SMALL, "critics": 2, "utd": 1, "bc_steps": 0, "il_weight": 1.0, "il_fade": 0}
     one, other = (make(ImitationSac, spec(), q_filter=flag, **options) for flag in (True, False))
