@@ -63,9 +63,9 @@ class ImitationSacOptions(SoftOptions):
     """lambda of the leash to pi_BC."""
     kl_floor: Positive = 20.0
     """log pi_BC is cut below at minus this times A."""
-    acting_rate: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """The policy that acts is a running mean of the actor's weights, which takes in the newest at this rate per update;
-    1 acts with the newest."""
+    acting_rate: Annotated[float, Field(gt=0, le=1)] = 0.002
+    """The policy that acts is a running mean of the actor's weights, which takes in the newest at this rate per update,
+    and is the plain mean of all while these are few; 1 acts with the newest."""
 
     @field_validator("il_std")
     @classmethod
@@ -97,7 +97,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
         self.cloned = False
         self.acting = self.actor.params.twin()
         self.policy = self.gaussian_policy(self.acting, self.actor)
-        self._taken: int | None = None  # updates that the mean is of, where it began anew
+        self._taken = 0  # updates since the mean began
         self._extra: Metrics = {}
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
@@ -128,11 +128,10 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As SAC's; then the mean of the weights takes in the newest."""
-        metrics, rate = super().update(batches), self.o.acting_rate
-        if self._taken is not None:  # all that came since counts alike, and what was before nothing
-            self._taken += 1
-            rate = max(rate, 1.0 / self._taken)
-        self.acting.blend(self.actor.params, rate)
+        metrics = super().update(batches)
+        self._taken += 1
+        # all updates count alike at first, so that what was before counts for nothing
+        self.acting.blend(self.actor.params, max(self.o.acting_rate, 1.0 / self._taken))
         return {**metrics, **self._extra}
 
     def features_changed(self) -> None:
@@ -199,7 +198,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
         return (theirs > ours).to(judged.dtype)
 
     def state_dict(self) -> StateDict:
-        """As SAC's, whether there is a clone, and of how many updates the mean is."""
+        """As SAC's, whether there is a clone, and how many updates ago the mean began."""
         return {**super().state_dict(), "cloned": self.cloned, "taken": self._taken}
 
     def load_state_dict(self, state: StateDict, /) -> None:

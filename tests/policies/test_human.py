@@ -203,9 +203,9 @@ def test_what_acts_is_a_running_mean_of_the_actors_weights():
     expected = learner.state_dict()["actor"]["flat"].clone()  # a clone acts as it is
     assert torch.equal(learner.policy.state_dict()["actor"], expected)
     data = stream()
-    for _ in range(4):
+    for rate in (1.0, 1 / 2, 1 / 3, 0.25, 0.25):  # the plain mean while they are few
         learner.update(data)
-        expected = 0.75 * expected + 0.25 * learner.state_dict()["actor"]["flat"]
+        expected = (1.0 - rate) * expected + rate * learner.state_dict()["actor"]["flat"]
         torch.testing.assert_close(learner.policy.state_dict()["actor"], expected)
     assert not torch.equal(expected, learner.state_dict()["actor"]["flat"])
     newest = make(ImitationSac, spec(), bc_steps=0, critics=2, utd=1, acting_rate=1.0, **SMALL)
