@@ -175,7 +175,7 @@ def _actions(trace: _Traced) -> dict[str, float]:
     moves = trace.next_obs[1:] - trace.next_obs[:-1]
     same = trace.over[:-1] == 0
     a, d = trace.action[1:][same], moves[same]
-    effect = np.array([_follows(_as_columns(component), d) for component in a.T])
+    effect = np.array([_follows(_as_columns(component), d) if len(a) > 1 else 0.0 for component in a.T])
     # one that hardly moves tells nothing of what it does, nor do episodes of one step
     driven = (action.std(0) > 0.05) & (len(a) >= SHORTEST // 2)
     return {
@@ -194,8 +194,6 @@ def _as_columns(component: np.ndarray) -> np.ndarray:
 
 def _follows(a: np.ndarray, d: np.ndarray) -> float:
     """The largest correlation of a column of (M, P) with one of (M, O); 0 where none varies."""
-    if len(a) < 2:
-        return 0.0
     a, d = a - a.mean(0), d - d.mean(0)
     size = np.outer(np.sqrt((a**2).sum(0)), np.sqrt((d**2).sum(0)))
     return float(np.where(size > 1e-9, np.abs(a.T @ d) / np.maximum(size, 1e-9), 0.0).max())

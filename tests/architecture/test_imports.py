@@ -30,7 +30,7 @@ OURS = {
     "claim": {"parallel"},
     "lineage": {"checkpoint"},
     "schedule": {"types"},
-    "parts": {"types", "checkpoint", "parallel"},
+    "parts": {"types", "atomic", "checkpoint", "parallel"},
     "run": {
         *("atomic", "types", "loops", "checkpoint", "track", "report", "stopwatch", "parallel"),
         *("interrupt", "live_bar", "claim", "lineage", "schedule", "parts", "diagnosis", "recorded"),
