@@ -24,7 +24,6 @@ CELLS = Path(__file__).resolve().parents[1] / "docs" / "results" / "person"
 WORLDS = ("insert", "pick")
 METHODS = {
     "ours": "",
-    "the newest": "use_best=false",
     "no demonstrations": "demos=0",
     "no help": "human.help=never",
     "hg_dagger": "policy=human/hg_dagger",
