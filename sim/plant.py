@@ -353,14 +353,20 @@ class WorldPlant(ModelPlant):
 
 def _load_apart(model: str, joints: Sequence[str], home: Sequence[float] | None) -> tuple[ModuleType, MjModel]:
     """As `tool.load`; links that overlap where the robot begins do not touch: capsules around the meshes of a base and
-    of the link that turns on it would hold the joint."""
+    of the link that turns on it would hold the joint. Floors, tables and what lies on them stay as they are."""
     mujoco, compiled = load(model)
-    data = mujoco.MjData(compiled)
+    data, (qpos, dof) = mujoco.MjData(compiled), addresses(mujoco, compiled, joints)
     if home is not None and len(home):
-        data.qpos[addresses(mujoco, compiled, joints)[0]] = home
+        data.qpos[qpos] = home
     mujoco.mj_forward(compiled, data)
-    bodies = compiled.geom_bodyid[data.contact.geom]
-    pairs = {(first, second) for first, second in bodies.tolist() if first and second}  # 0 is the world, and a floor
+    links: set[int] = set()
+    for body in compiled.dof_bodyid[dof].tolist():
+        links |= {int(compiled.body_parentid[body]), body}
+    for body in range(1, compiled.nbody):  # parents come first
+        if int(compiled.body_parentid[body]) in links - {0}:
+            links.add(body)
+    touching = compiled.geom_bodyid[data.contact.geom].tolist()
+    pairs = {(first, second) for first, second in touching if {first, second} <= links - {0}}
     if not pairs:
         return mujoco, compiled
     from robot_rl.sim import robot_model

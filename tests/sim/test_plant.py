@@ -21,3 +21,12 @@ def test_links_that_overlap_at_home_do_not_hold_a_joint_and_stiff_gains_do_not_s
     assert min(speeds) > -1e-6
     # kp (goal - q) = kd v: what is left falls by exp(-10 t)
     assert plant.position[0] == pytest.approx(0.4, abs=1e-3)
+
+
+def test_what_lies_on_a_table_where_the_robot_begins_goes_on_lying_there() -> None:
+    arm = '<body name="arm" pos="1 0 0.3"><joint name="j" axis="0 0 1"/><geom size="0.05" mass="0.1"/></body>'
+    cube = '<body name="cube" pos="0 0 0.145"><freejoint/><geom type="box" size="0.05 0.05 0.05" mass="0.1"/></body>'
+    table = '<body name="table"><geom type="box" size="0.3 0.3 0.1"/></body>'
+    plant = ModelPlant(f"<mujoco><worldbody>{table}{cube}{arm}</worldbody></mujoco>", ["j"], kp=[1.0], kd=[0.1])
+    plant.step(1.0)
+    assert plant.scene()[0][0, 2] == pytest.approx(0.15, abs=0.01)
