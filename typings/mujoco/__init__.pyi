@@ -138,6 +138,7 @@ class MjModel:
     jnt_actfrcrange: np.ndarray
     jnt_axis: np.ndarray
     jnt_bodyid: np.ndarray
+    dof_bodyid: np.ndarray
     jnt_dofadr: np.ndarray
     jnt_limited: np.ndarray
     jnt_pos: np.ndarray
