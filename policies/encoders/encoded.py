@@ -107,7 +107,8 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         """A fit on all successes so far, all kept frames encoded again, and `settle` updates of the method."""
         self.works_between = False
         found = self._fit()
-        self.learner.features_changed()
+        if found:
+            self.learner.features_changed()
         read = map(self.seen, batches)
         for _ in range(self.encoder.settle if found else 0):
             self.learner.update(read)

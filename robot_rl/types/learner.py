@@ -252,6 +252,10 @@ class OuterLearner(Learner[OptionsT, Data_contra]):
         """Whether the inner learner's `values` has an answer."""
         return self.learner.judges
 
+    def features_changed(self) -> None:
+        """The inner one's."""
+        self.learner.features_changed()
+
     def calm(self) -> None:
         """Halve the inner learner's step sizes."""
         self.learner.calm()
