@@ -187,7 +187,7 @@ class ModelPlant:
     def _implicit(self, force: np.ndarray, kp: np.ndarray | float) -> np.ndarray:
         """(J,) force of a linear law at the end of this physics step: at its beginning light links would swing.
 
-        Source: Tan, Liu and Turk, Stable Proportional-Derivative Controllers, equations 10 and 11.
+        Source: Tan, Liu and Turk, Stable Proportional-Derivative Controllers, 2011.
         """
         dt, mass = self._model.opt.timestep, self._mass
         self._mujoco.mj_fullM(self._model, self._data, mass)
@@ -373,9 +373,11 @@ def _load_apart(model: str, joints: Sequence[str], home: Sequence[float] | None)
 
     text = model.lstrip().startswith("<")
     spec = mujoco.MjSpec.from_string(model) if text else robot_model.load(model).spec
-    for pair in sorted(pairs):
-        first, second = (compiled.body(body).name for body in pair)
-        spec.add_exclude(bodyname1=first, bodyname2=second)
+    for i, body in enumerate(spec.bodies):
+        body.name = body.name or f"body_{i}"  # as robot_model.load does: what is kept apart is so by name
+    names = [body.name for body in spec.bodies]
+    for first, second in sorted(pairs):
+        spec.add_exclude(bodyname1=names[first], bodyname2=names[second])
     return mujoco, spec.compile()
 
 

@@ -8,7 +8,7 @@ from robot_rl.sim.plant import ModelPlant
 
 def test_links_that_overlap_at_home_do_not_hold_a_joint_and_stiff_gains_do_not_shake_it() -> None:
     capsule = '<geom type="capsule" size="0.06" fromto="0 0 0 0 0 0.2" mass="0.5" contype="1" conaffinity="1"/>'
-    turning = f'<body name="link"><joint name="j" axis="0 0 1"/>{capsule}</body>'
+    turning = f'<body><joint name="j" axis="0 0 1"/>{capsule}</body>'
     text = f'<mujoco><worldbody><body name="base">{capsule}{turning}</body></worldbody></mujoco>'
     # 9e-4 kg m2 around the axis: a damping of 10 N m s/rad, taken at the beginning of a step of 2 ms, would turn the
     # speed round twenty times over
