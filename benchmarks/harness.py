@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -76,3 +78,10 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def sbx_is_here() -> bool:
+    """SBX is a peer where it is installed (`pip install sbx-rl`); JAX computes in one thread then."""
+    # read when JAX is first imported
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+    return find_spec("sbx") is not None

@@ -1,4 +1,7 @@
-"""PPO from end to end, ours against stable-baselines3: same task, same sizes, in alternation in one process."""
+"""PPO from end to end, ours against stable-baselines3: same task, same sizes, in alternation in one process.
+
+SBX (JAX) takes part where it is installed (`pip install sbx-rl`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import compare, one_thread, ratio
+from benchmarks.harness import compare, one_thread, ratio, sbx_is_here
 from robot_rl import build
 from robot_rl.advantage import use_backend
 from robot_rl.extras import require
@@ -49,7 +52,9 @@ def run(
 
 
 def _compare(env_id: str, count: int, rounds: int, kernels: tuple[str, ...]) -> list[dict[str, Any]]:
-    contestants: dict[str, Callable[[], dict[str, float]]] = {"sb3": _peer(env_id, count)}
+    contestants: dict[str, Callable[[], dict[str, float]]] = {"sb3": _peer("stable_baselines3", env_id, count)}
+    if sbx_is_here():
+        contestants["sbx"] = _peer("sbx", env_id, count)
     for kernel in kernels:
         contestants[f"ours ({kernel})"] = _ours(env_id, count, kernel)
     updates: dict[str, list[float]] = {name: [] for name in contestants}
@@ -61,7 +66,7 @@ def _compare(env_id: str, count: int, rounds: int, kernels: tuple[str, ...]) -> 
     rows = []
     for name, values in seconds.items():
         row = {"name": f"{name} N={count}", "sps": count * 2048 / median(values), **ratio(values, seconds["sb3"])}
-        if name != "sb3":
+        if name.startswith("ours"):
             row["update_fraction"] = median(updates[name][1:])
         rows.append(row)
     return rows
@@ -85,10 +90,10 @@ def _ours(env_id: str, count: int, kernel: str) -> Callable[[], dict[str, float]
     return iterate
 
 
-def _peer(env_id: str, count: int) -> Callable[[], dict[str, float]]:
-    sb3: Any = require("stable_baselines3")
+def _peer(module: str, env_id: str, count: int) -> Callable[[], dict[str, float]]:
+    peer: Any = importlib.import_module(module)
     make_vec_env: Any = require("stable_baselines3.common.env_util").make_vec_env
-    model = sb3.PPO("MlpPolicy", make_vec_env(env_id, n_envs=count, seed=0), device="cpu", seed=0)
+    model = peer.PPO("MlpPolicy", make_vec_env(env_id, n_envs=count, seed=0), device="cpu", seed=0)
 
     def iterate() -> dict[str, float]:
         model.learn(2048 * count, reset_num_timesteps=False)

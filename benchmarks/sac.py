@@ -1,9 +1,10 @@
-"""Speed of the SAC update: ours against stable-baselines3 and against a plain torch implementation.
+"""Speed of the SAC update: ours against stable-baselines3, SBX and a plain torch implementation.
 
 All contestants run in this process with one thread, in alternation, on the same random data of HalfCheetah's sizes;
-every figure includes drawing the batches from a replay memory (ours and the plain one from `ReplayBuffer`, the peer's
+every figure includes drawing the batches from a replay memory (ours and the plain one from `ReplayBuffer`, a peer's
 from its own). One item is one `update`: one critic and one actor step for SAC, twenty critic steps and one actor step
-for the RLPD-like setting.
+for the RLPD-like setting. SBX (JAX) takes part where it is installed (`pip install sbx-rl`), with one step per call,
+as it trains by default, and with 20 in one compiled call.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import compare, one_thread, ratio
+from benchmarks.harness import compare, one_thread, ratio, sbx_is_here
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.types import IOSpec, PolicyParts, Step, Transitions
 
 STATE, ACTION, BATCH = 17, 6, 256
+SBX_STEPS = 20
+"""Of one compiled call."""
 RLPD = {"critics": 10, "subset": 2, "layer_norm": True, "utd": 20, "actor_reduce": "mean", "target_entropy": "half"}
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    """Measure gradient steps per second.
+    """Measure gradient steps per second of processor time.
 
     Args:
         quick: fewer and shorter rounds.
@@ -44,7 +47,8 @@ def run(quick: bool = False) -> dict[str, Any]:
         rounds = 3 if quick else 9
         memory = _memory(20_000)
         sac = {
-            "sb3": _sb3(20_000),
+            "sb3": _peer("stable_baselines3", 20_000),
+            **_sbx(20_000),
             "torch": _plain(memory, critics=2, layer_norm=False, utd=1),
             "ours_float32": _ours(memory, matmul="float32"),
             "ours_bf16": _ours(memory, matmul="bf16"),
@@ -70,7 +74,7 @@ def run(quick: bool = False) -> dict[str, Any]:
 def _compare(contestants: dict[str, Callable[[int], None]], peer: str, rounds: int, items: int) -> dict[str, Any]:
     for go in contestants.values():
         go(max(items // 5, 1))  # warm up
-    seconds = compare({name: partial(go, items) for name, go in contestants.items()}, rounds)
+    seconds = compare({name: partial(go, items) for name, go in contestants.items()}, rounds, clock=time.process_time)
     return {
         "rate": {name: items / median(values) for name, values in seconds.items()},
         "ratio": {
@@ -140,8 +144,15 @@ def _ours(memory: ReplayBuffer, **options: Any) -> Callable[[int], None]:
     return go
 
 
-def _sb3(rows: int) -> Callable[[int], None]:
-    baselines = importlib.import_module("stable_baselines3")
+def _sbx(rows: int) -> dict[str, Callable[[int], None]]:
+    if not sbx_is_here():
+        return {}
+    return {"sbx": _peer("sbx", rows, 1), f"sbx_{SBX_STEPS}_per_call": _peer("sbx", rows, SBX_STEPS)}
+
+
+def _peer(module: str, rows: int, at_once: int | None = None) -> Callable[[int], None]:
+    """A package with stable-baselines3's interface; `at_once` updates a call, None for all."""
+    baselines = importlib.import_module(module)
     logger = importlib.import_module("stable_baselines3.common.logger")
     box = gymnasium.spaces.Box
 
@@ -167,7 +178,9 @@ def _sb3(rows: int) -> Callable[[int], None]:
     buffer.full = True
 
     def go(items: int) -> None:
-        model.train(gradient_steps=items, batch_size=BATCH)
+        steps = at_once or items
+        for _ in range(max(items // steps, 1)):
+            model.train(gradient_steps=steps, batch_size=BATCH)
 
     return go
 
