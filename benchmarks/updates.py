@@ -164,13 +164,15 @@ class _Loop:
 def _ppo_loop(count: int) -> _Loop:
     env = importlib.import_module("robot_rl.sim.gym_env").make(count, 0, "cpu", id="HalfCheetah-v5")
     ppo = vars(importlib.import_module("robot_rl.policies.online.ppo"))
-    learner = ppo["Ppo"](ppo["PpoOptions"](), env.io) if "PpoOptions" in ppo else ppo["Ppo"](env.io)
+    # what a checkout of before did: observations standardised, rewards as they are
+    same = {"normalize_reward": False, "obs_spread": None}
+    learner = ppo["Ppo"](ppo["PpoOptions"](**same), env.io) if "PpoOptions" in ppo else ppo["Ppo"](env.io)
     return _Loop(vars(importlib.import_module("robot_rl.loops.on_policy"))["OnPolicy"](env, learner), 2048 * count)
 
 
 def compare(other: Path, cases: list[str], rounds: int, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of case, seconds per update in the other checkout and here, and their ratio."""
-    here = Path(__file__).resolve().parents[2]
+    here = Path(__file__).resolve().parents[1]
 
     def start(path: Path) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
