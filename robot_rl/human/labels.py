@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from robot_rl.data.hil_episode import EpisodeRules, relabel, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, RewardSource
-from robot_rl.human.log import HilLog, episode_key, read_corrections
+from robot_rl.data.hil_words import episode_key, read_corrections
+from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.stats import EpisodeFacts
 from robot_rl.types import Episode

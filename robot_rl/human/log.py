@@ -21,10 +21,11 @@ import numpy as np
 from robot_rl.atomic import append_line, write_bytes
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, Key
+from robot_rl.data.hil_words import CORRECTIONS, episode_key, read_corrections, read_lines
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.types import Episode, IOSpec
 
-MANIFEST, CORRECTIONS = "manifest.jsonl", "corrections.jsonl"
+MANIFEST = "manifest.jsonl"
 
 
 class HilLog:
@@ -248,34 +249,9 @@ class HilLog:
         return found
 
 
-def episode_key(facts: dict[str, Any]) -> Key:
-    """Key of an episode from its `meta` or its line in the manifest."""
-    return Key(int(facts["run_id"]), int(facts["actor_id"]), int(facts["episode_id"]))
-
-
-def read_corrections(path: Path) -> list[dict[str, object]]:
-    """What a person said about episodes after their end, in order; the last word counts."""
-    return read_lines(path / CORRECTIONS)
-
-
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """Lines of a folder's manifest; one that was cut off by a kill is left out."""
     return read_lines(path / MANIFEST)
-
-
-def read_lines(path: Path) -> list[dict[str, object]]:
-    """Objects of a file with one in every line; what a kill has cut off is left out, and there may be no file."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    lines = []
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return lines
 
 
 def _line(episode: Episode, segment: str) -> dict[str, object]:

@@ -6,8 +6,9 @@ import time
 import pytest
 
 from robot_rl.data.hil_episode import EpisodeRules
+from robot_rl.data.hil_words import read_corrections
 from robot_rl.human.labels import Labels
-from robot_rl.human.log import HilLog, read_corrections
+from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
 from tests.human.console_stage import Page, Session, chromium
 
