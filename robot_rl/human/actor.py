@@ -299,9 +299,6 @@ class HilActor(HumanInTheLoop):
         self.outbox.done(number, episode)
         return episode
 
-    def restore_memory(self) -> None:
-        """Nothing: the memory is the learner's."""
-
     @property
     def problem(self) -> str:
         """What a person should know, or ""."""

@@ -7,6 +7,7 @@ folder closes the episode that was under way as truncated and gives new episodes
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -26,6 +27,8 @@ from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.types import Episode, IOSpec
 
 MANIFEST = "manifest.jsonl"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of a disk that may have room again."""
 
 
 class HilLog:
@@ -65,6 +68,8 @@ class HilLog:
         """Episodes that a killed process had left open; they are closed and stored now."""
         self.words: dict[int, tuple[bool, bool]] = {}
         """Episode of this actor -> (success, taken back): what a person said about it last, after its end."""
+        self.unwritten: list[dict[str, object]] = []
+        """Words for which a full disk has no room yet; they count, and are lost only if the process ends before."""
         for line in read_corrections(self.path):
             key = episode_key(line)
             if (key.run_id, key.actor_id) == (run_id, actor_id):
@@ -157,11 +162,27 @@ class HilLog:
         """
         key = Key(self.run_id, self.actor_id, number)
         line = {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": number, "success": success}
-        append_line(self.path / CORRECTIONS, line | ({"undone": True} if undone else {}))
+        self.unwritten.append(line | ({"undone": True} if undone else {}))
         self.words[number] = success, undone
+        self.write_words()
+
+    def write_words(self) -> None:
+        """Write what a person said; a full disk keeps it in `unwritten`, and it is tried again at the next call.
+
+        Raises:
+            OSError: the file cannot be written, for another reason.
+        """
+        try:
+            while self.unwritten:
+                append_line(self.path / CORRECTIONS, self.unwritten[0])
+                del self.unwritten[0]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
     def close(self) -> None:
         """Close the files; an episode under way stays in the journal."""
+        self.write_words()
         self._recorder.close()
         if self._journal is not None:
             self._journal.close()

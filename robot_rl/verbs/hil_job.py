@@ -398,13 +398,13 @@ class HilJob:
 
     def _restore(self) -> None:
         """The newest checkpoint that can be read; what was driven since then comes from the log."""
-        self.loop.restore_memory()
+        demos = self.loop.restore_memory()
         if checkpoint.complete(self.folder / "checkpoints"):
             self._run.restore()
         else:  # killed before the first checkpoint
-            self.loop.demos = sum(line["demo"] for line in self.log.manifest)
             self.loop.env_steps = sum(line["steps"] for line in self.log.manifest if not line["demo"])
             self._run.step = self.loop.env_steps
+        self.loop.demos = demos
 
     def _summary(self) -> dict[str, Any]:
         """What the evaluation block is set against."""

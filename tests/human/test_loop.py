@@ -1,6 +1,7 @@
 """The human-in-the-loop loop: routing, ends, faults with injection, exact continuation."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
+import errno
 import math
 import shutil
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from robot_rl.arbiter import Press, Reading
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.data.hil_episode import EpisodeRules, to_steps
 from robot_rl.data.hil_record import EndReason, Invalid, Source
+from robot_rl.data.hil_words import read_corrections
 from robot_rl.data.mix import Mix
+from robot_rl.human import log as log_module
 from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.devices.teleop import Teleop
 from robot_rl.human.log import HilLog
@@ -264,6 +267,41 @@ def test_fault_full_disk_in_the_journal_keeps_the_episode(tmp_path, monkeypatch)
     loop._episode(demo=False)
     assert len(episode(loop)) == 30
     assert loop.log.manifest[0]["valid"] == 30
+
+
+def test_a_word_that_a_full_disk_has_no_room_for_counts_and_is_written_later(tmp_path, monkeypatch):
+    loop = build(tmp_path, None, learner=Fixed(LineEnv().io, 0.0))
+    loop._episode(demo=False)
+    loop._episode(demo=False)
+    append, calls = log_module.append_line, []
+
+    def full(path, value):
+        calls.append(path.name)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log_module, "append_line", full)
+    loop.hear([Press("success", 0.0, episode=0), Press("failure", 0.0)])
+    assert [line["success"] for line in loop.labels.list()] == [False, True]
+    assert "2 words about episodes wait for room" in loop.problem
+    monkeypatch.setattr(log_module, "append_line", append)
+    loop.hear([])
+    assert loop.problem == ""
+    assert [line["success"] for line in read_corrections(tmp_path)] == [True, False]
+
+
+def test_an_episode_without_help_is_promoted_by_what_is_said_about_it_later(tmp_path):
+    """Called a success it joins the demonstrations, called a failure it leaves them; so after a restart."""
+    options = SessionOptions(promote_success=True)
+    loop = build(tmp_path, None, learner=Fixed(LineEnv().io, 0.0), options=options)
+    loop._episode(demo=False)
+    demo = loop.memory.views["demo"]
+    assert len(demo) == 0
+    for word, rows in (("success", 30), ("failure", 0), ("success", 30), ("undo", 0), ("success", 30)):
+        loop.labels.apply(word, 0)
+        assert len(demo) == rows, word
+    again = build(tmp_path, None, learner=Fixed(LineEnv().io, 0.0), options=options)
+    again.restore_memory()
+    assert again.memory.views["demo"].rows().tolist() == demo.rows().tolist()
 
 
 def test_fault_learner_with_a_nan_loss_skips_then_goes_back_then_gives_up(tmp_path):
