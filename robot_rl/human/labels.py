@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from robot_rl.data.hil_episode import EpisodeRules, relabel, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, RewardSource
 from robot_rl.data.hil_words import episode_key, read_corrections
 from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.stats import EpisodeFacts
+from robot_rl.human.stats import EpisodeFacts, HilStats
 
 WORDS = {"success": True, "failure": False, "undo": None}
 
@@ -101,6 +102,7 @@ class Labels:
         final = last_word(steps, self._rules, success)
         if final is None:
             return 0
+        told.facts.returned = returned(steps)
         useful = told.demo and told.facts.success
         made, told.useful = int(useful) - int(told.useful), useful
         if self._memory is not None:
@@ -149,7 +151,9 @@ class Labels:
             if self._memory is not None and (useful or not shown):
                 rows, final = store(self._memory, steps, demo=shown)
             seen = EpisodeFacts(success=success, end_reason=reason.name.lower(), steps=len(steps), human_steps=human)
-            seen.autonomous = unaided(human, reason)
+            seen.autonomous, seen.number = unaided(human, reason), key.episode_id
+            seen.returned = returned(steps)
+            seen.spans = sum(step.intv_start for step in steps)
             told = Told(key.episode_id, seen, shown, rows, final, False, useful)
             if self._memory is not None and success:
                 self._promote(self._memory, told)
@@ -160,6 +164,32 @@ class Labels:
                 told.label = told.label if line is None else label
         self.said = ""
         return made
+
+    def recount(self, stats: HilStats, lines: Sequence[Mapping[str, Any]]) -> int:
+        """After `restore`: rolling numbers of a checkpoint hear what was said since, and count what was driven since.
+
+        Args:
+            stats: of the checkpoint.
+            lines: of the manifest, episodes that came after it.
+
+        Returns:
+            Own steps in these lines.
+        """
+        for facts in stats.last:
+            told = self._told.get(facts.number)
+            if told is not None:
+                facts.success, facts.returned = told.facts.success, told.facts.returned
+                told.facts = facts
+        steps = 0
+        for line in lines:
+            told = self._told.get(int(line["episode_id"]))
+            if told is not None and told.demo:
+                stats.add_demo(told.facts.human_steps)
+                continue
+            steps += 0 if line["demo"] else int(line["steps"])
+            if told is not None:
+                stats.add(told.facts)
+        return steps
 
     def _amend(self, memory: HilMemory, told: Told, steps: Sequence[ControlStep], final: ControlStep) -> None:
         """The memory hears it, too."""
@@ -176,6 +206,11 @@ class Labels:
         """Whether an episode without help is among the demonstrations follows what is said about it."""
         if self._promotes and not told.demo and told.facts.autonomous:
             (memory.promote if told.facts.success else memory.demote)(told.rows)
+
+
+def returned(steps: Sequence[ControlStep]) -> float:
+    """Task reward of the steps that count, undiscounted."""
+    return sum(step.reward_task for step in steps if step.valid)
 
 
 def unaided(human_steps: int, reason: EndReason) -> bool:

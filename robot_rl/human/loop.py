@@ -11,7 +11,7 @@ import numpy as np
 from robot_rl.arbiter import Press
 from robot_rl.data.hil_episode import EpisodeDraft
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
-from robot_rl.human.labels import WORDS, unaided
+from robot_rl.human.labels import WORDS, returned, unaided
 from robot_rl.human.log import FULL
 from robot_rl.human.pilot import Driven
 from robot_rl.human.screen import telemetry, views
@@ -326,7 +326,7 @@ class HumanInTheLoop(Session):
         facts.success = reason == EndReason.SUCCESS
         facts.end_reason = reason.name.lower()
         facts.autonomous = unaided(facts.human_steps, reason)
-        facts.returned = sum(step.reward_task for step in draft.steps if step.valid)
+        facts.returned = returned(draft.steps)
         facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
         useful = demo and facts.success and not discard
         if useful and self.elicitor is not None:
@@ -341,6 +341,7 @@ class HumanInTheLoop(Session):
             self.memory.forget(range(first_row, self.memory.count))
         number, rows = self.log.next_episode, list(range(first_row, self.memory.count))
         shown = demo and not discard
+        facts.number = number if len(draft) else -1
         self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful), "shown": shown})
         if len(draft) and not discard:
             self.labels.add(number, draft.steps, facts, demo=demo, useful=useful, rows=rows, final=self._final)
@@ -410,7 +411,7 @@ class HumanInTheLoop(Session):
                 self._trouble = f"the episode cannot be written ({error}); the robot holds until there is room"
                 self.pilot.hold()  # nobody is surprised by a robot that moves because there is room again
                 self._late += self.pilot.idle(self.here())
-                self.pilot.show(self._telemetry(False, None, self._trouble), self.frame)
+                self.pilot.show({**self._telemetry(False, None, self._trouble), "busy": True}, self.frame)
                 self.pilot.wait()
 
     @property

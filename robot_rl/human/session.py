@@ -256,7 +256,7 @@ class Session:
         if self.recovery is not None and state.get("recovery"):
             self.recovery.load_state_dict(state["recovery"])
         later = self.log.manifest[int(state["episodes"]) :]
-        self.env_steps += sum(line["steps"] for line in later if not line["demo"])
+        self.env_steps += self.labels.recount(self.stats, later)
         if state["stepper"] is not None:
             self.stepper.reset(seed=self.seed)
             self.stepper.load_state_dict(state["stepper"])

@@ -42,6 +42,7 @@ class EpisodeFacts:
         tick_ms: compute time of every tick.
         gaps: disagreement at the first step of every intervention.
         link: further numbers, of the link to a learner elsewhere.
+        number: of the episode in the log, -1 where it is not there.
     """
 
     success: bool = False
@@ -61,6 +62,7 @@ class EpisodeFacts:
     tick_ms: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     link: Metrics = field(default_factory=dict)
+    number: int = -1
 
     def count(self, step: ControlStep, driven: Driven) -> None:
         """Add a step, and what the pilot said about it."""
@@ -121,6 +123,11 @@ class HilStats:
         """Steps that the person drove as interventions."""
         self.steps = 0
         self.reasons: dict[str, int] = {}
+
+    @property
+    def last(self) -> list[EpisodeFacts]:
+        """The episodes that are looked back at."""
+        return list(self._last)
 
     @property
     def human_seconds(self) -> float:

@@ -402,7 +402,7 @@ class HilJob:
         if checkpoint.complete(self.folder / "checkpoints"):
             self._run.restore()
         else:  # killed before the first checkpoint
-            self.loop.env_steps = sum(line["steps"] for line in self.log.manifest if not line["demo"])
+            self.loop.env_steps = self.loop.labels.recount(self.loop.stats, self.log.manifest)
             self._run.step = self.loop.env_steps
         self.loop.demos = demos
 

@@ -405,12 +405,18 @@ def test_killed_run_keeps_what_was_driven_after_the_checkpoint(tmp_path):
     loop.run(60, lambda *_: False)
     state, rows = loop.state_dict(), loop.memory.count
     loop.run(120, lambda *_: False)  # then it is killed
+    for number in (2, loop.log.next_episode - 1):  # of before the checkpoint and of after it
+        loop.labels.apply("failure", number)
     again = start(tmp_path / "a", LineEnv())
     again.restore_memory()
     again.load_state_dict(state)
     assert again.memory.count == loop.memory.count > rows
     assert again.env_steps == loop.env_steps
     assert again.log.next_episode == loop.log.next_episode
+    assert again.stats.metrics() == pytest.approx(loop.stats.metrics())  # what the page shows
+    again.labels.apply("undo", 2)
+    loop.labels.apply("undo", 2)
+    assert again.stats.metrics() == pytest.approx(loop.stats.metrics())
 
 
 # ---------------------------------------------------------------- numbers

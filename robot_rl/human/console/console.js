@@ -79,7 +79,7 @@ function show(next) {
   at("crop").hidden = !(state.cameras && state.cameras.length);
   document.body.classList.toggle("scene", asks && stands);
   at("scene-word").textContent = asks && !stands && state.scene ? "Begun although " + state.scene + "." : "";
-  const waits = state.driver === "HOLD" ? "The robot holds. Press go." : "";
+  const waits = state.driver === "HOLD" ? (state.busy ? "The robot holds; go does nothing yet." : "The robot holds. Press go.") : "";
   const locked = state.driver === "STOPPED" ? "Stopped. Unlock, then go." : "";
   at("problem").textContent = [waits, locked, state.help ? "Help wanted: " + state.help + "." : "", state.elicit, state.problem]
     .filter(Boolean).join(" ");
