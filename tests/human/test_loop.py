@@ -435,6 +435,15 @@ def test_intervention_rate_counts_human_steps_over_all_steps():
     assert row["rollout/autonomous_low"] == pytest.approx(wilson(1, 1)[0])
 
 
+def test_one_late_tick_of_a_short_episode_is_not_the_99th_percentile_of_a_session():
+    stats = HilStats(10.0)
+    for late in (0.0, 60.0, 0.0, 0.0, 0.0, 0.0):
+        stats.add(EpisodeFacts(tick_ms=[100.0] * 29 + [100.0 + late]))
+    assert stats.tick_p99 == pytest.approx(100.0)
+    stats.add(EpisodeFacts(tick_ms=[100.0] * 28 + [160.0] * 2))
+    assert stats.tick_p99 > 105.0
+
+
 def test_gate_needs_trials_success_no_stops_and_time():
     good = Trials([True] * 50, [10] * 50)
     assert good.gate(0.9, 5.0, 100.0) == []
