@@ -162,7 +162,7 @@ class HilLog:
         """
         key = Key(self.run_id, self.actor_id, number)
         line = {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": number, "success": success}
-        self.unwritten.append(line | ({"undone": True} if undone else {}))
+        self.unwritten.append({**line, **({"undone": True} if undone else {})})
         self.words[number] = success, undone
         self.write_words()
 

@@ -65,8 +65,8 @@ def hil(cfg: DictConfig) -> None:
         raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")
     if cfg.task_reward == "labels" and cfg.human.name == "scripted" and cfg.role != "learner":
         raise Refused(
-            "task_reward=labels pays what a person says with a key, and a scripted person (human=scripted, the default) "
-            "says nothing: nothing would ever succeed. Take human=browser, keyboard, gamepad or ros, or leave "
+            "task_reward=labels pays what a person says with a key, and a scripted person (human=scripted, the "
+            "default) says nothing: nothing would ever succeed. Take human=browser, keyboard, gamepad or ros, or leave "
             "task_reward out where the world knows its success"
         )
     threads(cfg)
