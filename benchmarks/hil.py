@@ -28,7 +28,8 @@ import torch
 from benchmarks import hil_images
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Source
-from robot_rl.human.log import HilLog, episode_key, read_manifest
+from robot_rl.data.hil_words import episode_key
+from robot_rl.human.log import HilLog, read_manifest
 from robot_rl.human.pieces import Inbox, Outbox, PieceHead, Place
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.types import IOSpec

@@ -55,11 +55,18 @@ def write_json(path: Path, value: object) -> None:
 
 
 def append_line(path: Path, value: object) -> None:
-    """Add a line of JSON to a file; it is on the disk when this returns."""
-    with open(path, "a") as file:
-        file.write(json.dumps(value) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Add a line of JSON to a file; it is on the disk when this returns, and nothing of it is when that fails."""
+    data = memoryview((json.dumps(value) + "\n").encode())
+    with FileIO(path, "ab") as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            while data:
+                data = data[file.write(data) or 0 :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)  # half a line would spoil the next one
+            raise
 
 
 @contextmanager

@@ -143,7 +143,10 @@ class Checkpoints:
         except (ValueError, OSError) as error:
             return str(error)
         for name, state in states.items():
-            parts.states[name].load_state_dict(state)
+            try:
+                parts.states[name].load_state_dict(state)
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:  # torch says RuntimeError for sizes
+                raise CheckpointError(_of_another_version(path, name, error)) from error
         return ""
 
     def _write(
@@ -167,3 +170,16 @@ class Checkpoints:
             keep=self._keep,
             name=name,
         )
+
+
+def _of_another_version(path: Path, name: str, error: Exception) -> str:
+    """What to say of a whole checkpoint that does not continue."""
+    meta = checkpoint.read_meta(path)
+    why = f"it lacks {error.args[0]!r}" if isinstance(error, KeyError) and error.args else str(error)
+    commit, now = str(meta.get("git_commit", "")), checkpoint.git_commit()
+    by = f"commit {commit[:12]}" if commit and commit != now else f"version {meta.get('version', 'unknown')}"
+    return (
+        f"{path / name}.pt does not continue in this version of robot_rl ({why}). The checkpoint is whole and was "
+        f"written by {by}: continue it with that code (git checkout, or pip install of it), or begin a new run. What "
+        f"was recorded stays readable, and its policy can still be tried: robot-rl eval path={path.parent.parent}"
+    )

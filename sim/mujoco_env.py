@@ -220,18 +220,21 @@ class MujocoVectorEnv(VectorEnv):
 
         Args:
             obs: an observation; where it has no whole "state", the environment's own state is used.
+
+        Raises:
+            ValueError: the world has none.
         """
         seen = self._feeling.columns is None and not self.o.teacher_state
         whole = obs is not None and "state" in obs and seen
         state = obs["state"] if obs is not None and whole else self._state_obs
-        return np.clip(np.asarray(self.world.expert(state), np.float32), -1.0, 1.0)
+        return np.clip(np.asarray(self._offers.ask_expert(state), np.float32), -1.0, 1.0)
 
     @property
     def parts(self) -> EnvParts:
         """Everything that the world has, and exact states."""
         offers = self._offers
         return EnvParts(
-            expert=self.expert,
+            expert=None if offers.expert is None else self.expert,
             mistaken=None if offers.mistaken is None else self._mistaken,
             instructions=None if offers.instructions is None else self._instructions,
             task_names=tuple(offers.task_names),

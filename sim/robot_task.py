@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from robot_rl.sim.port import WorldPort
-from robot_rl.sim.world import World
+from robot_rl.sim.world import World, parts_of
 
 if TYPE_CHECKING:
     from robot_rl.types import Array
@@ -26,7 +26,7 @@ class WorldTask(WorldPort):
 
     def expert(self, obs: Mapping[str, Array]) -> np.ndarray:
         """(1, A) action of the world's scripted controller for an observation with "state" (1, S)."""
-        return np.clip(np.asarray(self.world.expert(obs["state"]), np.float32), -1.0, 1.0)
+        return np.clip(np.asarray(parts_of(self.world).ask_expert(obs["state"]), np.float32), -1.0, 1.0)
 
 
 def world_task(

@@ -138,14 +138,15 @@ class TensorVectorEnv(VectorEnv):
         """
         state = self.episodes.state if obs is None else obs["state"]
         with self.episodes.terms():
-            action = self.world.expert(state)
+            action = self.episodes.offers.ask_expert(state)
         return action.float().clamp(-1.0, 1.0) if isinstance(action, Tensor) else np.clip(action, -1.0, 1.0)
 
     @property
     def parts(self) -> EnvParts:
         """Expert and tool of the world, exact states, and the device."""
-        tool = None if self.episodes.offers.tool is None else self._tool
-        return EnvParts(expert=self.expert, tool=tool, saves=True, device=self.device)
+        offers = self.episodes.offers
+        tool = None if offers.tool is None else self._tool
+        return EnvParts(expert=None if offers.expert is None else self.expert, tool=tool, saves=True, device=self.device)
 
     def _tool(self) -> dict[str, np.ndarray]:
         assert self.episodes.offers.tool is not None

@@ -194,10 +194,6 @@ class World(Protocol):
         """(N,) bool, the task is done now."""
         ...
 
-    def expert(self, state: Array) -> Array:
-        """A scripted controller: "state" observations (N, S) -> actions (N, A) in [-1, 1]; memoryless."""
-        ...
-
 
 @dataclass(frozen=True)
 class WorldGoals:
@@ -219,6 +215,8 @@ class WorldParts:
     """What a world may have beyond `World`, each an attribute or method of that name; None or empty where it has none.
 
     Attributes:
+        expert: a scripted controller, (state (N, S)) -> actions (N, A) in [-1, 1], memoryless: for demonstrations, for
+            `human=scripted` and as a check that the task can be done. A world without one is taught by a person.
         markers: name of a mocap body -> name of a (N, 3) variable of `task`, its position [m] in pictures (a goal that
             cameras should see). Only drawn: give its geoms contype="0" conaffinity="0" and put no sensor on it.
         task_names: names of several tasks in one scene, where `task["goal"]` (N,) counts them; evaluations then report
@@ -248,6 +246,7 @@ class WorldParts:
             [rad]: what pictures show and `proprio` hides, as labels for who trains an encoder, and to judge one by.
     """
 
+    expert: Callable[[Array], Array] | None = None
     markers: Mapping[str, str] = field(default_factory=dict)
     task_names: tuple[str, ...] = ()
     asked_tasks: tuple[int, ...] = ()
@@ -268,6 +267,16 @@ class WorldParts:
     privileged_names: Callable[[], tuple[str, ...]] | None = None
     privileged: Callable[[View], Array] | None = None
     landmarks: Callable[[View], dict[str, Array]] | None = None
+
+    def ask_expert(self, state: Array) -> Array:
+        """(N, A) actions of the scripted controller for states (N, S).
+
+        Raises:
+            ValueError: the world has none.
+        """
+        if self.expert is None:
+            raise ValueError("this world has no scripted controller (a method expert); docs/add_a_world.md says how")
+        return self.expert(state)
 
     def say_facts(self, view: View) -> dict[str, Array]:
         """Views of what a step's info says: "task", "achieved_goal" and "desired_goal", where there are any."""

@@ -52,6 +52,8 @@ def examine(
                 open_store(path).verify()
         except ValueError as problem:
             found.append(error("damaged", str(problem)))
+        fresh = {f.message for f in found if f.case != "conversion"}  # and is so still
+        found = [f for f in found if f.case != "conversion" or not any(f.message.startswith(said) for said in fresh)]
     return logs, found
 
 
@@ -131,17 +133,26 @@ def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
     Args:
         path: the log.
         out: folder of the store; the file's name with ".store" beside it when None. An existing one is opened as it is
-            if it came from this very file with these options, else replaced.
+            if it came from this very file with these options, else replaced. One that `convert` wrote may hold repairs:
+            it is opened if it came from this very file, and never replaced.
         options: of `robot_rl.data.read_options.ReadOptions`.
 
     Raises:
         FileNotFoundError: there is no such log.
-        ValueError: it cannot be read; with the remedy.
+        ValueError: it cannot be read, or a store is in the way that somebody wrote with `convert` from something else
+            or before the file changed; with the remedy.
     """
     path = Path(path)
     out = path.with_suffix(".store") if out is None else Path(out)
-    store = _earlier(out, path)
-    if store is not None and store.meta.get("options", {}) == options:
+    store = _earlier(out)
+    fresh = store is not None and _is_of(store, path)
+    if store is not None and is_converted(store) and not (fresh and not options):
+        raise ValueError(
+            f"beside {path} lies {out}, which robot-rl data convert wrote, and not from {path.name} as it is now; what "
+            f"{path.name} is read from would be {out}, and it is not replaced. Name the log that is meant: {out}, or "
+            f"{path} after that store was moved to another name"
+        )
+    if store is not None and fresh and store.meta.get("options", {}) == options:
         return store
     logs, done = actions.settle(formats.load(path, **options))
     return write_store(
@@ -158,14 +169,24 @@ def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
     )
 
 
-def _earlier(out: Path, path: Path) -> Store | None:
-    """The store `out` if it was made of this file, as far as size and time of change tell, and can be read."""
-    if not (out / META).is_file() or not path.is_file():
+def is_converted(store: Store) -> bool:
+    """Somebody wrote it with `convert`, which may have repaired what is in it."""
+    return "options" not in store.meta
+
+
+def _earlier(out: Path) -> Store | None:
+    """The store `out`, if there is one that can be read."""
+    if not (out / META).is_file():
         return None
     try:
-        store = open_store(out)
+        return open_store(out)
     except ValueError:  # of an earlier version, or damaged: it is made anew
         return None
+
+
+def _is_of(store: Store, path: Path) -> bool:
+    """It was made of this file alone, as far as size and time of change tell."""
+    if not path.is_file():
+        return False
     made, now = store.meta["sources"], path.stat()
-    same = len(made) == 1 and (made[0].get("bytes"), made[0].get("modified_ns")) == (now.st_size, now.st_mtime_ns)
-    return store if same else None
+    return len(made) == 1 and (made[0].get("bytes"), made[0].get("modified_ns")) == (now.st_size, now.st_mtime_ns)

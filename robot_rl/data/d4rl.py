@@ -120,7 +120,7 @@ def write(
         if episodes[0].obs[key].ndim != 2 or episodes[0].obs[key].dtype.kind != "f":
             raise ValueError(
                 f"observation '{key}' is {episodes[0].obs[key].dtype}{list(episodes[0].obs[key].shape[1:])}, but D4RL "
-                "files hold one vector; record images with `robot_rl.data.recorder`"
+                "files hold one vector; write it with to=lerobot, or as a store (out=<name>.store)"
             )
     states = [np.concatenate([episode.obs[key] for key in keys], 1) for episode in episodes]
     ends = np.zeros((2, sum(len(e) for e in episodes)), bool)

@@ -138,6 +138,7 @@ def load(path: str | os.PathLike[str], *, allow_nan: bool = False, **options: An
 
 
 def _recording(path: Path) -> Logs:
+    from robot_rl.data.hil_words import corrected, episode_key, read_corrections
     from robot_rl.data.recorder import Recording
 
     folder = path if path.is_dir() else path.parent
@@ -160,6 +161,11 @@ def _recording(path: Path) -> Logs:
             episodes.append(recording[i])
         except ValueError as problem:
             findings.append(error("damaged", str(problem), "copy the recording again", where=f"episode {i}"))
+    words = read_corrections(folder)
+    if words:
+        episodes = corrected(episodes, words)
+        said = f"what a person said after the end of {len({episode_key(line) for line in words})} episodes counts"
+        findings.append(note("corrected", said))
     episodes = _sample(episodes, findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{folder} has no complete episode")])

@@ -123,6 +123,8 @@ class Recorder:
             self._file = None
             with file, suppress(OSError):
                 os.ftruncate(file.fileno(), offset)
+                if not offset:  # who tries again until there is room leaves no empty files behind
+                    os.unlink(file.name)
             raise
         self.episodes += 1
         self.steps += len(episode)

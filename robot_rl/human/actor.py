@@ -204,7 +204,7 @@ class HilActor(HumanInTheLoop):
                 said = why
             self.hear(self.pilot.idle(self.here()))
             self.pilot.hold()  # a go that comes now is too early
-            self.pilot.show(self._telemetry(False, None, why), self.frame)
+            self.pilot.show({**self._telemetry(False, None, why), "busy": True}, self.frame)
             time.sleep(min(self._period, 0.05))
         return self.version > 0
 
@@ -238,7 +238,7 @@ class HilActor(HumanInTheLoop):
                 said = True
             if self.stepper.obs:
                 self.hear(self.pilot.idle(self.here()))  # the robot is watched
-            self.pilot.show(self._telemetry(demo, None, why), self.frame)
+            self.pilot.show({**self._telemetry(demo, None, why), "busy": True}, self.frame)
             time.sleep(0.05)
         if not super()._ready(demo):
             return False
@@ -299,8 +299,10 @@ class HilActor(HumanInTheLoop):
         self.outbox.done(number, episode)
         return episode
 
-    def restore_memory(self) -> None:
-        """Nothing: the memory is the learner's."""
+    @property
+    def updates(self) -> int:
+        """Of the learner, as many as the weights that drive have had; version n + 1 is the policy after n."""
+        return max(self.version - 1, 0)
 
     @property
     def problem(self) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from robot_rl.data.hil_episode import EpisodeRules, relabel, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, RewardSource
-from robot_rl.human.log import HilLog, episode_key, read_corrections
+from robot_rl.data.hil_words import episode_key, read_corrections
+from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
-from robot_rl.human.stats import EpisodeFacts
-from robot_rl.types import Episode
+from robot_rl.human.stats import EpisodeFacts, HilStats
 
 WORDS = {"success": True, "failure": False, "undo": None}
 
@@ -26,6 +27,7 @@ class Told:
         rows: (n,) of the memory, in order; empty where nothing was kept.
         final: of them the row of its last valid step, -1 where that was not kept.
         keyed: a key ended it.
+        useful: it is a demonstration, and counts as one.
         label: what a person said last, "success", "failure" or "".
     """
 
@@ -35,6 +37,7 @@ class Told:
     rows: list[int]
     final: int
     keyed: bool
+    useful: bool
     label: str = ""
 
 
@@ -45,21 +48,32 @@ class Labels:
         log: of the run.
         memory: of it; None where the learner is elsewhere: it hears of the log's words over the link.
         rules: rewards and ends.
+        promote: successes without help join the demonstrations, as long as they count as successes.
         most: episodes that can still be found.
     """
 
-    def __init__(self, log: HilLog, memory: HilMemory | None, rules: EpisodeRules, most: int = 200) -> None:
-        self._log, self._memory, self._rules, self._most = log, memory, rules, most
+    def __init__(
+        self, log: HilLog, memory: HilMemory | None, rules: EpisodeRules, *, promote: bool = False, most: int = 200
+    ) -> None:
+        self._log, self._memory, self._rules, self._promotes, self._most = log, memory, rules, promote, most
         self._told: dict[int, Told] = {}
         self.said = ""
         """The last word, as it was understood: "success, episode 12"."""
 
     def add(
-        self, number: int, steps: Sequence[ControlStep], facts: EpisodeFacts, demo: bool, rows: list[int], final: int
+        self,
+        number: int,
+        steps: Sequence[ControlStep],
+        facts: EpisodeFacts,
+        *,
+        demo: bool,
+        useful: bool,
+        rows: list[int],
+        final: int,
     ) -> Told:
         """Episode `number` is over and on the disk; see `Told` for the rest."""
         keyed = any(step.reward_source == RewardSource.HUMAN_KEY for step in steps)
-        self._told[number] = told = Told(number, facts, demo, rows, final, keyed)
+        self._told[number] = told = Told(number, facts, demo, rows, final, keyed, useful)
         if keyed:
             told.label = "success" if facts.success else "failure"
             self.said = f"{told.label}, episode {number}"
@@ -84,9 +98,16 @@ class Labels:
         told.facts.success = recorded if success is None else success
         self._log.correct(told.number, told.facts.success, undone=success is None)
         self.said = f"{kind if success is not None else 'label taken back'}, episode {told.number}"
-        if self._memory is None:
+        steps = to_steps(episode)
+        final = last_word(steps, self._rules, success)
+        if final is None:
             return 0
-        return self._amend(self._memory, told, episode, success)
+        told.facts.returned = returned(steps)
+        useful = told.demo and told.facts.success
+        made, told.useful = int(useful) - int(told.useful), useful
+        if self._memory is not None:
+            self._amend(self._memory, told, steps, final)
+        return made
 
     def list(self, most: int = 12) -> list[dict[str, object]]:
         """The newest episodes, newest first, in plain values."""
@@ -103,15 +124,13 @@ class Labels:
             for _, told in sorted(self._told.items(), reverse=True)[:most]
         ]
 
-    def restore(self, promote: bool) -> None:
+    def restore(self) -> int:
         """Fill the memory from the log: the log is the buffer, and the last word about an episode counts.
 
-        Args:
-            promote: successes without help join the demonstrations.
+        Returns:
+            Demonstrations that count.
         """
-        if self._memory is None:
-            return
-        last = {episode_key(line): line for line in read_corrections(self._log.path)}
+        made, last = 0, {episode_key(line): line for line in read_corrections(self._log.path)}
         for episode in self._log.episodes():
             key, facts = episode_key(episode.meta), episode.meta
             shown = bool(facts.get("shown", facts.get("demo")))
@@ -125,35 +144,78 @@ class Labels:
                 label = "" if line.get("undone") else "success" if success else "failure"
                 if label or keyed:
                     relabel(steps, self._rules, success if label else None)
-            human = sum(step.human for step in steps)
-            useful = not shown or (bool(facts.get("demo")) if line is None else success)
-            rows, final = store(self._memory, steps, demo=shown) if useful else ([], -1)
-            if promote and success and not human and not shown:
-                self._memory.promote(rows)
+            human, reason = sum(step.human for step in steps), EndReason(facts["end_reason"])
+            useful = shown and (bool(facts.get("demo")) if line is None else success)
+            made += useful
+            rows, final = [], -1
+            if self._memory is not None and (useful or not shown):
+                rows, final = store(self._memory, steps, demo=shown)
+            seen = EpisodeFacts(success=success, end_reason=reason.name.lower(), steps=len(steps), human_steps=human)
+            seen.autonomous, seen.number = unaided(human, reason), key.episode_id
+            seen.returned = returned(steps)
+            seen.spans = sum(step.intv_start for step in steps)
+            told = Told(key.episode_id, seen, shown, rows, final, False, useful)
+            if self._memory is not None and success:
+                self._promote(self._memory, told)
             if (key.run_id, key.actor_id) == (self._log.run_id, self._log.actor_id):
-                end = EndReason(facts["end_reason"]).name.lower()
-                seen = EpisodeFacts(success=success, end_reason=end, steps=len(steps), human_steps=human)
-                told = self.add(key.episode_id, to_steps(episode), seen, shown, rows, final)
+                told = self.add(
+                    key.episode_id, to_steps(episode), seen, demo=shown, useful=useful, rows=rows, final=final
+                )
                 told.label = told.label if line is None else label
         self.said = ""
+        return made
 
-    def _amend(self, memory: HilMemory, told: Told, episode: Episode, success: bool | None) -> int:
+    def recount(self, stats: HilStats, lines: Sequence[Mapping[str, Any]]) -> int:
+        """After `restore`: rolling numbers of a checkpoint hear what was said since, and count what was driven since.
+
+        Args:
+            stats: of the checkpoint.
+            lines: of the manifest, episodes that came after it.
+
+        Returns:
+            Own steps in these lines.
+        """
+        for facts in stats.last:
+            told = self._told.get(facts.number)
+            if told is not None:
+                facts.success, facts.returned = told.facts.success, told.facts.returned
+                told.facts = facts
+        steps = 0
+        for line in lines:
+            told = self._told.get(int(line["episode_id"]))
+            if told is not None and told.demo:
+                stats.add_demo(told.facts.human_steps)
+                continue
+            steps += 0 if line["demo"] else int(line["steps"])
+            if told is not None:
+                stats.add(told.facts)
+        return steps
+
+    def _amend(self, memory: HilMemory, told: Told, steps: Sequence[ControlStep], final: ControlStep) -> None:
         """The memory hears it, too."""
-        steps = to_steps(episode)
-        final = last_word(steps, self._rules, success)
-        if final is None:
-            return 0
         if not told.demo:
             memory.amend(told.final, final)
-            return 0
-        if told.facts.success and not told.rows:
+            self._promote(memory, told)
+        elif told.useful and not told.rows:
             told.rows, told.final = store(memory, steps, demo=True)
-            return 1
-        if not told.facts.success and told.rows:
+        elif not told.useful and told.rows:
             memory.forget(told.rows)
             told.rows, told.final = [], -1
-            return -1
-        return 0
+
+    def _promote(self, memory: HilMemory, told: Told) -> None:
+        """Whether an episode without help is among the demonstrations follows what is said about it."""
+        if self._promotes and not told.demo and told.facts.autonomous:
+            (memory.promote if told.facts.success else memory.demote)(told.rows)
+
+
+def returned(steps: Sequence[ControlStep]) -> float:
+    """Task reward of the steps that count, undiscounted."""
+    return sum(step.reward_task for step in steps if step.valid)
+
+
+def unaided(human_steps: int, reason: EndReason) -> bool:
+    """The policy drove an episode alone, to its end."""
+    return human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
 
 
 def last_word(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | None) -> ControlStep | None:

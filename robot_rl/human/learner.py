@@ -76,12 +76,14 @@ class Kept:
         final: of them the row of its last valid step, or -1.
         shown: it was a demonstration, or thrown away.
         useful: it counts as a demonstration now.
+        alone: nobody helped.
     """
 
     rows: list[int]
     final: int
     shown: bool
     useful: bool
+    alone: bool = True
 
 
 PUBLISH_EVERY = 20
@@ -125,7 +127,7 @@ class HilLearner:
         self.trouble = ""
         self._stop = False
         self._rules = rules
-        self._open: dict[int, tuple[int, Kept, bool]] = {}  # actor -> its episode, where it lies, nobody helped
+        self._open: dict[int, tuple[int, Kept]] = {}  # actor -> its episode, where it lies
         self._whole: dict[tuple[int, int], Kept] = {}  # (actor, episode) -> the same, once all of it is here
         self._heard: dict[tuple[int, int], Word] = {}
         for received in inbox.restored():
@@ -244,10 +246,10 @@ class HilLearner:
     def _learn_of(self, received: Received) -> None:
         """Into the memory, and into the count of updates that are due."""
         head = received.head
-        number, kept, alone = self._open.get(head.actor, (-1, Kept([], -1, False, False), True))
+        number, kept = self._open.get(head.actor, (-1, Kept([], -1, False, False)))
         if number != head.episode:
-            kept, alone = Kept([], -1, head.demo or head.discarded, head.demo), True
-        self._open[head.actor] = head.episode, kept, alone
+            kept = Kept([], -1, head.demo or head.discarded, head.demo)
+        self._open[head.actor] = head.episode, kept
         if head.final:
             self._whole[head.actor, head.episode] = kept
         if head.discarded:  # known with the last piece; what came before it is forgotten
@@ -265,9 +267,8 @@ class HilLearner:
             if len(self.memory.views["online"]) >= self._starts:
                 self.improver.earn()
             self.improver.poisoned |= step.invalid_reason == Invalid.NONFINITE
-        alone = alone and not any(step.human for step in received.steps)
-        self._open[head.actor] = head.episode, kept, alone
-        if self._promote and head.final and head.success and alone:
+        kept.alone = kept.alone and not any(step.human for step in received.steps)
+        if self._promote and head.final and head.success and kept.alone:
             self.memory.promote(kept.rows)
 
     def _hear(self) -> None:
@@ -286,6 +287,8 @@ class HilLearner:
             return
         if not kept.shown:
             self.memory.amend(kept.final, final)
+            if self._promote and kept.alone:
+                (self.memory.promote if success else self.memory.demote)(kept.rows)
         elif success and not kept.useful:
             kept.rows, kept.final = store(self.memory, steps, demo=True)
             kept.useful = True

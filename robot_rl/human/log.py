@@ -7,6 +7,7 @@ folder closes the episode that was under way as truncated and gives new episodes
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,10 +22,13 @@ import numpy as np
 from robot_rl.atomic import append_line, write_bytes
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, Key
+from robot_rl.data.hil_words import CORRECTIONS, episode_key, read_corrections, read_lines
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.types import Episode, IOSpec
 
-MANIFEST, CORRECTIONS = "manifest.jsonl", "corrections.jsonl"
+MANIFEST = "manifest.jsonl"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of a disk that may have room again."""
 
 
 class HilLog:
@@ -64,6 +68,8 @@ class HilLog:
         """Episodes that a killed process had left open; they are closed and stored now."""
         self.words: dict[int, tuple[bool, bool]] = {}
         """Episode of this actor -> (success, taken back): what a person said about it last, after its end."""
+        self.unwritten: list[dict[str, object]] = []
+        """Words for which a full disk has no room yet; they count, and are lost only if the process ends before."""
         for line in read_corrections(self.path):
             key = episode_key(line)
             if (key.run_id, key.actor_id) == (run_id, actor_id):
@@ -156,11 +162,27 @@ class HilLog:
         """
         key = Key(self.run_id, self.actor_id, number)
         line = {"run_id": key.run_id, "actor_id": key.actor_id, "episode_id": number, "success": success}
-        append_line(self.path / CORRECTIONS, line | ({"undone": True} if undone else {}))
+        self.unwritten.append({**line, **({"undone": True} if undone else {})})
         self.words[number] = success, undone
+        self.write_words()
+
+    def write_words(self) -> None:
+        """Write what a person said; a full disk keeps it in `unwritten`, and it is tried again at the next call.
+
+        Raises:
+            OSError: the file cannot be written, for another reason.
+        """
+        try:
+            while self.unwritten:
+                append_line(self.path / CORRECTIONS, self.unwritten[0])
+                del self.unwritten[0]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
     def close(self) -> None:
         """Close the files; an episode under way stays in the journal."""
+        self.write_words()
         self._recorder.close()
         if self._journal is not None:
             self._journal.close()
@@ -248,34 +270,9 @@ class HilLog:
         return found
 
 
-def episode_key(facts: dict[str, Any]) -> Key:
-    """Key of an episode from its `meta` or its line in the manifest."""
-    return Key(int(facts["run_id"]), int(facts["actor_id"]), int(facts["episode_id"]))
-
-
-def read_corrections(path: Path) -> list[dict[str, object]]:
-    """What a person said about episodes after their end, in order; the last word counts."""
-    return read_lines(path / CORRECTIONS)
-
-
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """Lines of a folder's manifest; one that was cut off by a kill is left out."""
     return read_lines(path / MANIFEST)
-
-
-def read_lines(path: Path) -> list[dict[str, object]]:
-    """Objects of a file with one in every line; what a kill has cut off is left out, and there may be no file."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    lines = []
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return lines
 
 
 def _line(episode: Episode, segment: str) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +11,8 @@ import numpy as np
 from robot_rl.arbiter import Press
 from robot_rl.data.hil_episode import EpisodeDraft
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
-from robot_rl.human.labels import WORDS
+from robot_rl.human.labels import WORDS, returned, unaided
+from robot_rl.human.log import FULL
 from robot_rl.human.pilot import Driven
 from robot_rl.human.screen import telemetry, views
 from robot_rl.human.session import Session
@@ -25,7 +25,6 @@ from robot_rl.types import Episode, Metrics, Obs, Step
 Hook = Callable[[int, Metrics], bool]
 LEARNING_S = 10.0
 """How long a learner whose updates do not fit between two ticks may work between two episodes [s]."""
-_BACKOFF = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class HumanInTheLoop(Session):
@@ -315,7 +314,7 @@ class HumanInTheLoop(Session):
         try:
             self.log.journal(step)
         except OSError as error:
-            if error.errno not in _BACKOFF:
+            if error.errno not in FULL:
                 raise
             self._full = True
             self._trouble = f"the journal cannot be written ({error}); free some space. The episode is kept in memory"
@@ -326,8 +325,8 @@ class HumanInTheLoop(Session):
         reason = draft.end_reason
         facts.success = reason == EndReason.SUCCESS
         facts.end_reason = reason.name.lower()
-        facts.autonomous = facts.human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
-        facts.returned = sum(step.reward_task for step in draft.steps if step.valid)
+        facts.autonomous = unaided(facts.human_steps, reason)
+        facts.returned = returned(draft.steps)
         facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
         useful = demo and facts.success and not discard
         if useful and self.elicitor is not None:
@@ -342,9 +341,10 @@ class HumanInTheLoop(Session):
             self.memory.forget(range(first_row, self.memory.count))
         number, rows = self.log.next_episode, list(range(first_row, self.memory.count))
         shown = demo and not discard
+        facts.number = number if len(draft) else -1
         self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful), "shown": shown})
         if len(draft) and not discard:
-            self.labels.add(number, draft.steps, facts, demo, rows, self._final)
+            self.labels.add(number, draft.steps, facts, demo=demo, useful=useful, rows=rows, final=self._final)
         late, self._late = self._late, []
         self.hear(late)
         if useful:
@@ -405,12 +405,13 @@ class HumanInTheLoop(Session):
                 self._full = False
                 return episode
             except OSError as error:
-                if error.errno not in _BACKOFF or self._stop or not self.pilot.realtime:
+                if error.errno not in FULL or self._stop or not self.pilot.realtime:
                     raise
                 self._full = True
                 self._trouble = f"the episode cannot be written ({error}); the robot holds until there is room"
+                self.pilot.hold()  # nobody is surprised by a robot that moves because there is room again
                 self._late += self.pilot.idle(self.here())
-                self.pilot.show(self._telemetry(False, None, self._trouble), self.frame)
+                self.pilot.show({**self._telemetry(False, None, self._trouble), "busy": True}, self.frame)
                 self.pilot.wait()
 
     @property

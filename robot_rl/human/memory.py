@@ -126,6 +126,10 @@ class HilMemory:
         """Let the demo view see these rows too, e.g. those of a success without help."""
         self.views["demo"].add([row for row in rows if row >= self.oldest])
 
+    def demote(self, rows: Sequence[int]) -> None:
+        """The demo view sees them no more: it was no success after all."""
+        self.views["demo"].remove(rows)
+
     def joined(self, rows: np.ndarray) -> np.ndarray:
         """(B,) bool: the next of these rows (B,) begins with the very observation that this one ends with."""
         slots = self._ring.slots[rows % self.capacity]

@@ -20,8 +20,9 @@ import numpy as np
 from robot_rl.atomic import append_line, write_json
 from robot_rl.data.hil_episode import to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Key
+from robot_rl.data.hil_words import read_lines
 from robot_rl.data.recorder import Recorder, Recording, pack, unpack
-from robot_rl.human.log import HilLog, read_lines
+from robot_rl.human.log import HilLog
 from robot_rl.types import Episode, IOSpec
 
 Place = tuple[int, int]

@@ -30,6 +30,7 @@ def telemetry(session: Session, demo: bool, driven: Driven | None, problem: str 
         "driver": session.pilot.driver if driven is None else driven.driver,
         "level": 2 if driven is None else driven.level,
         "reasons": [] if driven is None else list(driven.reasons),
+        "busy": False,  # a go would do nothing now
         "problem": problem or session.problem or ("" if driven is None else driven.warning),
         "steps": session.env_steps,
         "updates": session.updates,

@@ -166,7 +166,8 @@ class Session:
         self.grippers = Grippers(env.io, options.grip_penalty)
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
         self._final = -1  # row of the last valid one of them, -1 where that was not kept
-        self.labels = Labels(self.log, self.memory if isinstance(self.memory, HilMemory) else None, self.rules)
+        memory = self.memory if isinstance(self.memory, HilMemory) else None
+        self.labels = Labels(self.log, memory, self.rules, promote=options.promote_success)
         self.episode_began_ns: int | None = None
         self.probability = math.nan
         """Of success, as the classifier sees it; nan where there is none."""
@@ -185,7 +186,9 @@ class Session:
     @property
     def problem(self) -> str:
         """What a person should know, or ""."""
-        return self._trouble or self.watch.problem or self.grippers.problem or self.improver.problem
+        words = len(self.log.unwritten)
+        kept = f"{words} words about episodes wait for room on the disk; free some space" if words else ""
+        return self._trouble or kept or self.watch.problem or self.grippers.problem or self.improver.problem
 
     def here(self) -> Obs:
         """What the robot sees now, without a batch axis."""
@@ -197,15 +200,21 @@ class Session:
 
     def hear(self, presses: Sequence[Press]) -> None:
         """Labels of episodes that are over, and that the scene is put back."""
+        if self.log.unwritten:
+            self.log.write_words()
         for press in presses:
             if press.kind == "scene":
                 self.scene.say()
             if press.kind in WORDS:
                 self.demos += self.labels.apply(press.kind, press.episode)
 
-    def restore_memory(self) -> None:
-        """Fill the memory from the log, with what was said about the episodes since."""
-        self.labels.restore(self.options.promote_success)
+    def restore_memory(self) -> int:
+        """Fill the memory from the log, with what was said about the episodes since.
+
+        Returns:
+            Demonstrations that count now, whatever a checkpoint says that is older.
+        """
+        return self.labels.restore()
 
     def state_dict(self) -> StateDict:
         """All that continuation needs besides learner, sampler and log; between episodes."""
@@ -247,7 +256,7 @@ class Session:
         if self.recovery is not None and state.get("recovery"):
             self.recovery.load_state_dict(state["recovery"])
         later = self.log.manifest[int(state["episodes"]) :]
-        self.env_steps += sum(line["steps"] for line in later if not line["demo"])
+        self.env_steps += self.labels.recount(self.stats, later)
         if state["stepper"] is not None:
             self.stepper.reset(seed=self.seed)
             self.stepper.load_state_dict(state["stepper"])

@@ -16,6 +16,8 @@ from robot_rl.types import Metrics, StateDict
 if TYPE_CHECKING:
     from robot_rl.human.pilot import Driven
 
+TICKS = 1000
+"""Newest ticks of which the 99th percentile is told: an episode alone has too few for one."""
 LATE_MS = 5.0
 """How late a tick may be for unattended operation: a real robot's ticks last a period, not less."""
 
@@ -39,9 +41,10 @@ class EpisodeFacts:
         held: steps in which nobody drove.
         policy_lag_ms: age of the parameters, mean.
         grip_switches: changes of the gripper command.
-        tick_ms: compute time of every tick.
+        tick_ms: how long every tick lasted; with a person at the seat that is a period at least, else what it computed.
         gaps: disagreement at the first step of every intervention.
         link: further numbers, of the link to a learner elsewhere.
+        number: of the episode in the log, -1 where it is not there.
     """
 
     success: bool = False
@@ -61,6 +64,7 @@ class EpisodeFacts:
     tick_ms: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     link: Metrics = field(default_factory=dict)
+    number: int = -1
 
     def count(self, step: ControlStep, driven: Driven) -> None:
         """Add a step, and what the pilot said about it."""
@@ -120,7 +124,13 @@ class HilStats:
         self.human_steps = 0
         """Steps that the person drove as interventions."""
         self.steps = 0
+        self._ticks: deque[float] = deque(maxlen=TICKS)
         self.reasons: dict[str, int] = {}
+
+    @property
+    def last(self) -> list[EpisodeFacts]:
+        """The episodes that are looked back at."""
+        return list(self._last)
 
     @property
     def human_seconds(self) -> float:
@@ -130,10 +140,16 @@ class HilStats:
     def add(self, facts: EpisodeFacts) -> None:
         """Count an episode that is no demonstration."""
         self._last.append(facts)
+        self._ticks.extend(facts.tick_ms)
         self.episodes += 1
         self.human_steps += facts.human_steps
         self.steps += facts.steps
         self.reasons[facts.end_reason] = self.reasons.get(facts.end_reason, 0) + 1
+
+    @property
+    def tick_p99(self) -> float:
+        """How long ticks lasted, 99th percentile of the newest ones of this process [ms]; 0 before the first."""
+        return float(np.percentile(self._ticks, 99)) if self._ticks else 0.0
 
     def add_demo(self, steps: int) -> None:
         """Count a demonstration."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from robot_rl.data.hil_episode import to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource
-from robot_rl.human.log import episode_key
+from robot_rl.data.hil_words import episode_key
 from robot_rl.stats import upper_bound
 from robot_rl.types import Episode, Obs
 

@@ -33,7 +33,7 @@ def meanwhile(session: Session, phase: str, work: Callable[[], T], *, hold: bool
             session.hear(pilot.idle(session.here()))
             if hold:
                 pilot.hold()
-            pilot.show({**telemetry(session, False, None), "phase": phase}, session.frame)
+            pilot.show({**telemetry(session, False, None), "phase": phase, "busy": hold}, session.frame)
             pilot.wait()
         return done.result()
 

@@ -16,9 +16,9 @@ from typing_extensions import Self
 from robot_rl import build, checkpoint
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import CheckpointError
+from robot_rl.data.hil_words import episode_key, read_corrections
 from robot_rl.data.recorder import Recording
 from robot_rl.human.judge import Judge
-from robot_rl.human.log import episode_key, read_corrections
 from robot_rl.human.success_labels import LabelledFrames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts

@@ -63,6 +63,12 @@ def hil(cfg: DictConfig) -> None:
         cfg.compatibility = composed.compatibility
     if cfg.get("rewarder") is not None and cfg.task_reward != "env":
         raise Refused(f"rewarder= pays through the environment, and task_reward is '{cfg.task_reward}'; set it to env")
+    if cfg.task_reward == "labels" and cfg.human.name == "scripted" and cfg.role != "learner":
+        raise Refused(
+            "task_reward=labels pays what a person says with a key, and a scripted person (human=scripted, the "
+            "default) says nothing: nothing would ever succeed. Take human=browser, keyboard, gamepad or ros, or leave "
+            "task_reward out where the world knows its success"
+        )
     threads(cfg)
     settings = settings_of(HilSettings, cfg)
     start = start_of(cfg, folder)

@@ -207,7 +207,6 @@ class HilJob:
         self.memory: HilMemory | None = None
         self.sampler: Mix | NewSteps | None = None
         self._trial_parts = None
-        self._tick_p99 = 0.0
         self._ending = False  # the block at the end is due: its starts are its own
         self._chosen: dict[str, Any] = {}
         claim = start.claim()
@@ -324,7 +323,6 @@ class HilJob:
             loop.run(s.total_steps, self._tick)
 
     def _tick(self, step: int, metrics: Metrics) -> bool:
-        self._tick_p99 = max(0.9 * self._tick_p99, metrics.get("hil/tick_ms_p99", 0.0))
         return self._run.tick(step, metrics)
 
     def evaluate(self, episodes: int) -> Trials:
@@ -398,20 +396,20 @@ class HilJob:
 
     def _restore(self) -> None:
         """The newest checkpoint that can be read; what was driven since then comes from the log."""
-        self.loop.restore_memory()
+        demos = self.loop.restore_memory()
         if checkpoint.complete(self.folder / "checkpoints"):
             self._run.restore()
         else:  # killed before the first checkpoint
-            self.loop.demos = sum(line["demo"] for line in self.log.manifest)
-            self.loop.env_steps = sum(line["steps"] for line in self.log.manifest if not line["demo"])
+            self.loop.env_steps = self.loop.labels.recount(self.loop.stats, self.log.manifest)
             self._run.step = self.loop.env_steps
+        self.loop.demos = demos
 
     def _summary(self) -> dict[str, Any]:
         """What the evaluation block is set against."""
         loop, block = self.loop, self._run.result
         assert isinstance(block, Trials)
         stats = loop.stats
-        against = block.gate(self.settings.gate, self._tick_p99, 1e3 / self.env.io.control_hz)
+        against = block.gate(self.settings.gate, stats.tick_p99, 1e3 / self.env.io.control_hz)
         return {
             "human_seconds": stats.human_seconds,
             "demonstrations": loop.demos,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +22,7 @@ from robot_rl.data.bounds import (
     read_stated,
     scale_between,
 )
-from robot_rl.data.convert import convert_once
+from robot_rl.data.convert import convert_once, is_converted
 from robot_rl.data.features import Reader, cache_path, features, moments
 from robot_rl.data.findings import BadData
 from robot_rl.data.log_dataset import LogDataset, LogView
@@ -101,6 +103,11 @@ def apply_meaning(store: Store, *, action: str | None = None, low: object = None
     return store.scaled(scale, io, bounds.said)
 
 
+@cache
+def _say_once(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
 def open_log(path: str | Path) -> Store:
     """Open a store, or convert another format once: the store lies beside the source, with ".store" for its suffix.
 
@@ -116,7 +123,13 @@ def open_log(path: str | Path) -> Store:
         return open_store(path)
     out = path.with_suffix(".store") if path.is_file() else path.with_name(path.name + ".store")
     try:
-        return convert_once(path, out)
+        store = convert_once(path, out)
+        if is_converted(store):
+            _say_once(
+                f"{path}: read from {out}, which robot-rl data convert made of it"
+                + "".join(f"; {line}" for line in store.report[:4])
+            )
+        return store
     except PermissionError:
         mark = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
         return convert_once(path, Path("runs/stores") / f"{path.stem}-{mark}.store")

@@ -28,6 +28,11 @@ def put_pictures(cfg: DictConfig) -> None:
         if cfg.get("critic_state"):
             _put_critic_state(cfg)
         return
+    if not cfg.cameras:
+        raise Refused(
+            "cameras=[] names no camera, and goals and objects would be hidden with nothing in their place; name some "
+            "(cameras=[front,side]), or leave cameras out to learn from states"
+        )
     engine = None if cfg.get("env") is None else cfg.env.get("engine")
     if engine != "mujoco":
         raise Refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 import traceback
@@ -117,6 +118,12 @@ def message_of(error: BaseException) -> str:
     while error.__cause__ is not None and type(error).__name__ == "InstantiationException":
         error = error.__cause__
     text = str(error).strip()
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({error.filename})" if error.filename is not None else ""
+        return (
+            f"the disk is full{where}: free some space. What was written before is whole, and an interrupted run goes "
+            "on with resume=<its folder>"
+        )
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
     if isinstance(error, OSError) and error.errno is None and text:

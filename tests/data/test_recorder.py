@@ -129,6 +129,10 @@ def test_recorder_full_disk_keeps_what_was_recorded(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="No space"):
         recorder.append(episode(1))
     assert Recording(tmp_path).torn == []
+    calls[:] = [1, 1, 1]
+    with pytest.raises(OSError, match="No space"):  # in a file of its own, which nothing is left of
+        recorder.append(episode(1))
+    assert len(list(tmp_path.glob("segment-*"))) == 1
     recorder.append(episode(2))
     assert [item.meta["number"] for item in Recording(tmp_path)] == [0, 2]
     assert recorder.episodes == 2

@@ -173,6 +173,13 @@ def test_infinite_rewards_and_masks_do_not_touch_the_source(tmp_path: Path) -> N
     assert open_store(tmp_path / "s.store").meta["sources"][0]["name"] == "x.hdf5"
 
 
+def test_what_a_conversion_found_is_not_said_twice_of_its_store(tmp_path: Path) -> None:
+    values = rows(20, timeouts=(9,))
+    values["observations"][:, 1] = 3.0
+    convert(hdf5(tmp_path / "x.hdf5", values), tmp_path / "y.store")
+    assert len([f for f in validate(tmp_path / "y.store") if "never change" in f.message]) == 1
+
+
 def test_store_of_a_file_with_findings_is_made_once(tmp_path: Path) -> None:
     path = hdf5(tmp_path / "x.hdf5", rows(10, timeouts=(3,)))
     store = convert_once(path)

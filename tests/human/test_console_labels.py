@@ -6,10 +6,12 @@ import time
 import pytest
 
 from robot_rl.data.hil_episode import EpisodeRules
+from robot_rl.data.hil_words import read_corrections
 from robot_rl.human.labels import Labels
-from robot_rl.human.log import HilLog, read_corrections
+from robot_rl.human.log import HilLog
 from robot_rl.human.memory import HilMemory
 from tests.human.console_stage import Page, Session, chromium
+from tests.human.line_world import LineEnv
 
 pytestmark = pytest.mark.live
 
@@ -95,14 +97,13 @@ def test_labels_in_every_state_are_shown_kept_and_taken_back(tmp_path):
         (0, True),
     ]
     again = HilMemory(session.env.io, 5000)
-    Labels(HilLog(tmp_path / "log", session.env.io), again, EpisodeRules()).restore(promote=False)
+    Labels(HilLog(tmp_path / "log", session.env.io), again, EpisodeRules()).restore()
     assert last_row(again, back=1) == last_row(again, back=2) == (1.0, True, 0.0)
 
 
 def demonstrated(tmp_path):
     """A loop whose person failed one demonstration and then succeeded in one."""
     from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
-    from tests.human.line_world import LineEnv
     from tests.human.test_loop import build
 
     env = LineEnv(steps=30)
@@ -135,8 +136,18 @@ def test_words_about_demonstrations_hold_after_a_restart(tmp_path):
     loop.labels.apply("success", 0)
     loop.labels.apply("failure", 1)
     again = HilMemory(loop.env.io, 5000)
-    Labels(HilLog(tmp_path, loop.env.io), again, EpisodeRules(gamma=0.9)).restore(promote=False)
+    assert Labels(HilLog(tmp_path, loop.env.io), again, EpisodeRules(gamma=0.9)).restore() == 1
     batch = again.take(again.views["demo"].rows())
     assert len(batch.reward) == 1
     assert float(batch.reward[0]) == pytest.approx(1.0)
     assert bool(batch.terminated[0])
+
+
+def test_an_actor_counts_demonstrations_as_its_learner_does(tmp_path):
+    """It has no memory: one that was called a failure was not asked for again, and the learner waited for it."""
+    demonstrated(tmp_path)
+    labels = Labels(HilLog(tmp_path, LineEnv().io), None, EpisodeRules(gamma=0.9))
+    assert labels.restore() == 1
+    assert [labels.apply(word, 1) for word in ("failure", "failure", "success")] == [-1, 0, 1]
+    assert labels.apply("success", 0) == 1
+    assert Labels(HilLog(tmp_path, LineEnv().io), None, EpisodeRules(gamma=0.9)).restore() == 2

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from robot_rl.human.console.server import ConsoleServer, ServeOptions
 from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
 from robot_rl.human.options import SessionOptions
 from robot_rl.run import RunStart
@@ -267,3 +268,22 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
         it.thread.join(20.0)
         if learner is not None:
             learner.close()
+
+
+def test_a_page_of_an_earlier_session_is_told_to_open_the_new_address(tmp_path):
+    """Its socket was refused for good and it said "connection lost, trying again"."""
+    session = Session(tmp_path / "log", deadman_ms=PATIENT_MS)
+    port = session.human.server.port
+    with chromium(tmp_path / "profile") as browser:
+        page = Page(browser, session)
+        session.close()
+        later = ConsoleServer(lambda _: None, lambda: None, ServeOptions(port=port, token="new"))
+        try:
+            end = time.monotonic() + 15.0
+            while "another session" not in page.text("notice"):
+                assert time.monotonic() < end, page.text("notice")
+                time.sleep(0.05)
+            page.click("success")
+            assert page.text("driver") in ("ENDED", "OFFLINE")
+        finally:
+            later.close()

@@ -189,6 +189,12 @@ def test_unaided_successes_are_promoted_across_pieces(tmp_path):
     demo = loop.memory.views["demo"].rows().tolist()
     assert demo[:10] == list(range(10))  # all of the first, whose pieces had 7 and 3 steps
     assert demo[10:] == [13, 14]  # of the second the person's steps alone
+    loop.link.said = {0: (False, False), 1: (True, False)}  # the first was none after all
+    loop.receive()
+    assert loop.memory.views["demo"].rows().tolist() == [13, 14]
+    loop.link.said = {0: (True, False), 1: (True, False)}
+    loop.receive()
+    assert loop.memory.views["demo"].rows().tolist() == demo
 
 
 def test_damaged_piece_is_refused_and_the_rest_goes_on(tmp_path):

@@ -15,8 +15,9 @@ from robot_rl.data import d4rl, formats
 from robot_rl.data.convert import convert
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules, to_steps, valid_pieces
 from robot_rl.data.hil_record import EndReason, Invalid
+from robot_rl.data.hil_words import episode_key
 from robot_rl.data.read_options import ReadOptions
-from robot_rl.human.log import MANIFEST, HilLog, episode_key, read_manifest
+from robot_rl.human.log import MANIFEST, HilLog, read_manifest
 from tests.human import traces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +167,31 @@ def test_convert_keeps_ends_and_interventions_and_leaves_out_what_nobody_may_lea
     assert first.intervened.tolist() == [False, False, True, True, False]
     assert second.obs["state"][:, 0].tolist() == [30.0, 31.0, 32.0]  # the true successor, not the next row
     assert third.obs["state"][:, 0].tolist() == [33.0, 34.0]
+
+
+def test_convert_counts_the_last_word_about_an_episode(tmp_path):
+    """Labelled anew, taken back, and a demonstration that was called a success afterwards: as the memory has them."""
+    log = HilLog(tmp_path / "run" / "log", traces.io(), rules=EpisodeRules(gamma=0.97))
+    record(log, "ppp", EndReason.TIMEOUT)
+    record(log, "ppp", EndReason.SUCCESS, base=10)
+    for marks, facts in (("HH", {"discarded": True, "shown": True}), ("HHH", {"demo": True, "shown": True})):
+        log.begin()
+        draft = traces.draft(marks)
+        draft.close(EndReason.TIMEOUT)
+        log.commit(draft, facts)
+    log.correct(0, True)
+    log.correct(1, True)
+    log.correct(1, False)
+    log.correct(2, True)
+    log.correct(3, False)
+    findings = convert(tmp_path / "run", tmp_path / "out.hdf5")
+    assert "4 episodes" in next(f.message for f in findings if f.case == "corrected")
+    found = formats.load(tmp_path / "out.hdf5").episodes
+    assert [(len(e), e.terminated, e.reward.tolist()) for e in found] == [
+        (3, True, [0.0, 0.0, 1.0]),
+        (3, True, [0.0, 0.0, 0.0]),
+        (2, True, [0.0, 1.0]),
+    ]
 
 
 def write_until_killed(folder: Path, say: Callable[..., None]) -> None:

@@ -1,6 +1,7 @@
 """The human-in-the-loop loop: routing, ends, faults with injection, exact continuation."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
+import errno
 import math
 import shutil
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from robot_rl.arbiter import Press, Reading
 from robot_rl.checkpoint import load_state, save_state
 from robot_rl.data.hil_episode import EpisodeRules, to_steps
 from robot_rl.data.hil_record import EndReason, Invalid, Source
+from robot_rl.data.hil_words import read_corrections
 from robot_rl.data.mix import Mix
+from robot_rl.human import log as log_module
 from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.devices.teleop import Teleop
 from robot_rl.human.log import HilLog
@@ -266,6 +269,41 @@ def test_fault_full_disk_in_the_journal_keeps_the_episode(tmp_path, monkeypatch)
     assert loop.log.manifest[0]["valid"] == 30
 
 
+def test_a_word_that_a_full_disk_has_no_room_for_counts_and_is_written_later(tmp_path, monkeypatch):
+    loop = build(tmp_path, None, learner=Fixed(LineEnv().io, 0.0))
+    loop._episode(demo=False)
+    loop._episode(demo=False)
+    append, calls = log_module.append_line, []
+
+    def full(path, value):
+        calls.append(path.name)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log_module, "append_line", full)
+    loop.hear([Press("success", 0.0, episode=0), Press("failure", 0.0)])
+    assert [line["success"] for line in loop.labels.list()] == [False, True]
+    assert "2 words about episodes wait for room" in loop.problem
+    monkeypatch.setattr(log_module, "append_line", append)
+    loop.hear([])
+    assert loop.problem == ""
+    assert [line["success"] for line in read_corrections(tmp_path)] == [True, False]
+
+
+def test_an_episode_without_help_is_promoted_by_what_is_said_about_it_later(tmp_path):
+    """Called a success it joins the demonstrations, called a failure it leaves them; so after a restart."""
+    options = SessionOptions(promote_success=True)
+    loop = build(tmp_path, None, learner=Fixed(LineEnv().io, 0.0), options=options)
+    loop._episode(demo=False)
+    demo = loop.memory.views["demo"]
+    assert len(demo) == 0
+    for word, rows in (("success", 30), ("failure", 0), ("success", 30), ("undo", 0), ("success", 30)):
+        loop.labels.apply(word, 0)
+        assert len(demo) == rows, word
+    again = build(tmp_path, None, learner=Fixed(LineEnv().io, 0.0), options=options)
+    again.restore_memory()
+    assert again.memory.views["demo"].rows().tolist() == demo.rows().tolist()
+
+
 def test_fault_learner_with_a_nan_loss_skips_then_goes_back_then_gives_up(tmp_path):
     learner = Fixed(LineEnv().io, 0.0)
     fails = {"left": 9}
@@ -367,12 +405,18 @@ def test_killed_run_keeps_what_was_driven_after_the_checkpoint(tmp_path):
     loop.run(60, lambda *_: False)
     state, rows = loop.state_dict(), loop.memory.count
     loop.run(120, lambda *_: False)  # then it is killed
+    for number in (2, loop.log.next_episode - 1):  # of before the checkpoint and of after it
+        loop.labels.apply("failure", number)
     again = start(tmp_path / "a", LineEnv())
     again.restore_memory()
     again.load_state_dict(state)
     assert again.memory.count == loop.memory.count > rows
     assert again.env_steps == loop.env_steps
     assert again.log.next_episode == loop.log.next_episode
+    assert again.stats.metrics() == pytest.approx(loop.stats.metrics())  # what the page shows
+    again.labels.apply("undo", 2)
+    loop.labels.apply("undo", 2)
+    assert again.stats.metrics() == pytest.approx(loop.stats.metrics())
 
 
 # ---------------------------------------------------------------- numbers
@@ -389,6 +433,15 @@ def test_intervention_rate_counts_human_steps_over_all_steps():
     assert row["hil/human_seconds"] == pytest.approx(11.0)
     assert row["rollout/autonomous_success"] == 0.5
     assert row["rollout/autonomous_low"] == pytest.approx(wilson(1, 1)[0])
+
+
+def test_one_late_tick_of_a_short_episode_is_not_the_99th_percentile_of_a_session():
+    stats = HilStats(10.0)
+    for late in (0.0, 60.0, 0.0, 0.0, 0.0, 0.0):
+        stats.add(EpisodeFacts(tick_ms=[100.0] * 29 + [100.0 + late]))
+    assert stats.tick_p99 == pytest.approx(100.0)
+    stats.add(EpisodeFacts(tick_ms=[100.0] * 28 + [160.0] * 2))
+    assert stats.tick_p99 > 105.0
 
 
 def test_gate_needs_trials_success_no_stops_and_time():

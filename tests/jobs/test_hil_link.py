@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
 from robot_rl.data.hil_episode import to_steps
 from robot_rl.data.hil_record import Source
+from robot_rl.data.hil_words import episode_key
 from robot_rl.data.recorder import Recording
-from robot_rl.human.log import episode_key
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [

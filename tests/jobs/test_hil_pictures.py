@@ -145,6 +145,7 @@ def test_robot_encoder_runs_in_a_look_of_its_own_and_again_from_its_folder(robot
         (["env=reach", "encoder=selftrained", "env.world.action=joint"], "does not observe its tool in metres"),
         (["env=double_pendulum", "encoder=selftrained"], "takes no cameras of its own"),
         (["env=pick", "encoder=selftrained", "proprio=[tip]"], "add opening to proprio"),
+        (["env=pick", "cameras=[]"], "names no camera"),
         (["env=reach", "encoder=selftrained", "role=learner"], "in one process"),
         (["env=reach", "encoder=selftrained", "encoder.first_step=4"], "first_steps"),
         (["env=reach", "encoder=selftraind"], "selftrained"),

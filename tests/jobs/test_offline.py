@@ -17,6 +17,9 @@ from omegaconf import OmegaConf
 
 from robot_rl import build, checkpoint
 from robot_rl.data import d4rl
+from robot_rl.data.convert import convert
+from robot_rl.data.repairs import Repairs
+from robot_rl.data.store import open_store
 from robot_rl.run import RunStart
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
@@ -278,6 +281,20 @@ def test_offline_second_open_reads_the_store(tmp_path):
     changed = first.path.stat().st_mtime_ns
     assert open_log(path).path.stat().st_mtime_ns == changed
     assert open_log(first.path).fingerprint == first.fingerprint
+
+
+def test_offline_says_that_a_converted_store_is_read_and_never_replaces_it(tmp_path, capsys):
+    path = log(tmp_path / "log.hdf5", scale=1.5)
+    convert(path, path.with_suffix(".store"), mend=Repairs(action="clip"))
+    mended = open_log(path)
+    assert np.abs(mended.column("action")).max() <= 1.0
+    said = capsys.readouterr().err
+    assert f"read from {path.with_suffix('.store')}, which robot-rl data convert made of it" in said
+    assert "clip" in said
+    log(path, seed=1)
+    with pytest.raises(ValueError, match=r"not from log\.hdf5 as it is now"):
+        open_log(path)
+    assert open_store(mended.path).fingerprint == mended.fingerprint
 
 
 def write_steps(path: Path, **columns: np.ndarray) -> Path:

@@ -13,6 +13,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robot_rl import checkpoint, lineage, report
+from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.schedule import Schedule
@@ -68,6 +69,18 @@ def test_damaged_newest_checkpoint_is_put_aside_for_the_one_before(make_job, tmp
     assert (root / "damaged_step_000000080").is_dir()
     job.run()
     assert "is damaged" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_checkpoint_of_an_older_learner_is_refused_in_words(make_job, tmp_path) -> None:
+    make_job(tmp_path / "run", *SHORT).run()
+    path = tmp_path / "run" / "checkpoints" / "step_000000080"
+    state = checkpoint.load_state(path / "learner.pt")
+    del state["updates"]
+    checkpoint.save_state(path / "learner.pt", state)
+    meta = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps({**meta, "git_commit": "0123456789abcdef"}))
+    with pytest.raises(CheckpointError, match=r"does not continue in this version.*updates.*commit 0123456789ab"):
+        make_job(tmp_path / "run", *SHORT, resume=True)
 
 
 def test_resume_of_a_run_that_is_under_way_is_refused(make_job, tmp_path) -> None:

@@ -56,6 +56,17 @@ def only(findings, text):
     assert text in findings[0]
 
 
+def test_a_world_without_a_scripted_controller_is_fine_and_says_that_it_has_none(slider):
+    class Mute(slider):
+        expert = None
+
+    env = make(2, 0, world=Mute())
+    assert check(env) == []
+    assert env.parts.expert is None
+    with pytest.raises(ValueError, match="no scripted controller"):
+        env.expert()
+
+
 def test_our_engines_are_fine(slider):
     options = Randomize(mass=(0.5, 2), latency=(0, 0.1), noise=0.1)
     assert check(make(3, 0, world=slider())) == []

@@ -24,6 +24,9 @@ function press(kind, episode = -1) {
     pending = "estop";
     notice(open() ? "STOP sent" : "STOP not sent: no connection. It is sent as soon as there is one; use the hardware stop.");
     setTimeout(() => { if (pending) notice("STOP not confirmed: use the hardware stop. It is sent again until the robot hears it."); }, 400);
+  } else if (over) {
+    notice("Not done: the session has ended.");
+    return;
   } else if (!operator && kind !== "hold") {
     notice("Not done: this page watches. Take the seat first; STOP and hold work from here.");
     return;
@@ -76,7 +79,7 @@ function show(next) {
   at("crop").hidden = !(state.cameras && state.cameras.length);
   document.body.classList.toggle("scene", asks && stands);
   at("scene-word").textContent = asks && !stands && state.scene ? "Begun although " + state.scene + "." : "";
-  const waits = state.driver === "HOLD" ? "The robot holds. Press go." : "";
+  const waits = state.driver === "HOLD" ? (state.busy ? "The robot holds; go does nothing yet." : "The robot holds. Press go.") : "";
   const locked = state.driver === "STOPPED" ? "Stopped. Unlock, then go." : "";
   at("problem").textContent = [waits, locked, state.help ? "Help wanted: " + state.help + "." : "", state.elicit, state.problem]
     .filter(Boolean).join(" ");
@@ -320,7 +323,9 @@ function connect() {
   dialed = performance.now();
   if (before !== null) { before.close(); lost(); }
   mine.binaryType = "arraybuffer";
+  let opened = false;
   mine.onopen = () => {
+    opened = true;
     if (mine !== socket) return;
     hands.release(); sequence = 0; points = []; speeds = []; sync = null; over = false;
     if (pending) press(pending);
@@ -342,8 +347,16 @@ function connect() {
     if (mine !== socket) return;
     socket = null;
     lost();
+    if (!opened) asked();
     setTimeout(() => { if (socket === null) connect(); }, 500);
   };
+}
+
+function asked() {  // a socket that was refused does not say why; the page itself does
+  fetch("/?token=" + encodeURIComponent(token), { cache: "no-store" }).then((answer) => {
+    if (answer.status === 403 && !open())
+      notice("Refused: this page is of another session. Open the address that robot-rl printed last: it holds the token.");
+  }).catch(() => {});  // nobody listens there: the header says so
 }
 
 function lost() {

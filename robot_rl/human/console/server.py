@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import ipaddress
 import json
@@ -120,7 +121,14 @@ class ConsoleServer:
         self._thread.start()
         self._ready.wait(20.0)
         if self._failure is not None:
-            raise RuntimeError(f"the console cannot listen on {o.host}:{o.port}: {self._failure}") from self._failure
+            taken = isinstance(self._failure, OSError) and self._failure.errno == errno.EADDRINUSE
+            why = (
+                f"the port is taken, by another session perhaps: end that one, or choose another port, such as "
+                f"human.port={o.port + 1} (0 takes a free one)"
+                if taken
+                else str(self._failure)
+            )
+            raise RuntimeError(f"the console cannot listen on {o.host}:{o.port}: {why}") from self._failure
 
     @property
     def port(self) -> int:

@@ -12,8 +12,9 @@ import torch
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.data.hil_episode import EpisodeDraft, EpisodeRules
 from robot_rl.data.hil_record import EndReason, RewardSource
+from robot_rl.data.hil_words import read_corrections
 from robot_rl.human.judge import Judge
-from robot_rl.human.log import HilLog, read_corrections
+from robot_rl.human.log import HilLog
 from robot_rl.human.success_labels import LabelledFrames, LabelRules, false_alarms, frames, pick_threshold, quality
 from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
 from robot_rl.run import RunStart
