@@ -235,9 +235,10 @@ def endless(r: RunFigures) -> Cause | None:
 
 def never_success(r: RunFigures) -> Cause | None:
     """Success was never seen: not in training, not in evaluation."""
-    if r.success is None or not r.all("rollout/episodes")[-1] or any(r.all("rollout/success")) or any(r.all("eval/success")) or _success_pays(r)[0]:
+    episodes, met = r.all("rollout/episodes")[-1], any(r.all("rollout/success") + r.all("eval/success"))
+    if r.success is None or not episodes or met or _success_pays(r)[0]:
         return None
-    evidence = f"no step of {r.all('rollout/episodes')[-1]:.0f} training episodes was a success; {r.story}"
+    evidence = f"no step of {episodes:.0f} training episodes was a success; {r.story}"
     return Cause(
         "success never seen",
         evidence,

@@ -1,10 +1,12 @@
 """Any Gymnasium environment behind the contract of our engines, in this process or in worker processes.
 
-Observations: a plain box becomes "state"; a Dict is flattened into "state" in the order of its space (goal
-environments: "observation", then "desired_goal"; both goals stand in `info`); uint8 boxes (H, W, 3), (H, W, 1) or
-(3, H, W) become "image.<key>" as (H, W, 3), without a leading "pixels." in the key; Discrete leaves become one-hot
-columns. Actions: the environment's finite box is mapped from [-1, 1] once, here; the n choices of a Discrete space lie
-evenly in [-1, 1] (`IOSpec.action_choices`); other action spaces are refused with the reason.
+Observations: a plain box becomes "state"; a Dict or Tuple is flattened into "state" in the order of its space (goal
+environments: "observation", "desired_goal", then what else there is; both goals stand in `info`); uint8 boxes
+(H, W, 3), (H, W, 1) or (3, H, W) become "image.<key>" as (H, W, 3), without a leading "pixels." in the key, and a stack
+of them (K, H, W, 3) K pictures; Discrete and MultiDiscrete leaves become one-hot columns. Actions: the environment's
+finite box is flattened and mapped from [-1, 1] once, here; the n choices of a Discrete space, and those of each action
+of a MultiDiscrete or MultiBinary one, lie evenly in [-1, 1] (`IOSpec.action_choices`); other action spaces are refused
+with the reason.
 
 Episodes that end are reset within the same step; `info` holds what `mujoco_env` describes. Environment i is seeded with
 `seeds(seed, num_envs)[i]`, or with the i-th of a sequence of seeds as it is.
@@ -21,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Discrete
 from gymnasium.vector import VectorEnv
 
 from robot_rl.sim import crash, gym_copies, interface
@@ -108,7 +109,7 @@ class GymVectorEnv(VectorEnv):
             action_units=("1",) * actions,
             control_hz=control_hz or _control_hz(first),
             obs_names=layout.state_names,
-            action_choices=(int(box.high[0] - box.low[0]) + 1,) if isinstance(first.action_space, Discrete) else (),
+            action_choices=gym_copies.action_choices(first.action_space),
         )
         interface.introduce(self, self.io, num_envs)
 
@@ -167,8 +168,8 @@ class GymVectorEnv(VectorEnv):
         if not self._started:
             raise RuntimeError("step() before the first reset(); call reset() once")
         action = checked(actions, self.num_envs, self.io)
-        for count in self.io.action_choices:  # what is recorded is what is done
-            action = action_of(choice_of(action, count), count)
+        for i, count in enumerate(self.io.action_choices):  # what is recorded is what is done
+            action[:, i] = action_of(choice_of(action[:, i], count), count)
         arrays = self._arrays
         if self._copies is not None:
             ended = self._copies.step(action)

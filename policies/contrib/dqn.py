@@ -98,7 +98,12 @@ class Dqn(TdLearner[DqnOptions]):
 
     def build(self) -> None:
         """Two networks with a value for each choice, and their targets."""
-        if len(self.io.action_choices) != 1:
+        if len(self.io.action_choices) > 1:
+            counts = ", ".join(map(str, self.io.action_choices))
+            raise ValueError(
+                f"DQN makes one choice at a time, and here there are several ({counts}); use policy=online/ppo"
+            )
+        if not self.io.action_choices:
             raise ValueError("DQN acts where an action is one of several choices, and here it is a number; use SAC")
         if self.eye is not None:
             raise ValueError("DQN reads 'state' alone; leave cameras out, or use policy=online/ppo on features")

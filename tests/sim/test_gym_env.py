@@ -110,7 +110,7 @@ def test_dict_observations_are_flattened_in_the_order_of_the_space():
 def test_choice_below_the_first_is_refused_and_not_counted_from_the_end(monkeypatch):
     env, look = make(1, 0, id="Puzzle-v0"), Puzzle.look
     monkeypatch.setattr(Puzzle, "look", lambda self: {**look(self), "choice": 0})
-    with pytest.raises(gym_copies.EnvironmentFailed, match=r"the choice 0 lies below the first one .* in Dict"):
+    with pytest.raises(gym_copies.EnvironmentFailed, match=r"the choice 0 is none of the 3 from 1 on .* in Dict"):
         env.reset()
 
 
@@ -302,7 +302,6 @@ def test_nan_action_names_the_environment():
 @pytest.mark.parametrize(
     ("id", "message"),
     [
-        ("Blackjack-v1", "observation '.*' is|expected a Box"),
         ("HalfCheeta-v5", "no Gymnasium environment 'HalfCheeta-v5'; similar: .*HalfCheetah-v5"),
     ],
 )
@@ -314,8 +313,8 @@ def test_ids_that_do_not_fit_say_why(id, message):
 def test_spaces_that_do_not_fit_say_why():
     with pytest.raises(ValueError, match="unbounded actions"):
         gym_copies.action_box(spaces.Box(-np.inf, np.inf, (2,)), "X-v0")
-    with pytest.raises(ValueError, match="shape \\(2, 2\\), expected \\(A,\\)"):
-        gym_copies.action_box(spaces.Box(-1, 1, (2, 2)), "X-v0")
+    with pytest.raises(ValueError, match="actions from Dict"):
+        gym_copies.action_box(spaces.Dict({"a": spaces.Discrete(2)}), "X-v0")
     with pytest.raises(ValueError, match="observation 'words' is Text"):
         gym_copies.layout(spaces.Dict({"words": spaces.Text(3)}))
     with pytest.raises(ValueError, match=r"expected \(H, W, 3\)"):
