@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import difflib
 import signal
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from gymnasium import spaces
 
 from robot_rl.extras import require_foreign
 from robot_rl.sim import gym_mujoco, gym_state, robosuite_env
-from robot_rl.sim.headless import prefer_headless
+from robot_rl.sim.headless import load_mujoco, prefer_headless
 from robot_rl.types import StateDict
 
 SUCCESS = ("success", "is_success", "succeed")
@@ -115,6 +116,8 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
         env = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
     except gymnasium.error.UnregisteredEnv as error:
         raise ValueError(f"no Gymnasium environment '{id}': {error}") from error
+    if "mujoco" in sys.modules:  # a task that simulates with it has imported it by now
+        load_mujoco()
     return env.env if type(env) is gymnasium.wrappers.OrderEnforcing else env
 
 

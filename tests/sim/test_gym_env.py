@@ -291,6 +291,17 @@ def test_nan_from_mujoco_environment_leaves_a_state_to_repeat(tmp_path):
     assert not np.array_equal(states[-1, 1:10], before)
 
 
+def test_a_warning_of_mujoco_leaves_no_file_where_the_command_is_run(tmp_path, monkeypatch, capfd):
+    env = make(1, 0, id="HalfCheetah-v5", crash_dir=str(tmp_path / "crash"))
+    env.reset()
+    monkeypatch.chdir(tmp_path)
+    task = cast(Any, env._copies).envs[0].unwrapped
+    task.data.qvel[0] = 1e30
+    task.do_simulation(np.zeros(6), 1)
+    assert "QVEL" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nan_action_names_the_environment():
     env = make(2, 0, id="HalfCheetah-v5")
     env.reset()
