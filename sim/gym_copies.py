@@ -21,8 +21,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from robot_rl.extras import require_foreign
-from robot_rl.sim import gym_mujoco, gym_state, robosuite_env
+from robot_rl.extras import allow, require_foreign
+from robot_rl.sim import gym_mujoco, gym_own, gym_state, robosuite_env
 from robot_rl.sim.headless import load_mujoco, prefer_headless
 from robot_rl.types import StateDict
 
@@ -107,6 +107,8 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
     options = dict(kwargs)
     if render_mode is not None:
         options["render_mode"] = render_mode
+    if gym_own.is_file(id):
+        return gym_own.make(id, options)
     if ":" not in id and id not in gymnasium.registry:  # also an id without its version, which would be the newest one
         short = id.split("-")[0].split("/")[-1][:5].lower()
         close = [name for name in gymnasium.registry if short in name.lower()]
@@ -116,6 +118,14 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
         env = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
     except gymnasium.error.UnregisteredEnv as error:
         raise ValueError(f"no Gymnasium environment '{id}': {error}") from error
+    except ModuleNotFoundError as error:
+        place, cause = id.rpartition(":")[0], error.__cause__
+        if not isinstance(cause, ModuleNotFoundError) or cause.name != place:  # a task whose own imports fail
+            raise
+        raise ValueError(
+            f"id={id}: there is no module '{place}' on the Python path; where {place}.py lies here, put PYTHONPATH=. "
+            f"before the command, or name the class of a task: env=./{place}.py:<class>"
+        ) from error
     if "mujoco" in sys.modules:  # a task that simulates with it has imported it by now
         load_mujoco()
     return env.env if type(env) is gymnasium.wrappers.OrderEnforcing else env
@@ -436,6 +446,7 @@ def work(pipe: Connection, shared: dict[str, SharedRows], rows: tuple[int, int],
     """Body of a worker process: serve commands for rows [first, end) of the shared arrays until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     first, end = rows
+    allow(options["id"])  # whoever started this process was allowed to make it
     try:
         copies = Copies(count=end - first, **options)
         arrays = view(shared)

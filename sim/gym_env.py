@@ -25,7 +25,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from robot_rl.sim import crash, gym_copies, interface
+from robot_rl.sim import crash, gym_copies, gym_own, interface
 from robot_rl.sim.gym_copies import Copies, SharedRows
 from robot_rl.sim.gym_goals import gym_goals
 from robot_rl.sim.interface import checked
@@ -58,7 +58,8 @@ class GymVectorEnv(VectorEnv):
         num_envs: N.
         seed: environment i depends on the seed and i alone.
         device: where the learner runs; this engine hands over NumPy arrays whatever it is.
-        id: for example "HalfCheetah-v5", "FetchPickAndPlace-v4", "gym_hil/PandaPickCubeBase-v0" or "module:Name-v0".
+        id: for example "HalfCheetah-v5", "FetchPickAndPlace-v4", "gym_hil/PandaPickCubeBase-v0", "module:Name-v0", or
+            "./my_task.py:MyTask" for a class of a file.
         kwargs: arguments of the environment.
         workers: processes that share the copies; 0 steps them all here, which is the faster choice for cheap
             environments: handing over a step costs about as much as simulating a small robot.
@@ -113,7 +114,7 @@ class GymVectorEnv(VectorEnv):
         )
         interface.introduce(self, self.io, num_envs)
 
-        if episode_steps is None:
+        if episode_steps is None and not gym_own.is_file(id):
             episode_steps = gymnasium.spec(id.rpartition(":")[2]).max_episode_steps
         options = {"id": id, "kwargs": kwargs, "episode_steps": episode_steps, "render_mode": render_mode}
         shapes = _shapes(num_envs, actions, obs, layout.goal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ class DqnOptions(TdOptions):
 
     lr: Rate = 1e-3
     """Step size."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How it changes: kept, or falling to 0 at the end of the run along a line or half a cosine."""
     explore_start: Share = 1.0
     """Share of random choices at first."""
     explore_end: Share = 0.05
@@ -110,6 +113,7 @@ class Dqn(TdLearner[DqnOptions]):
         (self._count,) = self.io.action_choices
         self.critic = self.net("critic", self.features, self._count, members=2)
         self.critic_target = self.target_copy("critic_target", self.critic)
+        self.schedule(self.o.lr_schedule)
         self.policy = GreedyPolicy(self.io, self.critic, self.norm, self.o, seed=self.seed + 1)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:

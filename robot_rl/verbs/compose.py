@@ -138,8 +138,9 @@ def register() -> None:
 def take_own(items: Sequence[str]) -> list[str]:
     """Arguments in which names of the user's own code are allowed and stand under a name that Hydra can look up.
 
-    `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`;
-    `id=module:Name-v0` and every other value with a colon that names code stays as it is.
+    `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`, and where that
+    class is a gymnasium.Env `env=gym id=<file>:<class>`; `id=module:Name-v0` and every other value with a colon that
+    names code stays as it is.
 
     Raises:
         Refused, ValueError: a method or world of the user's own that there is not, or that is none.
@@ -150,13 +151,20 @@ def take_own(items: Sequence[str]) -> list[str]:
         plain = value.strip("'\"")
         if equals and ":" in plain and not plain.startswith(("http://", "https://", "[", "{")):
             extras.allow(plain, plain.removeprefix("python:"))
+        if key == "id" and plain.rpartition(":")[0].endswith(".py"):
+            plain = _resolve(plain)
+            extras.allow(plain)
+            item = f"id='{plain}'"
         if key == "env" and (":" in plain or plain.endswith(".py")):
             key, plain = "world", _resolve(plain if ":" in plain else f"{plain}:{_class_of(plain)}")
             item = f"env={OWN}"
         if key in build.ROOMS and ":" in plain and plain[0] not in "[{":
             name = _resolve(plain)
             extras.allow(name)
-            build.find(key, name)
+            found_class = build.find(key, name)
+            if key == "world" and _is_task(found_class):
+                found += ["env=gym", f"id='{name}'"]
+                continue
             _own[f"{key}={OWN}"] = name
             item = f"env={OWN}" if item == f"env={OWN}" else f"{key}={OWN}"
         found.append(item)
@@ -342,6 +350,12 @@ def _class_of(file: str) -> str:
             f"say which class of {file} is the world: env={file}:<class>; it has {', '.join(classes) or 'none'}"
         )
     return own[0]
+
+
+def _is_task(found: object) -> bool:
+    from robot_rl.sim.gym_own import is_task  # Gymnasium takes its time, and few lines name a class of a file
+
+    return is_task(found)
 
 
 def _resolve(name: str) -> str:

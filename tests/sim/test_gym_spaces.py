@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from robot_rl import build
 from robot_rl.sim.gym_env import make
+from robot_rl.verbs.compose import compose_verb
+from robot_rl.verbs.reading import plain
 
 
 class Echo(gym.Env):
@@ -84,3 +87,44 @@ def test_several_choices_do_what_was_chosen():
 def test_a_matrix_of_actions_is_flattened():
     env = echo(action=spaces.Box(np.array([[-1.0], [0.0]], np.float32), np.array([[1.0], [4.0]], np.float32)))
     assert did(env, 0.5, 0.5)[0].tolist() == [[0.5], [3.0]]
+
+
+TASK = """
+import gymnasium
+from gymnasium import spaces
+
+class Mine(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, pay=1.0, render_mode=None):
+        self.pay, self.steps = pay, 0
+
+    def reset(self, *, seed=None, options=None):
+        return [0.0], {}
+
+    def step(self, action):
+        return [0.0], self.pay, False, False, {}
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_task_may_be_a_class_of_the_users_own_file(tmp_path, workers):
+    file = tmp_path / "mine.py"
+    file.write_text(TASK)
+    with pytest.raises(ValueError, match="trust=true"):  # a name that a run folder brings is not run
+        make(1, 0, id=f"{file}:Mine")
+    cfg = compose_verb("check", {"env": f"{file}:Mine"}, {"env": {"kwargs": {"pay": 2.5}, "episode_steps": 3}})
+    assert cfg.env.id == f"{file}:Mine"
+    env = build.make("engine", {**plain(cfg.env), "workers": workers}, num_envs=1, seed=0, device="cpu")
+    env.reset()
+    steps = [env.step(np.zeros((1, 1))) for _ in range(3)]
+    assert [(float(step[1][0]), bool(step[3][0])) for step in steps] == [(2.5, False), (2.5, False), (2.5, True)]
+    env.close()
+    with pytest.raises(ValueError, match="unexpected keyword argument 'size'"):
+        make(1, 0, id=f"{file}:Mine", kwargs={"size": 3})
+
+
+def test_a_module_that_is_not_found_says_how_to_name_it():
+    with pytest.raises(ValueError, match=r"no module 'no_such_module' .* PYTHONPATH=\."):
+        make(1, 0, id="no_such_module:Task-v0")
