@@ -135,10 +135,18 @@ def register() -> None:
         Plugins.instance().register(ClassPath)
 
 
+def names_code(item: str) -> bool:
+    """Whether an argument `key=value` names code of the user's own: "module:Name" or a Python file."""
+    _, equals, value = item.partition("=")
+    plain = value.strip("'\"")
+    foreign = plain.startswith(("http://", "https://", "[", "{"))
+    return bool(equals) and not foreign and (":" in plain or plain.endswith(".py"))
+
+
 def take_own(items: Sequence[str]) -> list[str]:
     """Arguments in which names of the user's own code are allowed and stand under a name that Hydra can look up.
 
-    `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`, and where that
+    `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`, where that
     class is a gymnasium.Env `env=gym id=<file>:<class>`; `id=module:Name-v0` and every other value with a colon that
     names code stays as it is.
 
@@ -149,7 +157,7 @@ def take_own(items: Sequence[str]) -> list[str]:
     for item in items:
         key, equals, value = item.partition("=")
         plain = value.strip("'\"")
-        if equals and ":" in plain and not plain.startswith(("http://", "https://", "[", "{")):
+        if names_code(item) and ":" in plain:
             extras.allow(plain, plain.removeprefix("python:"))
         if key == "id" and plain.rpartition(":")[0].endswith(".py"):
             plain = _resolve(plain)
