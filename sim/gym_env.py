@@ -118,6 +118,7 @@ class GymVectorEnv(VectorEnv):
             episode_steps = gymnasium.spec(id.rpartition(":")[2]).max_episode_steps
         options = {"id": id, "kwargs": kwargs, "episode_steps": episode_steps, "render_mode": render_mode}
         shapes = _shapes(num_envs, actions, obs, layout.goal)
+        self._notes = gym_own.find_moments(first)
         self._goals, self._tells_goals = gym_goals(first, layout), bool(layout.goal)
         self._workers: list[_Worker] = []
         self._copies: Copies | None = None
@@ -219,7 +220,7 @@ class GymVectorEnv(VectorEnv):
     @property
     def parts(self) -> EnvParts:
         """States are saved: exactly for MuJoCo tasks, else a resumed run begins new episodes; goals of goal tasks."""
-        return EnvParts(saves=True, goals=self._goals)
+        return EnvParts(saves=True, goals=self._goals, notes=self._notes)
 
     def render(self) -> tuple[Any, ...] | None:
         """One frame per environment, or None without render_mode."""

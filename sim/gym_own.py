@@ -1,10 +1,11 @@
-"""A Gymnasium task that is a class of the user's own file, without a registration: "./my_task.py:MyTask"."""
+"""Gymnasium tasks of the user's own: classes of a file, "./my_task.py:MyTask", and wrappers that keep moments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import gymnasium
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
 from robot_rl.extras import own
 
@@ -32,3 +33,21 @@ def make(id: str, options: Mapping[str, object]) -> gymnasium.Env:
         return kind(**options)
     except TypeError as error:
         raise ValueError(f"{id} cannot be made with env.kwargs={dict(options)}: {error}") from error
+
+
+def find_moments(env: gymnasium.Env) -> tuple[str, ...]:
+    """Sentences about wrappers whose moments belong to one copy, so that every other copy gives other numbers."""
+    found: list[str] = []
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, NormalizeObservation):
+            found.append(
+                "NormalizeObservation counts anew in every copy, so evaluations, resumed runs and robots see other "
+                "numbers than training did: leave it out, and standardise with policy.normalize_obs=true"
+            )
+        if isinstance(env, NormalizeReward):
+            found.append(
+                "NormalizeReward changes what evaluations report, too: leave it out (policy=online/ppo normalises "
+                "rewards itself)"
+            )
+        env = env.env
+    return tuple(found)

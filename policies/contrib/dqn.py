@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import StrictBool
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
@@ -25,6 +26,8 @@ class DqnOptions(TdOptions):
     """Step size."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How it changes: kept, or falling to 0 at the end of the run along a line or half a cosine."""
+    normalize_obs: StrictBool | Literal["auto"] = "auto"
+    """Standardise "state" with running moments; auto: Gymnasium's tasks, whose units vary."""
     explore_start: Share = 1.0
     """Share of random choices at first."""
     explore_end: Share = 0.05

@@ -155,7 +155,7 @@ def take_own(items: Sequence[str]) -> list[str]:
     """
     found = []
     for item in items:
-        key, equals, value = item.partition("=")
+        key, _, value = item.partition("=")
         plain = value.strip("'\"")
         if names_code(item) and ":" in plain:
             extras.allow(plain, plain.removeprefix("python:"))

@@ -176,7 +176,7 @@ class TrainJob:
                 count=lambda: int(self.loop.env_steps),
                 evaluate=self.evaluate,
             )
-            for line in (*self.notes, *self.learner.notes):
+            for line in (*self.notes, *self.env.parts.notes, *self.learner.notes):
                 self._run.note(line)
             if start.resume:
                 self._run.restore()

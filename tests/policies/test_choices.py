@@ -171,7 +171,7 @@ def rows(learner: Dqn, count: int = 6) -> Transitions:
 
 
 def test_double_dqn_is_its_equation():
-    learner = Dqn(DqnOptions(hidden=(16,), metrics_every=1), IO, seed=3)
+    learner = Dqn(DqnOptions(hidden=(16,), metrics_every=1, normalize_obs=False), IO, seed=3)
     with torch.no_grad():
         learner.critic_target.params.flat += 0.3 * torch.randn(learner.critic_target.params.flat.shape)
     batch = rows(learner)
@@ -189,6 +189,17 @@ def test_double_dqn_is_its_equation():
     assert metrics["train/target"] == pytest.approx(np.mean(target), abs=1e-5)
     huber = [0.5 * e * e if e < 1 else e - 0.5 for e in error]
     assert metrics["train/critic_loss"] == pytest.approx(np.mean(huber), abs=1e-5)
+
+
+def test_the_step_size_of_dqn_falls_to_nothing_at_the_end():
+    moved = []
+    for share in (0.0, 0.5, 1.0):
+        learner = Dqn(DqnOptions(hidden=(16,), normalize_obs=False), IO, seed=3)
+        before = learner.critic.params.flat.detach().clone()
+        learner.set_progress(share)
+        learner.update(iter([rows(learner)]))
+        moved.append(float((learner.critic.params.flat.detach() - before).abs().max()))
+    assert moved == pytest.approx([1e-3, 5e-4, 0.0], rel=1e-2)  # the first step of Adam is the step size
 
 
 def test_random_choices_fade_and_the_rest_are_the_best():

@@ -128,3 +128,17 @@ def test_a_task_may_be_a_class_of_the_users_own_file(tmp_path, workers):
 def test_a_module_that_is_not_found_says_how_to_name_it():
     with pytest.raises(ValueError, match=r"no module 'no_such_module' .* PYTHONPATH=\."):
         make(1, 0, id="no_such_module:Task-v0")
+
+
+def wrapped() -> gym.Env:
+    return gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(gym.make("Pendulum-v1")))
+
+
+cast(Any, gym.register)("Wrapped-v0", wrapped, disable_env_checker=True)
+
+
+def test_a_wrapper_whose_moments_belong_to_one_copy_is_named():
+    assert make(1, 0, id="Pendulum-v1").parts.notes == ()
+    reward, observation = make(1, 0, id="Wrapped-v0").parts.notes
+    assert "NormalizeReward" in reward
+    assert "policy.normalize_obs=true" in observation
