@@ -15,11 +15,6 @@ def is_file(id: str) -> bool:
     return id.rpartition(":")[0].endswith(".py")
 
 
-def is_task(found: object) -> bool:
-    """Whether this is a class of Gymnasium's, and so no world of ours."""
-    return isinstance(found, type) and issubclass(found, gymnasium.Env)
-
-
 def make(id: str, options: Mapping[str, object]) -> gymnasium.Env:
     """One environment of the class.
 
@@ -27,7 +22,7 @@ def make(id: str, options: Mapping[str, object]) -> gymnasium.Env:
         ValueError: the user did not name it on the command line, it is no such class, or takes other options.
     """
     kind = own(id, "id=")
-    if not is_task(kind):
+    if not (isinstance(kind, type) and issubclass(kind, gymnasium.Env)):
         raise ValueError(f"{id} is no environment; expected a class that inherits from gymnasium.Env")
     try:
         return kind(**options)
