@@ -108,9 +108,10 @@ def train(
         Refused: an unknown name or option, or a value outside its range.
         KeyboardInterrupt: after a Ctrl-C, once everything is saved; `resume` goes on.
     """
+    node = _node_of(env)
     if not isinstance(env, str):
         settings.setdefault("num_envs", env.num_envs)
-    values = {**settings, "env": _node_of(env), "total_steps": steps}
+    values = {**settings, "env": node, "total_steps": steps}
     cfg = _compose("train", _policy_name(policy), options, values)
     learner_of_init(cfg)
     return _train(cfg, _folder(folder, cfg, "train"), callback)
@@ -267,8 +268,16 @@ def _policy_name(policy: str | type[AnyLearner]) -> str:
     return f"{policy.__module__}:{policy.__qualname__}"
 
 
+_OWN_TASK = (
+    "a world, a Gymnasium id (of a task of your own: gymnasium.register(id, entry_point=...) in an importable module, "
+    "then 'module:Id-v0'), or './my_task.py:MyTask' for a class of a file"
+)
+
+
 def _env_node(name: str, options: Mapping[str, object]) -> dict[str, object]:
     """Engine, world and options that a name means."""
+    if not isinstance(name, str):
+        raise Refused(f"{name!r} is no name of an environment; {_OWN_TASK}")
     gym = GYM_ID.fullmatch(name) and name not in choices("env")
     values: dict[str, object] = {"env": {key: value for key, value in options.items() if key != "robot"}}
     if "robot" in options:
@@ -286,8 +295,9 @@ def _node_of(env: EnvLike) -> dict[str, object]:
     if isinstance(env, str):
         return _env_node(env, {})
     if env not in _nodes:
+        name = env.__name__ if isinstance(env, type) else type(env).__name__
         raise Refused(
-            f"{type(env).__name__} was not made by robot_rl.make, so that a run could not make it again; give its name"
+            f"{name} was not made by robot_rl.make, so that a run could not make it again; give its name: {_OWN_TASK}"
         )
     return _nodes[env]
 

@@ -55,7 +55,8 @@ def exploration(r: RunFigures) -> Cause | None:
     entropy, actions = r.mean("train/entropy", last=0.34), r.mean("steps/actions")
     if entropy is None or not actions or entropy / actions > -3.4:
         return None
-    asked = float(r.policy.get("target_entropy") or 0.0) / actions <= -4.0
+    target = r.policy.get("target_entropy")  # a word names one that is no extreme
+    asked = isinstance(target, (int, float)) and target / actions <= -4.0
     if r.solved and not asked and float(r.policy.get("log_std_init") or 0.0) > -4.0:
         return None
     evidence = f"entropy in the first third of the run is {entropy / actions:.2g} per action component; {r.story}"
@@ -224,12 +225,20 @@ def other_task(r: RunFigures) -> Cause | None:
     )
 
 
+def endless(r: RunFigures) -> Cause | None:
+    """No episode has ended: returns, lengths and success of training are not known then."""
+    if r.all("rollout/episodes")[-1] > 0.0:
+        return None
+    evidence = f"none in {r.all('step')[-1]:.0f} steps" if r.all("step") else "none at all"
+    return Cause("no episode ended", evidence, "a time limit, env.episode_steps=200 (env=gym), or a longer run")
+
+
 def never_success(r: RunFigures) -> Cause | None:
     """Success was never seen: not in training, not in evaluation."""
-    if r.success is None or any(r.all("rollout/success")) or any(r.all("eval/success")) or _success_pays(r)[0]:
+    episodes, met = r.all("rollout/episodes")[-1], any(r.all("rollout/success") + r.all("eval/success"))
+    if r.success is None or not episodes or met or _success_pays(r)[0]:
         return None
-    episodes = r.all("rollout/episodes")
-    evidence = f"no step of {episodes[-1] if episodes else 0:.0f} training episodes was a success; {r.story}"
+    evidence = f"no step of {episodes:.0f} training episodes was a success; {r.story}"
     return Cause(
         "success never seen",
         evidence,
@@ -302,7 +311,7 @@ def saturated_actions(r: RunFigures) -> Cause | None:
 
 CHECKS: tuple[Check, ...] = (
     *(step_size, horizon, batch, exploration, replay_ratio),
-    *(clipped, late, noisy, penalty, flat, constant, scale, dead_term, sign, other_task, never_success),
+    *(clipped, late, noisy, penalty, flat, constant, scale, dead_term, sign, other_task, endless, never_success),
     *(idle_action, stuck_observation, overestimation, clip_share, saturated_actions),
 )
 """In the order of the answer."""

@@ -264,7 +264,7 @@ class Run:
         if metrics.get("eval/cut"):
             self.note(
                 f"{metrics['eval/cut']:.0f} of {episodes} episodes of an evaluation did not end by themselves and were "
-                f"cut after {LONGEST} steps: give the environment a time limit"
+                f"cut after {LONGEST} steps: give the environment a time limit, env.episode_steps=200 of env=gym"
             )
         rank = [metrics[name] for name in ("eval/success", "eval/score", "eval/return") if name in metrics]
         if rank and self.keeps_best and (self._best is None or rank >= self._best):  # as good, and newer

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import difflib
 import signal
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from robot_rl.extras import require_foreign
-from robot_rl.sim import gym_mujoco, gym_state, robosuite_env
-from robot_rl.sim.headless import prefer_headless
+from robot_rl.extras import allow, require_foreign
+from robot_rl.sim import gym_mujoco, gym_own, gym_state, robosuite_env
+from robot_rl.sim.headless import load_mujoco, prefer_headless
 from robot_rl.types import StateDict
 
 SUCCESS = ("success", "is_success", "succeed")
@@ -51,17 +52,20 @@ class Part:
     """Where one leaf of the observation goes.
 
     Attributes:
-        path: keys that lead to the leaf, () for an observation that is a plain array.
+        path: keys and places that lead to the leaf, () for an observation that is a plain array.
         key: "state" or "image.<name>".
         start, size: columns of the state, 0 for images.
         kind: "vector", "onehot", "image", "gray" (one channel) or "planes" (channels first).
+        counts, first: of "onehot": how many choices each number has, and the number of the first one.
     """
 
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
     key: str
     start: int
     size: int
     kind: str
+    counts: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
     options = dict(kwargs)
     if render_mode is not None:
         options["render_mode"] = render_mode
+    if gym_own.is_file(id):
+        return gym_own.make(id, options)
     if ":" not in id and id not in gymnasium.registry:  # also an id without its version, which would be the newest one
         short = id.split("-")[0].split("/")[-1][:5].lower()
         close = [name for name in gymnasium.registry if short in name.lower()]
@@ -112,6 +118,16 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
         env = gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
     except gymnasium.error.UnregisteredEnv as error:
         raise ValueError(f"no Gymnasium environment '{id}': {error}") from error
+    except ModuleNotFoundError as error:
+        place, cause = id.rpartition(":")[0], error.__cause__
+        if not isinstance(cause, ModuleNotFoundError) or cause.name != place:  # a task whose own imports fail
+            raise
+        raise ValueError(
+            f"id={id}: there is no module '{place}' on the Python path; where {place}.py lies here, put PYTHONPATH=. "
+            f"before the command, or name the class of a task: env=./{place}.py:<class>"
+        ) from error
+    if "mujoco" in sys.modules:  # a task that simulates with it has imported it by now
+        load_mujoco()
     return env.env if type(env) is gymnasium.wrappers.OrderEnforcing else env
 
 
@@ -125,14 +141,23 @@ def layout(space: spaces.Space) -> Layout:
     names: list[str] = []
     images: dict[str, tuple[int, int, int]] = {}
 
-    def visit(leaf: spaces.Space, path: tuple[str, ...]) -> None:
-        name = ".".join(path) or "observation"
+    def visit(leaf: spaces.Space, path: tuple[str | int, ...]) -> None:
+        name = ".".join(map(str, path)) or "observation"
         if isinstance(leaf, spaces.Dict):
             goal = leaf.spaces.keys() >= _GOAL
-            for key in ("observation", "desired_goal") if goal else leaf.spaces:
+            first = ("observation", "desired_goal") if goal else ()
+            for key in (*first, *(key for key in leaf.spaces if not goal or key not in _GOAL)):
                 visit(leaf.spaces[key], (*path, key))
+        elif isinstance(leaf, spaces.Tuple):
+            for i, part in enumerate(leaf.spaces):
+                visit(part, (*path, i))
+        elif isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) == 4:  # stacked frames
+            for i in range(leaf.shape[0]):
+                visit(spaces.Box(leaf.low[i], leaf.high[i], dtype=np.uint8), (*path, i))
         elif isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) == 3:
-            short = ".".join(path[1:] if len(path) > 1 and path[0] in ("pixels", "images") else path) or "pixels"
+            short = (
+                ".".join(map(str, path[1:] if len(path) > 1 and path[0] in ("pixels", "images") else path)) or "pixels"
+            )
             kind, shape = _picture(leaf.shape, name)
             images[f"image.{short}"] = shape
             parts.append(Part(path, f"image.{short}", 0, 0, kind))
@@ -141,12 +166,16 @@ def layout(space: spaces.Space) -> Layout:
             parts.append(Part(path, "state", len(names), size, "vector"))
             names.extend(f"{name}[{i}]" for i in range(size))
         elif isinstance(leaf, spaces.Discrete):
-            parts.append(Part(path, "state", len(names), int(leaf.n), "onehot"))
+            parts.append(Part(path, "state", len(names), int(leaf.n), "onehot", (int(leaf.n),), (int(leaf.start),)))
             names.extend(f"{name}={int(leaf.start) + i}" for i in range(int(leaf.n)))
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            counts, first = (tuple(int(x) for x in np.ravel(values)) for values in (leaf.nvec, leaf.start))
+            parts.append(Part(path, "state", len(names), sum(counts), "onehot", counts, first))
+            names.extend(f"{name}[{k}]={low + i}" for k, (n, low) in enumerate(zip(counts, first)) for i in range(n))
         else:
             raise ValueError(
-                f"observation '{name}' is {leaf}; expected a Box, Dict, Discrete or MultiBinary space. Wrap the "
-                "environment so that it gives numbers or uint8 pictures"
+                f"observation '{name}' is {leaf}; expected a Box, Dict, Tuple, Discrete, MultiDiscrete or MultiBinary "
+                "space. Wrap the environment so that it gives numbers or uint8 pictures"
             )
 
     visit(space, ())
@@ -172,25 +201,44 @@ def _picture(shape: tuple[int, ...], name: str) -> tuple[str, tuple[int, int, in
         return "gray", (shape[0], shape[1], 3)
     if shape[0] == 3:
         return "planes", (shape[1], shape[2], 3)
-    raise ValueError(f"picture '{name}' has shape {shape}, expected (H, W, 3), (H, W, 1) or (3, H, W)")
+    raise ValueError(
+        f"picture '{name}' has shape {shape}, expected (H, W, 3), (H, W, 1), (3, H, W) or a stack of these, "
+        "(K, H, W, 3); wrap the environment with gymnasium.wrappers.TransformObservation"
+    )
+
+
+_CHOICES = spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
+
+
+def action_choices(space: spaces.Space) -> tuple[int, ...]:
+    """How many choices each action has; empty where actions are numbers."""
+    if not isinstance(space, _CHOICES):
+        return ()
+    box = action_box(space, "")
+    return tuple(int(count) for count in box.high - box.low + 1)
 
 
 def action_box(space: spaces.Space, id: str) -> spaces.Box:
-    """The action space as a bounded box of one axis; the choices of a Discrete space are its whole numbers.
+    """The action space as a bounded box of one axis; choices are their whole numbers.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither numbers nor choices.
     """
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
         return spaces.Box(first, first + int(space.n) - 1, (1,), np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        start = np.ravel(space.start).astype(np.int64)
+        return spaces.Box(start, start + np.ravel(space.nvec).astype(np.int64) - 1, dtype=np.int64)
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.Box(0, 1, (int(np.prod(space.shape)),), np.int64)
     if not isinstance(space, spaces.Box):
         raise ValueError(
-            f"'{id}' takes actions from {space}; expected a Box or a Discrete space. Wrap the environment so that it "
-            "takes one of them"
+            f"'{id}' takes actions from {space}; expected a Box, Discrete, MultiDiscrete or MultiBinary space. Wrap "
+            "the environment so that it takes one of them (gymnasium.ActionWrapper)"
         )
     if len(space.shape) != 1:
-        raise ValueError(f"'{id}' takes actions of shape {space.shape}, expected (A,); wrap it to flatten them")
+        return action_box(spaces.flatten_space(space), id)
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ValueError(
             f"'{id}' has unbounded actions {space}; [-1, 1] cannot be scaled to them. Wrap it with finite bounds"
@@ -230,9 +278,11 @@ class Copies:
         self.parts, self._goal = found.parts, bool(found.goal)
         box = action_box(first.action_space, id)
         low, high = box.low.astype(np.float64), box.high.astype(np.float64)
-        self._choose = isinstance(first.action_space, spaces.Discrete)
-        self._unit = not self._choose and bool((low == -1.0).all() and (high == 1.0).all())
-        self._scale, self._offset, self._dtype = (high - low) / 2.0, (high + low) / 2.0, box.dtype
+        self._one = isinstance(first.action_space, spaces.Discrete)
+        self._action_space = first.action_space
+        self._unit = not isinstance(first.action_space, _CHOICES) and bool((low == -1.0).all() and (high == 1.0).all())
+        self._scale, self._offset = (high - low) / 2.0, (high + low) / 2.0
+        self._dtype = np.int64 if self._one else first.action_space.dtype
         self._whole = bool(np.issubdtype(box.dtype, np.integer))
         self._steps = [env.step for env in self.envs]
         self._plain = len(self.parts) == 1 and self.parts[0].kind == "vector" and not self.parts[0].path
@@ -271,11 +321,13 @@ class Copies:
         """
         if self._whole:
             actions = np.rint(actions * self._scale + self._offset).astype(self._dtype)
-            actions = actions[:, 0] if self._choose else actions
+            actions = actions[:, 0] if self._one else actions
         elif not self._unit:
             actions = (actions * self._scale + self._offset).astype(self._dtype)
         elif actions.dtype != self._dtype:
             actions = actions.astype(self._dtype)
+        if not self._one and len(self._action_space.shape or ()) != 1:
+            actions = actions.reshape(-1, *(self._action_space.shape or ()))
         for before in self._before:
             before.keep()
         try:
@@ -342,10 +394,12 @@ class Copies:
             elif part.kind == "onehot":
                 row = self.arrays["state"][i, part.start : part.start + part.size]
                 row[:] = 0.0
-                at = int(value) - _first(self.envs[i].observation_space, part.path)
-                if at < 0:  # which Python would count from the end
-                    raise IndexError(f"the choice {value} lies below the first one")
-                row[at] = 1.0
+                start = 0
+                for choice, count, first in zip(np.ravel(value), part.counts, part.first, strict=True):
+                    if not 0 <= int(choice) - first < count:
+                        raise IndexError(f"the choice {choice} is none of the {count} from {first} on")
+                    row[start + int(choice) - first] = 1.0
+                    start += count
             else:  # one channel broadcasts to three
                 self.arrays[part.key][i] = np.moveaxis(value, 0, -1) if part.kind == "planes" else value
 
@@ -376,12 +430,6 @@ class Copies:
             env.close()
 
 
-def _first(space: Any, path: tuple[str, ...]) -> int:
-    for key in path:
-        space = space.spaces[key]
-    return int(space.start)
-
-
 def _terms(info: Mapping[str, object]) -> tuple[str, ...]:
     """Names in an info that hold a term of the reward: numbers whose name begins with "reward_"."""
     numbers = (int, float, np.integer, np.floating)
@@ -398,6 +446,7 @@ def work(pipe: Connection, shared: dict[str, SharedRows], rows: tuple[int, int],
     """Body of a worker process: serve commands for rows [first, end) of the shared arrays until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     first, end = rows
+    allow(options["id"])  # whoever started this process was allowed to make it
     try:
         copies = Copies(count=end - first, **options)
         arrays = view(shared)

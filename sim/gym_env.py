@@ -1,10 +1,12 @@
 """Any Gymnasium environment behind the contract of our engines, in this process or in worker processes.
 
-Observations: a plain box becomes "state"; a Dict is flattened into "state" in the order of its space (goal
-environments: "observation", then "desired_goal"; both goals stand in `info`); uint8 boxes (H, W, 3), (H, W, 1) or
-(3, H, W) become "image.<key>" as (H, W, 3), without a leading "pixels." in the key; Discrete leaves become one-hot
-columns. Actions: the environment's finite box is mapped from [-1, 1] once, here; the n choices of a Discrete space lie
-evenly in [-1, 1] (`IOSpec.action_choices`); other action spaces are refused with the reason.
+Observations: a plain box becomes "state"; a Dict or Tuple is flattened into "state" in the order of its space (goal
+environments: "observation", "desired_goal", then what else there is; both goals stand in `info`); uint8 boxes
+(H, W, 3), (H, W, 1) or (3, H, W) become "image.<key>" as (H, W, 3), without a leading "pixels." in the key, and a stack
+of them (K, H, W, 3) K pictures; Discrete and MultiDiscrete leaves become one-hot columns. Actions: the environment's
+finite box is flattened and mapped from [-1, 1] once, here; the n choices of a Discrete space, and those of each action
+of a MultiDiscrete or MultiBinary one, lie evenly in [-1, 1] (`IOSpec.action_choices`); other action spaces are refused
+with the reason.
 
 Episodes that end are reset within the same step; `info` holds what `mujoco_env` describes. Environment i is seeded with
 `seeds(seed, num_envs)[i]`, or with the i-th of a sequence of seeds as it is.
@@ -21,10 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Discrete
 from gymnasium.vector import VectorEnv
 
-from robot_rl.sim import crash, gym_copies, interface
+from robot_rl.sim import crash, gym_copies, gym_own, interface
 from robot_rl.sim.gym_copies import Copies, SharedRows
 from robot_rl.sim.gym_goals import gym_goals
 from robot_rl.sim.interface import checked
@@ -57,7 +58,8 @@ class GymVectorEnv(VectorEnv):
         num_envs: N.
         seed: environment i depends on the seed and i alone.
         device: where the learner runs; this engine hands over NumPy arrays whatever it is.
-        id: for example "HalfCheetah-v5", "FetchPickAndPlace-v4", "gym_hil/PandaPickCubeBase-v0" or "module:Name-v0".
+        id: for example "HalfCheetah-v5", "FetchPickAndPlace-v4", "gym_hil/PandaPickCubeBase-v0", "module:Name-v0", or
+            "./my_task.py:MyTask" for a class of a file.
         kwargs: arguments of the environment.
         workers: processes that share the copies; 0 steps them all here, which is the faster choice for cheap
             environments: handing over a step costs about as much as simulating a small robot.
@@ -108,14 +110,15 @@ class GymVectorEnv(VectorEnv):
             action_units=("1",) * actions,
             control_hz=control_hz or _control_hz(first),
             obs_names=layout.state_names,
-            action_choices=(int(box.high[0] - box.low[0]) + 1,) if isinstance(first.action_space, Discrete) else (),
+            action_choices=gym_copies.action_choices(first.action_space),
         )
         interface.introduce(self, self.io, num_envs)
 
-        if episode_steps is None:
+        if episode_steps is None and not gym_own.is_file(id):
             episode_steps = gymnasium.spec(id.rpartition(":")[2]).max_episode_steps
         options = {"id": id, "kwargs": kwargs, "episode_steps": episode_steps, "render_mode": render_mode}
         shapes = _shapes(num_envs, actions, obs, layout.goal)
+        self._notes = gym_own.find_moments(first)
         self._goals, self._tells_goals = gym_goals(first, layout), bool(layout.goal)
         self._workers: list[_Worker] = []
         self._copies: Copies | None = None
@@ -167,8 +170,8 @@ class GymVectorEnv(VectorEnv):
         if not self._started:
             raise RuntimeError("step() before the first reset(); call reset() once")
         action = checked(actions, self.num_envs, self.io)
-        for count in self.io.action_choices:  # what is recorded is what is done
-            action = action_of(choice_of(action, count), count)
+        for i, count in enumerate(self.io.action_choices):  # what is recorded is what is done
+            action[:, i] = action_of(choice_of(action[:, i], count), count)
         arrays = self._arrays
         if self._copies is not None:
             ended = self._copies.step(action)
@@ -217,7 +220,7 @@ class GymVectorEnv(VectorEnv):
     @property
     def parts(self) -> EnvParts:
         """States are saved: exactly for MuJoCo tasks, else a resumed run begins new episodes; goals of goal tasks."""
-        return EnvParts(saves=True, goals=self._goals)
+        return EnvParts(saves=True, goals=self._goals, notes=self._notes)
 
     def render(self) -> tuple[Any, ...] | None:
         """One frame per environment, or None without render_mode."""

@@ -9,6 +9,7 @@ from typing import Any, SupportsInt
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.sim.headless import load_mujoco
 
 META_WORLD = (3, 1, 1)  # the newest release that was tried
 _WELD = (*(0.0,) * 6, -1.0, *(0.0,) * 3, 5.0)  # what its welds are set to: at the anchor, turned as Meta-World has it
@@ -21,7 +22,7 @@ def mend_enumerations() -> None:
     robotics 1.4.2 fails at `assert joint_type in (mjJNT_HINGE, mjJNT_SLIDE)`: Fetch, the hands and the kitchen. Nothing
     is changed where a release compares as before.
     """
-    mujoco = require("mujoco")
+    mujoco = load_mujoco()
 
     for kind in vars(mujoco).values():
         if isinstance(kind, type) and hasattr(kind, "__members__"):

@@ -1,4 +1,4 @@
-"""Chooses MuJoCo's renderer where there is no screen; call before the first import of mujoco.
+"""MuJoCo as this package loads it: with a renderer that needs no screen, and without a log in the user's folder.
 
 MuJoCo reads MUJOCO_GL once, at import, and without it asks for a window system. Environments that open its renderer on
 their own (gym_hil, gymnasium's `render_mode="rgb_array"`) then fail on a machine without a display.
@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes.util
 import os
 import sys
+from types import ModuleType
+
+from robot_rl.extras import require
 
 _chosen: list[str] = []
 
@@ -23,6 +26,21 @@ def prefer_headless() -> None:
             environment["MUJOCO_GL"] = kind
             _chosen.append(kind)
             return
+
+
+def load_mujoco() -> ModuleType:
+    """MuJoCo, whose warnings stand on the console and leave no MUJOCO_LOG.TXT wherever a command is run.
+
+    Raises:
+        ImportError: it is missing.
+    """
+    prefer_headless()
+    mujoco = require("mujoco")
+    if "MjLogConfig" in vars(mujoco):  # from 3.17 on
+        config = mujoco.MjLogConfig.get()
+        config.logto_file = False
+        config.set()
+    return mujoco
 
 
 def wanted() -> str:

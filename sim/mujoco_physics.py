@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from robot_rl.extras import require
-from robot_rl.sim.headless import prefer_headless
+from robot_rl.sim.headless import load_mujoco
 from robot_rl.types import Array
 from robot_rl.types.data import all_finite
 
 if TYPE_CHECKING:
     from mujoco import MjModel
 
-prefer_headless()
-mujoco = require("mujoco")
+mujoco = load_mujoco()
 
 OLDEST = (3, 17)
 """The first MuJoCo with `mujoco.batch`."""

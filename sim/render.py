@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robot_rl.extras import require
 from robot_rl.sim import headless
-from robot_rl.sim.headless import prefer_headless
+from robot_rl.sim.headless import load_mujoco
 from robot_rl.sim.scene import mocap
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 
     from robot_rl.types import Array
 
-prefer_headless()
-mujoco = require("mujoco")
+mujoco = load_mujoco()
 
 QUALITIES = ("full", "fast")
 _REMEDY = (

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from robot_rl.extras import require, require_foreign
+from robot_rl.extras import require_foreign
 from robot_rl.sim import urdf
-from robot_rl.sim.headless import prefer_headless
+from robot_rl.sim.headless import load_mujoco
 from robot_rl.types.card import DEFAULTS, OPEN
 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel, MjsElement, MjSpec
 
-prefer_headless()
-mujoco = require("mujoco")
+mujoco = load_mujoco()
 
 SCALAR = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 """Types of joints that have one number."""

@@ -5,8 +5,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import pytest
 import yaml
@@ -55,6 +56,10 @@ def test_the_run_is_the_one_that_the_command_line_makes(run: rr.RunResult, tmp_p
 
 def test_a_run_goes_on(run: rr.RunResult, tmp_path: Path):
     first = rr.train("online/sac", "pendulum", steps=200, num_envs=2, folder=tmp_path / "part", **QUICK)
+    names = sorted(path.name for path in (first.folder / "checkpoints").iterdir())
+    with pytest.raises(ValueError, match=r"total_steps is 100, and .* has made 200 steps already"):
+        rr.resume(first, total_steps=100)
+    assert names == sorted(path.name for path in (first.folder / "checkpoints").iterdir())  # none is put aside
     rest = rr.resume(first, total_steps=300)
     assert rest.folder == first.folder
     assert rr.evaluate(rest, episodes=2).returns == rr.evaluate(run, episodes=2).returns  # as never stopped
@@ -194,3 +199,12 @@ def test_a_robot_of_ones_own_comes_by_its_card(tmp_path: Path, monkeypatch: pyte
     run = rr.train("online/sac", env, steps=150, folder=tmp_path / "run", **QUICK)
     assert rr.load(run).io.action_dim == env.io.action_dim
     refused("takes any arm with a card", rr.make, "pendulum", robot="mine")
+
+
+def test_an_environment_that_is_none_of_ours_is_refused_with_what_to_do():
+    class Task(gymnasium.Env):
+        pass
+
+    for call in (lambda: rr.make(cast(Any, Task)), lambda: rr.train("online/sac", cast(Any, Task()))):
+        with pytest.raises(Refused, match=r"gymnasium.register.*'module:Id-v0'"):
+            call()

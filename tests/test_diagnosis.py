@@ -115,6 +115,15 @@ def test_no_exploration_is_told_from_the_entropy_of_the_beginning() -> None:
     assert "no exploration" not in causes(sure)
     for asked in ({"target_entropy": -20.0}, {"log_std_init": -5.0}):
         assert causes(sure, {**SAC, "policy": {**SAC["policy"], **asked}})[0] == "no exploration"
+    for word in ("auto", "half"):  # soft actor-critic's own default, as config.yaml holds it
+        assert causes(sure, {**SAC, "policy": {**SAC["policy"], "target_entropy": word}}) == []
+
+
+def test_an_environment_whose_episodes_never_end_is_named() -> None:
+    endless = {"rollout/episodes": 0.0, "rollout/return": None, "rollout/length": None, "rollout/success": None}
+    found = diagnose(rows(endless, {"eval/success": 0.0, "steps/success_steps": None, "steps/success_pays": None}), SAC)
+    assert [cause.cause for cause in found] == ["no episode ended"]
+    assert "5000 steps" in found[0].evidence
 
 
 def test_a_penalty_that_was_all_that_was_learnt_is_named_with_its_share() -> None:

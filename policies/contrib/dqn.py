@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import StrictBool
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
@@ -22,6 +24,10 @@ class DqnOptions(TdOptions):
 
     lr: Rate = 1e-3
     """Step size."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How it changes: kept, or falling to 0 at the end of the run along a line or half a cosine."""
+    normalize_obs: StrictBool | Literal["auto"] = "auto"
+    """Standardise "state" with running moments; auto: Gymnasium's tasks, whose units vary."""
     explore_start: Share = 1.0
     """Share of random choices at first."""
     explore_end: Share = 0.05
@@ -98,13 +104,19 @@ class Dqn(TdLearner[DqnOptions]):
 
     def build(self) -> None:
         """Two networks with a value for each choice, and their targets."""
-        if len(self.io.action_choices) != 1:
+        if len(self.io.action_choices) > 1:
+            counts = ", ".join(map(str, self.io.action_choices))
+            raise ValueError(
+                f"DQN makes one choice at a time, and here there are several ({counts}); use policy=online/ppo"
+            )
+        if not self.io.action_choices:
             raise ValueError("DQN acts where an action is one of several choices, and here it is a number; use SAC")
         if self.eye is not None:
             raise ValueError("DQN reads 'state' alone; leave cameras out, or use policy=online/ppo on features")
         (self._count,) = self.io.action_choices
         self.critic = self.net("critic", self.features, self._count, members=2)
         self.critic_target = self.target_copy("critic_target", self.critic)
+        self.schedule(self.o.lr_schedule)
         self.policy = GreedyPolicy(self.io, self.critic, self.norm, self.o, seed=self.seed + 1)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:

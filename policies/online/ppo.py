@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -120,7 +121,7 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
         init, shuffle, act = np.random.SeedSequence(seed).spawn(3)
         if io.action_choices and (o.log_std != "free" or o.log_std_init):
             raise ValueError("log_std and log_std_init have no effect where an action is a choice; leave them out")
-        width = io.action_choices[0] if io.action_choices else io.action_dim
+        width = sum(io.action_choices) or io.action_dim
         seen = obs_dim(io.acting)
         self._layout = ActorCriticLayout(seen, width, o.hidden, o.log_std == "state", obs_dim(io) - seen)
         weights = np.empty(self._layout.size, np.float32)
@@ -134,7 +135,7 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
         self._lr = StepSize(o.lr, o.lr_schedule, o.target_kl or 0.01)
         self._enough = None if o.lr_schedule == "adaptive" or o.target_kl is None else 1.5 * o.target_kl
         self._loss = FusedOptions(o.clip, o.dual_clip, o.value_clip, o.value_coef, o.entropy_coef)
-        self._fused = choice_loss if io.action_choices else fused_policy_loss
+        self._fused = partial(choice_loss, counts=io.action_choices) if io.action_choices else fused_policy_loss
         self._normalize_parts = o.normalize_advantage  # advantages of a minibatch; else a method's rows are as they are
         self._pipeline = Pipeline([Stage("gae", options={"gamma": gamma, "gae_lambda": o.gae_lambda})])
         self._shuffle = np.random.default_rng(shuffle)

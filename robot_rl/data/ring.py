@@ -63,17 +63,18 @@ class TransitionRing(ColumnRing):
         return capacity + capacity // 16 + 2 * self.slack + 2
 
     def extends(self, capacity: int, rows: int, frames: int) -> bool:
-        """Whether this ring is one of `capacity` rows that has been given more room before it was ever full.
+        """Whether a ring of `capacity` rows, never full so far, may go on in this one, which would not be full either.
 
         Rows and frames then lie where they would lie here. So a run may be resumed for more steps than it was begun
-        with.
+        with, or for fewer.
 
         Args:
             capacity: of the other ring.
             rows: that it has taken so far.
             frames: likewise.
         """
-        return capacity <= self.capacity and rows <= capacity and frames <= self.frame_room(capacity)
+        least = min(capacity, self.capacity)
+        return rows <= least and frames <= self.frame_room(least)
 
     def add_rows(self, rows: Store, previous: np.ndarray, frames: tuple[np.ndarray, np.ndarray, Any] | None) -> None:
         """Write records behind the newest row.

@@ -18,10 +18,11 @@ class EpisodeStats:
     Args:
         num_envs: N.
         window: number of finished episodes averaged over.
+        choices: whether an action is one of several choices (`IOSpec.action_choices`).
     """
 
-    def __init__(self, num_envs: int, window: int = 100) -> None:
-        self.episodes, self._terms, self._signs = 0, RewardTerms(), StepSigns()
+    def __init__(self, num_envs: int, window: int = 100, *, choices: bool = False) -> None:
+        self.episodes, self._terms, self._signs = 0, RewardTerms(), StepSigns(choices)
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
         self._returns: deque[float] = deque(maxlen=window)

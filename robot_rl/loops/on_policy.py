@@ -35,7 +35,7 @@ class OnPolicy:
     ) -> None:
         self.env_steps = 0
         self.iterations = 0
-        self.stats = EpisodeStats(env.num_envs)
+        self.stats = EpisodeStats(env.num_envs, choices=bool(env.io.action_choices))
         self.rows = RowSample()
         learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed

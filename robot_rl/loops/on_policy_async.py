@@ -54,7 +54,7 @@ class AsyncOnPolicy:
     ) -> None:
         self.env_steps = 0
         self.iterations = 0
-        self.stats = EpisodeStats(env.num_envs)
+        self.stats = EpisodeStats(env.num_envs, choices=bool(env.io.action_choices))
         self.rows = RowSample()
         learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed

@@ -54,15 +54,20 @@ class StepSigns:
     - fit_late, fit_now, late: the former for what was done some of `LATE` steps before, for the step itself among the
       same rewards, and how many steps before; those where the former gains most.
     - smooth: correlation of a reward with the one before it.
-    - action_edge, action_spread: share of actions at their limits; the least deviation of a component.
+    - action_edge, action_spread: share of actions at their limits, where actions are numbers (the first and the last of
+      some choices are no limits); the least deviation of a component.
     - idle_actions: components that no observation answers to, of `actions`.
     - obs_stuck, obs_largest: components that are at an extreme in most steps; the largest size of one.
     - terminated: share of steps that ended an episode for good.
     - success_steps, success_pays: steps with success, and what they paid above the others, in deviations; only where
       both were seen.
+
+    Args:
+        choices: whether an action is one of several choices, rather than a number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, choices: bool = False) -> None:
+        self._choices = choices
         self._trace: deque[tuple[Any, ...]] = deque(maxlen=LENGTH)
 
     def add(self, step: Step) -> None:
@@ -83,6 +88,8 @@ class StepSigns:
             return {}
         self._trace.clear()
         found = {**_reward(trace), **_fits(trace), **_actions(trace), **_observations(trace)}
+        if self._choices:
+            del found["action_edge"]
         return {f"steps/{name}": float(value) for name, value in found.items()}
 
     def _stacked(self) -> _Traced | None:

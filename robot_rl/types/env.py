@@ -65,6 +65,7 @@ class EnvParts:
         goals: what steps would earn under other goals, where the observation is a "state" alone that shows the goal.
         dialogues: `begin(seeds)` and `say(rows, utterances)` are there: texts, of which the caller chooses the task.
         device: of the tensors that it hands over; None: NumPy arrays.
+        notes: what whoever trains in it should know, in sentences.
     """
 
     expert: Callable[[Obs], Array] | None = None
@@ -79,6 +80,7 @@ class EnvParts:
     goals: Goals | None = None
     dialogues: bool = False
     device: torch.device | None = None
+    notes: tuple[str, ...] = ()
 
 
 class StepEnv(Protocol):

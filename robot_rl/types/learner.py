@@ -133,7 +133,8 @@ class Learner(Generic[OptionsT, Data_contra]):
         if io.action_choices and not self.chooses:
             raise ValueError(
                 f"{self.method or type(self).__name__} acts with continuous numbers, and here an action is one of "
-                f"{io.action_choices[0]} choices; use policy=online/ppo or policy=contrib/dqn"
+                f"{', '.join(map(str, io.action_choices))} choices; use policy=online/ppo"
+                f"{' or policy=contrib/dqn' if len(io.action_choices) == 1 else ''}"
             )
         if PRIVILEGED in io.obs and not self.privileged:
             raise ValueError(

@@ -135,28 +135,44 @@ def register() -> None:
         Plugins.instance().register(ClassPath)
 
 
+def names_code(item: str) -> bool:
+    """Whether an argument `key=value` names code of the user's own: "module:Name" or a Python file."""
+    _, equals, value = item.partition("=")
+    plain = value.strip("'\"")
+    foreign = plain.startswith(("http://", "https://", "[", "{"))
+    return bool(equals) and not foreign and (":" in plain or plain.endswith(".py"))
+
+
 def take_own(items: Sequence[str]) -> list[str]:
     """Arguments in which names of the user's own code are allowed and stand under a name that Hydra can look up.
 
-    `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`;
-    `id=module:Name-v0` and every other value with a colon that names code stays as it is.
+    `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`, where that
+    class is a gymnasium.Env `env=gym id=<file>:<class>`; `id=module:Name-v0` and every other value with a colon that
+    names code stays as it is.
 
     Raises:
         Refused, ValueError: a method or world of the user's own that there is not, or that is none.
     """
     found = []
     for item in items:
-        key, equals, value = item.partition("=")
+        key, _, value = item.partition("=")
         plain = value.strip("'\"")
-        if equals and ":" in plain and not plain.startswith(("http://", "https://", "[", "{")):
+        if names_code(item) and ":" in plain:
             extras.allow(plain, plain.removeprefix("python:"))
+        if key == "id" and plain.rpartition(":")[0].endswith(".py"):
+            plain = _resolve(plain)
+            extras.allow(plain)
+            item = f"id='{plain}'"
         if key == "env" and (":" in plain or plain.endswith(".py")):
             key, plain = "world", _resolve(plain if ":" in plain else f"{plain}:{_class_of(plain)}")
             item = f"env={OWN}"
         if key in build.ROOMS and ":" in plain and plain[0] not in "[{":
             name = _resolve(plain)
             extras.allow(name)
-            build.find(key, name)
+            found_class = build.find(key, name)
+            if key == "world" and _is_task(found_class):
+                found += ["env=gym", f"id='{name}'"]
+                continue
             _own[f"{key}={OWN}"] = name
             item = f"env={OWN}" if item == f"env={OWN}" else f"{key}={OWN}"
         found.append(item)
@@ -342,6 +358,12 @@ def _class_of(file: str) -> str:
             f"say which class of {file} is the world: env={file}:<class>; it has {', '.join(classes) or 'none'}"
         )
     return own[0]
+
+
+def _is_task(found: object) -> bool:
+    """Whether this is a class of Gymnasium's, told without loading Gymnasium: whoever made such a class has."""
+    names = [f"{base.__module__}.{base.__qualname__}" for base in found.__mro__] if isinstance(found, type) else []
+    return "gymnasium.core.Env" in names
 
 
 def _resolve(name: str) -> str:

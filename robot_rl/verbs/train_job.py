@@ -155,6 +155,7 @@ class TrainJob:
         self.cluster: Cluster | None = None
         if start.resume:
             checkpoint.find(start.folder)
+            _refuse_fewer(start.folder, s.total_steps)
         self.env = make_env(parallel.shard(s.num_envs), s.seed + 100_003 * parallel.rank(), False)
         self.learner: AnyLearner = make_learner(self.env.io)
         check_learner(self.learner)
@@ -175,7 +176,7 @@ class TrainJob:
                 count=lambda: int(self.loop.env_steps),
                 evaluate=self.evaluate,
             )
-            for line in (*self.notes, *self.learner.notes):
+            for line in (*self.notes, *self.env.parts.notes, *self.learner.notes):
                 self._run.note(line)
             if start.resume:
                 self._run.restore()
@@ -461,3 +462,17 @@ def film(
         return report.write_video(path, frames, env.io.control_hz)
     finally:
         env.close()
+
+
+def _refuse_fewer(folder: Path, total_steps: int) -> None:
+    """Refuse an end that lies behind a run: its newest checkpoint would not fit, and an older one be taken.
+
+    Raises:
+        ValueError: it does, and is not the end that the run was given before.
+    """
+    made = [int(checkpoint.read_meta(path)["step"]) for path in checkpoint.complete(folder / "checkpoints")]
+    if made and total_steps < max(made) and total_steps != checkpoint.read_config(folder).get("total_steps"):
+        raise ValueError(
+            f"total_steps is {total_steps}, and {folder} has made {max(made)} steps already; expected more than that, "
+            "to go on with it"
+        )

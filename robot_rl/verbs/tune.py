@@ -29,6 +29,7 @@ from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer
+from robot_rl.verbs.compose import names_code
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.tune_plot import draw
 from robot_rl.words import Refused
@@ -188,6 +189,8 @@ class OptionCandidate:
             made = self.run_folder(space.verb)
             if made is not None and any(made.glob("checkpoints/step_*")):
                 words = (f"resume={made}",)
+                if any(map(names_code, (*space.fixed, *self.words))):  # this command names the code that the run does
+                    words += ("trust=true",)
             else:
                 seed = (f"seed={len(self.values)}",) if self.seeds > 1 else ()
                 words = (*space.fixed, *self.words, *seed, f"output={self.home}")

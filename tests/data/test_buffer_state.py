@@ -192,11 +192,23 @@ def test_buffer_failed_save_leaves_the_old_one(tmp_path: Path, monkeypatch: pyte
 def test_buffer_load_of_another_buffer_lists_the_differences(tmp_path: Path) -> None:
     buffer = fill(ReplayBuffer(spec(False), 100, num_envs=2), Feed(False), 10)
     buffer.save(tmp_path / "replay")
-    other = ReplayBuffer(spec(True), 50, num_envs=2, gamma=0.5)
+    other = ReplayBuffer(spec(True), 10, num_envs=2, gamma=0.5)
     for call in (lambda: other.load(tmp_path / "replay"), lambda: other.load_state_dict(buffer.state_dict())):
-        with pytest.raises(ValueError, match=r"(?s)capacity: 100 saved, 50 here.*gamma.*obs"):
+        with pytest.raises(ValueError, match=r"(?s)capacity: 100 saved, 10 here.*gamma.*obs"):
             call()
     assert len(other) == 0
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_buffer_continues_in_a_smaller_one_that_holds_all_of_it(images: bool, tmp_path: Path) -> None:
+    saved = fill(ReplayBuffer(spec(images), 90, num_envs=2, seed=0), Feed(images), 19)
+    saved.save(tmp_path / "b")
+    small = ReplayBuffer(spec(images), 40, num_envs=2, seed=5)
+    small.load(tmp_path / "b")
+    whole = fill(ReplayBuffer(spec(images), 40, num_envs=2, seed=0), Feed(images), 19)
+    for buffer in (small, whole):
+        fill(buffer, Feed(images, seed=1), 20)
+    assert equal(small.sample(64), whole.sample(64))
 
 
 @pytest.mark.parametrize("images", [False, True])

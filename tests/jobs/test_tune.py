@@ -166,6 +166,20 @@ def test_a_run_that_outlived_a_killed_search_is_waited_for_and_counts(search, tm
     assert [path.name for path in run.parent.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize(("env", "trusted"), [("./my_task.py:MyTask", True), ("reach", False)])
+def test_a_run_that_is_taken_up_may_use_the_code_that_this_command_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, trusted: bool
+) -> None:
+    told: list[tuple[str, ...]] = []
+    monkeypatch.setattr(tune.child, "command", lambda _, *words: told.append(words) or [sys.executable, "-S", "-c", ""])
+    (tmp_path / "train" / "run" / "checkpoints" / "step_1").mkdir(parents=True)
+    trial: Any = FixedTrial({"x": 0.5})
+    candidate = tune.OptionCandidate(trial, ("x=0.5",), tmp_path, 1)
+    candidate.start(read_space(["train", f"env={env}", "x=interval(0,1)"]), {})
+    candidate.stop()
+    assert told == [("train", f"resume={tmp_path / 'train' / 'run'}", *(["trust=true"] if trusted else []))]
+
+
 def test_words_that_a_run_refuses_end_the_search_with_its_sentence(search) -> None:
     with pytest.raises(tune.Refused, match="wrong is no option"):
         search("x=interval(0.0,1.0)", "wrong=1", trials=3)

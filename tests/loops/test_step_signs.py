@@ -75,6 +75,15 @@ def test_a_choice_whose_numbers_mean_no_order_is_no_dead_action(dead: bool) -> N
     assert signs.metrics()["steps/idle_actions"] == float(dead)
 
 
+def test_the_first_and_the_last_of_two_choices_are_no_limits() -> None:
+    signs = StepSigns(choices=True)
+    for t in range(SHORTEST):
+        add(signs, [t], [1.0 - 2.0 * (t % 2)], float(t))
+    found = signs.metrics()
+    assert "steps/action_edge" not in found
+    assert found["steps/action_spread"] == 1.0
+
+
 def test_an_action_that_moves_nothing_is_counted() -> None:
     assert trace(idle=True).metrics()["steps/idle_actions"] == 1.0
 

@@ -59,22 +59,25 @@ def test_a_method_for_numbers_is_refused():
 
 @pytest.mark.parametrize("written_out", [False, True])
 @pytest.mark.parametrize(("entropy", "dual", "value_clip"), [(0.0, None, None), (0.02, 3.0, 0.1), (0.5, None, 0.0)])
-def test_loss_and_gradients_are_those_of_plain_torch(written_out: bool, entropy: float, dual: Any, value_clip: Any):
+@pytest.mark.parametrize("counts", [(4,), (2, 3)])
+def test_loss_and_gradients_are_those_of_plain_torch(
+    written_out: bool, entropy: float, dual: Any, value_clip: Any, counts: tuple[int, ...]
+):
     g = torch.Generator().manual_seed(0)
-    logits = torch.randn(64, 4, generator=g, dtype=torch.float64, requires_grad=True)
+    logits = torch.randn(64, sum(counts), generator=g, dtype=torch.float64, requires_grad=True)
     value = torch.randn(64, generator=g, dtype=torch.float64, requires_grad=True)
-    index = torch.randint(4, (64, 1), generator=g)
-    with torch.no_grad():
-        old = logits.log_softmax(-1).gather(-1, index)[:, 0] + 0.5 * torch.randn(64, generator=g, dtype=torch.float64)
+    index = torch.stack([torch.randint(count, (64,), generator=g) for count in counts], -1)
+    chosen = [torch.distributions.Categorical(logits=part) for part in logits.split(list(counts), -1)]
+    new = torch.stack([one.log_prob(index[:, i]) for i, one in enumerate(chosen)]).sum(0)
+    old = new.detach() + 0.5 * torch.randn(64, generator=g, dtype=torch.float64)
     batch = {
-        "action": action_of(index.double(), 4),
+        "action": torch.stack([action_of(index[:, i].double(), count) for i, count in enumerate(counts)], -1),
         "logp": old,
         "advantage": torch.randn(64, generator=g, dtype=torch.float64),
         "target": torch.randn(64, generator=g, dtype=torch.float64),
         "value": torch.randn(64, generator=g, dtype=torch.float64),
     }
-    chosen = torch.distributions.Categorical(logits=logits)
-    ratio = (chosen.log_prob(index[:, 0]) - old).exp()
+    ratio = (new - old).exp()
     gain = torch.minimum(ratio * batch["advantage"], ratio.clamp(0.8, 1.2) * batch["advantage"])
     if dual is not None:
         gain = torch.where(batch["advantage"] < 0, torch.maximum(gain, dual * batch["advantage"]), gain)
@@ -82,14 +85,18 @@ def test_loss_and_gradients_are_those_of_plain_torch(written_out: bool, entropy:
     if value_clip is not None:
         near = batch["value"] + (value - batch["value"]).clamp(-value_clip, value_clip)
         error = torch.maximum(error, (near - batch["target"]).square())
-    loss = -gain.mean() + 0.5 * error.mean() - entropy * chosen.entropy().mean()
+    loss = -gain.mean() + 0.5 * error.mean() - entropy * torch.stack([one.entropy() for one in chosen]).sum(0).mean()
     wanted = torch.autograd.grad(loss, [logits, value])
-    outputs = {"mean": logits.detach(), "log_std": torch.zeros(4, dtype=torch.float64), "value": value.detach()}
+    outputs = {
+        "mean": logits.detach(),
+        "log_std": torch.zeros(sum(counts), dtype=torch.float64),
+        "value": value.detach(),
+    }
     columns: Any = batch
     if written_out:
         outputs, columns = ({k: x.numpy() for k, x in table.items()} for table in (outputs, batch))
     options = FusedOptions(clip=0.2, dual_clip=dual, value_clip=value_clip, entropy_coef=entropy)
-    found = choice_loss(outputs, columns, options)
+    found = choice_loss(outputs, columns, options, counts)
     assert float(found.loss) == pytest.approx(float(loss.detach()), abs=1e-9)
     np.testing.assert_allclose(found.gradients["mean"], wanted[0], atol=1e-9)
     np.testing.assert_allclose(found.gradients["value"], wanted[1], atol=1e-9)
@@ -120,6 +127,30 @@ def test_samples_follow_the_softmax_and_tell_their_probability():
     np.testing.assert_allclose(device.logp, np.log(share)[chosen.numpy()], atol=1e-5)
 
 
+def test_several_choices_are_drawn_independently():
+    bounds = {"action_low": (0.0, 0.0), "action_high": (1.0, 2.0), "action_units": ("1", "1")}
+    io = replace(IO, action_names=("gear", "lamp"), action_choices=(2, 3), **bounds)
+    layout = ActorCriticLayout(3, 5, (8,), False)
+    params = torch.zeros(layout.size)
+    logits = torch.tensor([0.0, 1.0, -1.0, 0.5, 0.0])
+    layout.views(params)["actor_bias"][:] = logits
+    policy = ChoicePolicy(io, layout, params, activation="tanh", seed=0, normalize_obs=False, fast=False)
+    shares = torch.outer(logits[:2].softmax(0), logits[2:].softmax(0))
+    obs = torch.zeros(20_000, 3)
+    drawn: Any = policy.act({"state": obs.numpy()}), policy._act_on_device({"state": obs}, False)
+    for found in drawn:
+        value: Any = torch.as_tensor(found.value)
+        index = choice_of(value[:, 0], 2).long() * 3 + choice_of(value[:, 1], 3).long()
+        share = torch.bincount(index, minlength=6).reshape(2, 3) / len(obs)
+        np.testing.assert_allclose(share, shares, atol=0.015)
+        np.testing.assert_allclose(found.logp, shares.log().reshape(-1)[index], atol=1e-5)
+    np.testing.assert_allclose(policy.act({"state": obs[:1]}, deterministic=True).value, [[1.0, 0.0]])
+    with pytest.raises(ValueError, match=r"one of 2, 3 choices; use policy=online/ppo$"):
+        Sac(SacOptions(), io)
+    with pytest.raises(ValueError, match="one choice at a time"):
+        Dqn(DqnOptions(), io)
+
+
 # --- DQN
 
 
@@ -140,7 +171,7 @@ def rows(learner: Dqn, count: int = 6) -> Transitions:
 
 
 def test_double_dqn_is_its_equation():
-    learner = Dqn(DqnOptions(hidden=(16,), metrics_every=1), IO, seed=3)
+    learner = Dqn(DqnOptions(hidden=(16,), metrics_every=1, normalize_obs=False), IO, seed=3)
     with torch.no_grad():
         learner.critic_target.params.flat += 0.3 * torch.randn(learner.critic_target.params.flat.shape)
     batch = rows(learner)
@@ -158,6 +189,17 @@ def test_double_dqn_is_its_equation():
     assert metrics["train/target"] == pytest.approx(np.mean(target), abs=1e-5)
     huber = [0.5 * e * e if e < 1 else e - 0.5 for e in error]
     assert metrics["train/critic_loss"] == pytest.approx(np.mean(huber), abs=1e-5)
+
+
+def test_the_step_size_of_dqn_falls_to_nothing_at_the_end():
+    moved = []
+    for share in (0.0, 0.5, 1.0):
+        learner = Dqn(DqnOptions(hidden=(16,), normalize_obs=False), IO, seed=3)
+        before = learner.critic.params.flat.detach().clone()
+        learner.set_progress(share)
+        learner.update(iter([rows(learner)]))
+        moved.append(float((learner.critic.params.flat.detach() - before).abs().max()))
+    assert moved == pytest.approx([1e-3, 5e-4, 0.0], rel=1e-2)  # the first step of Adam is the step size
 
 
 def test_random_choices_fade_and_the_rest_are_the_best():

@@ -110,7 +110,7 @@ def test_dict_observations_are_flattened_in_the_order_of_the_space():
 def test_choice_below_the_first_is_refused_and_not_counted_from_the_end(monkeypatch):
     env, look = make(1, 0, id="Puzzle-v0"), Puzzle.look
     monkeypatch.setattr(Puzzle, "look", lambda self: {**look(self), "choice": 0})
-    with pytest.raises(gym_copies.EnvironmentFailed, match=r"the choice 0 lies below the first one .* in Dict"):
+    with pytest.raises(gym_copies.EnvironmentFailed, match=r"the choice 0 is none of the 3 from 1 on .* in Dict"):
         env.reset()
 
 
@@ -291,6 +291,17 @@ def test_nan_from_mujoco_environment_leaves_a_state_to_repeat(tmp_path):
     assert not np.array_equal(states[-1, 1:10], before)
 
 
+def test_a_warning_of_mujoco_leaves_no_file_where_the_command_is_run(tmp_path, monkeypatch, capfd):
+    env = make(1, 0, id="HalfCheetah-v5", crash_dir=str(tmp_path / "crash"))
+    env.reset()
+    monkeypatch.chdir(tmp_path)
+    task = cast(Any, env._copies).envs[0].unwrapped
+    task.data.qvel[0] = 1e30
+    task.do_simulation(np.zeros(6), 1)
+    assert "QVEL" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nan_action_names_the_environment():
     env = make(2, 0, id="HalfCheetah-v5")
     env.reset()
@@ -302,7 +313,6 @@ def test_nan_action_names_the_environment():
 @pytest.mark.parametrize(
     ("id", "message"),
     [
-        ("Blackjack-v1", "observation '.*' is|expected a Box"),
         ("HalfCheeta-v5", "no Gymnasium environment 'HalfCheeta-v5'; similar: .*HalfCheetah-v5"),
     ],
 )
@@ -314,8 +324,8 @@ def test_ids_that_do_not_fit_say_why(id, message):
 def test_spaces_that_do_not_fit_say_why():
     with pytest.raises(ValueError, match="unbounded actions"):
         gym_copies.action_box(spaces.Box(-np.inf, np.inf, (2,)), "X-v0")
-    with pytest.raises(ValueError, match="shape \\(2, 2\\), expected \\(A,\\)"):
-        gym_copies.action_box(spaces.Box(-1, 1, (2, 2)), "X-v0")
+    with pytest.raises(ValueError, match="actions from Dict"):
+        gym_copies.action_box(spaces.Dict({"a": spaces.Discrete(2)}), "X-v0")
     with pytest.raises(ValueError, match="observation 'words' is Text"):
         gym_copies.layout(spaces.Dict({"words": spaces.Text(3)}))
     with pytest.raises(ValueError, match=r"expected \(H, W, 3\)"):
