@@ -260,7 +260,8 @@ def begin(
 
 def run_name(cfg: DictConfig, method: str = "") -> str:
     """World, method (instead of the chosen one) and seed."""
-    world = [f"{env_name(cfg)}{'-' + str(cfg.id) if cfg.id else ''}"] if choice("env") else []
+    task = str(cfg.id or "").rpartition(":")[2]  # without the file or module of its class
+    world = [f"{env_name(cfg)}{'-' + task if task else ''}"] if choice("env") else []
     return "_".join([*world, method or choice("policy").split("/")[-1], f"seed{cfg.seed}"])
 
 
