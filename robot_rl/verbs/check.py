@@ -42,8 +42,9 @@ _CAUSES = {
 class _Stages:
     """How far the episodes that failed have come; called with every step."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, episodes: int) -> None:
         self._now, self._count = env.parts.stages, env.num_envs
+        self._left = (episodes + np.arange(env.num_envs)[::-1]) // env.num_envs  # that count, as `evaluate` shares them
         self._seen: dict[str, np.ndarray] = {}
         self._last: dict[str, np.ndarray] = {}
         self._failed: list[str] = []
@@ -51,7 +52,8 @@ class _Stages:
     def __call__(self, row: Step) -> None:
         over = np.asarray(row.terminated) | np.asarray(row.truncated)
         nothing = np.zeros(self._count, bool)
-        for i in np.flatnonzero(over & ~np.asarray(row.info["success"], bool)):
+        self._left = self._left - over
+        for i in np.flatnonzero(over & (self._left >= 0) & ~np.asarray(row.info["success"], bool)):
             reached, held = (self._seen.get(name, nothing)[i] for name in ("reached", "held"))
             at_end = self._last.get("held", nothing)[i]
             self._failed.append(list(_CAUSES)[0 if not reached else 1 if not held else 3 if at_end else 2])
@@ -81,8 +83,8 @@ def check(cfg: DictConfig) -> None:
     for number, finding in enumerate(findings, 1):
         print(f"{number}. {finding}")
     if not findings and env.parts.expert is not None:
-        stages = None if env.parts.stages is None else _Stages(env)
-        episodes = max(cfg.num_envs, 20 if stages else 0)
+        episodes = cfg.num_envs if env.parts.stages is None else max(cfg.num_envs, 20)
+        stages = None if env.parts.stages is None else _Stages(env, episodes)
         result = evaluate(env, ExpertPolicy(env), episodes=episodes, seed=cfg.seed, on_step=stages)
         success = result.metrics().get("eval/success", float("nan"))
         print(f"expert: return {np.mean(result.returns):.4g}, success {success:.2f}")

@@ -15,7 +15,7 @@ def test_failed_episodes_are_told_by_where_they_failed() -> None:
     step = iter(range(3))
     now: dict[str, Any] = {}
     env = SimpleNamespace(num_envs=4, parts=SimpleNamespace(stages=lambda: now))
-    stages = _Stages(env)
+    stages = _Stages(env, 4)
     for k in step:
         now.update(reached=reached[k], held=held[k])
         over = np.full(4, k == 2)
@@ -25,6 +25,9 @@ def test_failed_episodes_are_told_by_where_they_failed() -> None:
         if k == 2:  # after an episode's end the view is of the next
             now.update(reached=np.zeros(4, bool), held=np.zeros(4, bool))
         stages(row)
+    all_over = np.ones(4, bool)
+    more: Any = SimpleNamespace(terminated=all_over, truncated=~all_over, info={"success": ~all_over})
+    stages(more)  # one more a copy than are counted
     told = stages.told(1, 4)
     assert "succeeds in 1 of 4 episodes" in told
     assert "did not reach the object in 1, reached it and did not hold it in 1" in told
