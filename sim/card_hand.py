@@ -112,9 +112,9 @@ class CardHand(CardArm):
             linear, angular = jacobian[:, :3], jacobian[:, 3:]
             # Far wishes are cut: a step is as good as its Jacobian, which holds near where the arm is.
             far, error = _cut(target - place, _FAR), _cut(rotation_error(rotation, turn), _TURN)
-            if self.count < 6:  # the turn about the vertical is the waist's
-                error = error * constant((1.0, 1.0, 0.0), joints)
-                angular = angular * constant(((1.0,), (1.0,), (0.0,)), joints)
+            if self.count < 6:  # the turn about the vertical counts least: pointing down may need its joint
+                error = error * constant((1.0, 1.0, 0.2), joints)
+                angular = angular * constant(((1.0,), (1.0,), (0.2,)), joints)
             wish = joints + self._step(far, error, linear, angular, joints)
             # What a joint at its limit cannot do, the others do: clipped alone, the arm would stand still there.
             at = xp.minimum(xp.maximum(wish, low), high)
