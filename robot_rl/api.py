@@ -20,13 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
-from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.types import AnyLearner, Callback, Policy, VecEnv
 from robot_rl.verbs.build import load_policy, start_of
 from robot_rl.verbs.compose import choices, compose_verb
+from robot_rl.verbs.hil_eval import evaluate_as_run
 from robot_rl.verbs.offline import offline_job
 from robot_rl.verbs.pictures import put_pictures
-from robot_rl.verbs.reading import ends_at_success, plain, read_options, stored_config
+from robot_rl.verbs.reading import plain, read_options, stored_config
 from robot_rl.verbs.robot import put_card
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.verbs.train import learner_of_init, train_job
@@ -220,14 +220,14 @@ def evaluate(
         world = build.make("engine", node, num_envs=1, seed=seed, device="cpu")
     try:
         policy = load(run, env=world, trust=trust) if isinstance(run, str | os.PathLike) else run
-        ours = isinstance(run, str | os.PathLike) and ends_at_success(stored_config(checkpoint.find(Path(run))))
-        return run_evaluation(
+        ours = stored_config(checkpoint.find(Path(run))) if isinstance(run, str | os.PathLike) else None
+        return evaluate_as_run(
+            ours,
             world,
             policy,
             episodes=episodes,
             seed=seed + 10_000,
             deterministic=deterministic,
-            first_success=ours,
         )
     finally:
         if world is not env:

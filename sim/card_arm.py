@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TOOL = "robot_rl_tool"
 _POSES = 3000
-_SPEED, _JOINT_SPEED, _REACH = 0.4, 1.5, 0.8  # m/s and rad/s at action 1 of an arm that reaches so far [m]
+_SPEED, JOINT_SPEED, _REACH = 0.4, 1.5, 0.8  # m/s and rad/s at action 1 of an arm that reaches so far [m]
 
 
 class CardArm(Arm):
@@ -45,12 +45,14 @@ class CardArm(Arm):
         ValueError: the model cannot be read, does not have what the card names, or hardly reaches the workspace.
     """
 
+    grasping = False
+
     def __init__(self, card: Card, *, action: str, control_hz: float, start_pose: bool = False) -> None:
         check_command(action, control_hz, start_pose)
         if card.workspace is None:
             raise ValueError(f"the card of {card.name} has no workspace, from which targets are drawn; write one")
         stored = card.model_dump_json(), digest(card.model.path)
-        self.card, self.xml = card, _scene(*stored)
+        self.card, self.xml = card, _scene(*stored, self.grasping)
         model = mujoco.MjModel.from_xml_string(self.xml)
         self.chain = Chain(model, TOOL)
         names = tuple(joint.name for joint in card.joints)
@@ -69,7 +71,7 @@ class CardArm(Arm):
         reach = float(np.linalg.norm(tips, axis=1).max())
         speed = _SPEED * min(1.0, reach / _REACH)
         self.leash = 1.5 * speed / 10.0
-        joint_speeds = tuple(min(_JOINT_SPEED, limit) for limit in self._velocity)
+        joint_speeds = tuple(min(JOINT_SPEED, limit) for limit in self._velocity)
         self._describe(action, control_hz, False, False, start_pose, (speed, 0.0), joint_speeds)
 
     def begin(self, start: Array, goal: Array) -> tuple[Array, Array, dict[str, Array], Array]:
@@ -131,12 +133,13 @@ class CardArm(Arm):
 
 
 @lru_cache(8)
-def _scene(text: str, now: str) -> str:
+def _scene(text: str, now: str, grasps: bool = False) -> str:
     """The robot of a card on a floor, with its goal as a ball, as MJCF text.
 
     Args:
         text: of the card.
         now: SHA-256 of its model, so that a file that changes is read again.
+        grasps: whether its fingers touch with the hulls of their meshes.
 
     Raises:
         ValueError: the model cannot be read, or does not have what the card names.
@@ -147,7 +150,7 @@ def _scene(text: str, now: str) -> str:
             f"the model of {card.name}, {card.model.path}, has changed since its card was stored (SHA-256 {now[:12]}, "
             f"then {card.model.sha256[:12]}): what was learned with it may not hold\n"
         )
-    spec = load(card.model.path).spec
+    spec = load(card.model.path, hand=card.joints[-1].name if grasps else "").spec
     strip(spec, spec.actuators, spec.keys, spec.lights, spec.cameras)
     names = {joint.name for joint in card.joints}
     last = spec.joint(card.joints[-1].name)

@@ -11,7 +11,9 @@ import numpy as np
 
 from robot_rl.sim.arm import STROKE, Arm, downward, norm, shorten
 from robot_rl.sim.arrays import constant, solve_definite
-from robot_rl.sim.card_arm import TOOL, CardArm
+from robot_rl.sim.card_arm import JOINT_SPEED, TOOL, CardArm
+from robot_rl.sim.hand_grip import CUBE, GRASP, Grip, HandTrial, bodies_below, servo_of
+from robot_rl.sim.hand_shapes import slice_meshes
 from robot_rl.sim.kinematics import Chain, rotation_error
 from robot_rl.sim.robot_model import digest, mujoco
 from robot_rl.sim.robot_probe import RobotProbe
@@ -22,9 +24,12 @@ from robot_rl.types.card import Card
 if TYPE_CHECKING:
     from mujoco import MjModel
 
-GRASP = "robot_rl_grasp"
 _TRIES, _FEWEST = 1500, 40
-_TILT = 0.25  # rad that a grasping pose may lean
+_TILT, _TILT_FIVE = 0.25, 0.6  # rad that a grasping pose may lean, and of an arm of five joints or less
+_MARGIN = 0.1  # rad that joints of an arm that has some to spare keep to their limits in it
+_FAR, _TURN = 0.1, 0.3  # m and rad that a step of inverse kinematics goes at most
+_DAMPING = 1e-2  # of the direction, squared [rad per rad]: what little freedom is left must not throw the arm about
+_TOWARD_HOME = 0.1  # share of the way home that an arm with joints to spare goes in a step
 
 
 class CardHand(CardArm):
@@ -42,6 +47,8 @@ class CardHand(CardArm):
         ValueError: the card has no gripper, or hardly any place on the floor can be grasped from above.
     """
 
+    grasping = True
+
     def __init__(self, card: Card, *, action: str, control_hz: float, half: float) -> None:
         if card.gripper is None:
             raise ValueError(
@@ -50,17 +57,18 @@ class CardHand(CardArm):
                 "env=reach, which needs none"
             )
         super().__init__(card, action=action, control_hz=control_hz)
-        self.xml = _with_hand(card.model_dump_json(), self.xml, half)
+        self.xml, self.grip = _with_hand(card.model_dump_json(), self.xml, half)
         model = mujoco.MjModel.from_xml_string(self.xml)
         self.chain = Chain(model, GRASP)
-        self._opened, self._closed = np.array(card.gripper.open), np.array(card.gripper.closed)
+        self._closed = np.array(card.gripper.closed)
+        self._opened = self._closed + self.grip.opened * (np.array(card.gripper.open) - self._closed)
         self._finger = int(model.joint(card.gripper.joints[0]).qposadr[0])
         self.robot_size = robot = model.nq - 7
         self._neutral, self._others = np.array(model.qpos0[:robot]), model.nv
-        self._open_all(model, card)
+        self._open_all(model, card.gripper.joints)
         speed, joint_speeds = self.steps[0] * control_hz, tuple(step * control_hz for step in self.steps)
-        if action == "ee":
-            joint_speeds = tuple(card.limit("velocity"))
+        if action == "ee":  # no faster than the other action moves them: what is held slips from a hand that hurries
+            self._velocity = joint_speeds = tuple(min(JOINT_SPEED, limit) for limit in card.limit("velocity"))
         self._describe(action, control_hz, True, False, False, (speed, 0.0), joint_speeds)
         self.action_high = (*self.steps, 1.0)
         self.action_units = (*self.action_units[:-1], "1")
@@ -78,10 +86,9 @@ class CardHand(CardArm):
         low, high = tips.min(axis=0), tips.max(axis=0)
         self.low, self.high = tuple(map(float, low)), tuple(map(float, high))
 
-    def _open_all(self, model: MjModel, card: Card) -> None:
+    def _open_all(self, model: MjModel, joints: tuple[str, ...]) -> None:
         """Fingers that follow by constraints open with those that are commanded."""
-        assert card.gripper is not None
-        for name, value in zip(card.gripper.joints, card.gripper.open):
+        for name, value in zip(joints, self._opened):
             self._neutral[int(model.joint(name).qposadr[0])] = value
         for k in range(model.neq):
             if int(model.eq_type[k]) == int(mujoco.mjtEq.mjEQ_JOINT):
@@ -98,24 +105,42 @@ class CardHand(CardArm):
         """
         xp = array_api_compat.array_namespace(joints)
         turn = downward(xp.zeros_like(target[:, 0]))
-        eye = constant(np.eye(3), joints)
         low, high = constant(self.chain.low, joints), constant(self.chain.high, joints)
+        none = xp.zeros_like(joints)
         for _ in range(iterations):
             place, rotation, jacobian = self.chain.jacobian(joints)
             linear, angular = jacobian[:, :3], jacobian[:, 3:]
-            error = rotation_error(rotation, turn)
-            if self.count < 6:  # the turn about the vertical is the waist's
-                error = error * constant((1.0, 1.0, 0.0), joints)
-                angular = angular * constant(((1.0,), (1.0,), (0.0,)), joints)
-            across = xp.permute_dims(linear, (0, 2, 1))
-            inverse = linear @ across + 1e-4 * eye
-            first = across @ solve_definite(inverse, (target - place)[..., None])
-            # What turns the hand without moving the place: its Jacobian in the null space of the first task.
-            free = angular - (angular @ across) @ _solve_columns(xp, inverse, linear)
-            back = xp.permute_dims(free, (0, 2, 1))
-            second = back @ solve_definite(free @ back + 1e-3 * eye, error[..., None] - angular @ first)
-            joints = xp.minimum(xp.maximum(joints + (first + second)[..., 0], low), high)
+            # Far wishes are cut: a step is as good as its Jacobian, which holds near where the arm is.
+            far, error = _cut(target - place, _FAR), _cut(rotation_error(rotation, turn), _TURN)
+            if self.count < 6:  # the turn about the vertical counts least: pointing down may need its joint
+                error = error * constant((1.0, 1.0, 0.2), joints)
+                angular = angular * constant(((1.0,), (1.0,), (0.2,)), joints)
+            wish = joints + self._step(far, error, linear, angular, joints)
+            # What a joint at its limit cannot do, the others do: clipped alone, the arm would stand still there.
+            at = xp.minimum(xp.maximum(wish, low), high)
+            held, fixed = at != wish, xp.where(at != wish, at - joints, none)[..., None]
+            far, error = far - (linear @ fixed)[..., 0], error - (angular @ fixed)[..., 0]
+            rest = xp.astype(~held, joints.dtype)[:, None, :]
+            step = fixed[..., 0] + self._step(far, error, linear * rest, angular * rest, joints) * rest[:, 0]
+            joints = xp.minimum(xp.maximum(joints + shorten(step, _TURN), low), high)
         return joints
+
+    def _step(self, far: Array, error: Array, linear: Array, angular: Array, joints: Array) -> Array:
+        """(N, J) step that closes (N, 3) `far` first, then `error`, and goes home in what freedom is left."""
+        xp = array_api_compat.array_namespace(joints)
+        eye = constant(np.eye(3), joints)
+        across = xp.permute_dims(linear, (0, 2, 1))
+        inverse = linear @ across + 1e-5 * eye
+        first = across @ solve_definite(inverse, far[..., None])
+        # What turns the hand without moving the place: its Jacobian in the null space of the first task.
+        free = angular - (angular @ across) @ _solve_columns(xp, inverse, linear)
+        back = xp.permute_dims(free, (0, 2, 1))
+        second = first + back @ solve_definite(free @ back + _DAMPING * eye, error[..., None] - angular @ first)
+        if self.count < 7:
+            return second[..., 0]
+        home = _TOWARD_HOME * (constant(self.home, joints) - joints)[..., None]
+        home = home - across @ solve_definite(inverse, linear @ home)
+        return (second + home - back @ solve_definite(free @ back + _DAMPING * eye, angular @ home))[..., 0]
 
     def begin_pick(self, unit: Array, half: float) -> tuple[Array, Array, Array, dict[str, Array]]:
         """Rest above the floor with the fingers open; a cube and a goal elsewhere, both where the grasp can be.
@@ -185,14 +210,21 @@ class CardHand(CardArm):
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
 
 
+def _cut(vectors: Array, most: float) -> Array:
+    """(N, 3) vectors, none longer than that."""
+    length = norm(vectors) / most
+    xp = array_api_compat.array_namespace(vectors)
+    return vectors / xp.maximum(length, xp.ones_like(length))[:, None]
+
+
 def _solve_columns(xp: ModuleType, matrix: Array, right: Array) -> Array:
     """matrix^-1 right for (N, 3, J) right."""
     return xp.concat([solve_definite(matrix, right[:, :, j : j + 1]) for j in range(right.shape[2])], axis=2)
 
 
 @lru_cache(8)
-def _with_hand(text: str, xml: str, half: float) -> str:
-    """The scene with a cube and a site where the fingers meet: z the way they reach, y the way they close."""
+def _with_hand(text: str, xml: str, half: float) -> tuple[str, Grip]:
+    """The scene with a cube and a site where the fingers grasp it: z the way they reach, y the way they close."""
     card = Card.model_validate_json(text)
     assert card.gripper is not None
     model = mujoco.MjModel.from_xml_string(xml)
@@ -222,16 +254,36 @@ def _with_hand(text: str, xml: str, half: float) -> str:
     spec = mujoco.MjSpec.from_string(xml)
     quat = np.zeros(4)
     mujoco.mju_mat2Quat(quat, (own.T @ turn).flatten())
-    spec.body(model.body(hand).name).add_site(name=GRASP, pos=own.T @ (tip - data.xpos[hand]), quat=quat)
+    site = spec.body(model.body(hand).name).add_site(name=GRASP, pos=own.T @ (tip - data.xpos[hand]), quat=quat)
     spec.option.impratio = 4.0
-    cube = spec.worldbody.add_body(name="cube", pos=[100.0, 0.0, half])
-    cube.add_freejoint(name="cube")
+    loops = any(tie.type in (mujoco.mjtEq.mjEQ_CONNECT, mujoco.mjtEq.mjEQ_WELD) for tie in spec.equalities)
+    spec.option.noslip_iterations = 0 if loops else 4  # that pass would hold linkages
+    for tie in spec.equalities:  # linkages that give way turn the fingers outwards
+        tie.solimp[:2] = 0.99, 0.999
+    cube = spec.worldbody.add_body(name=CUBE, pos=[100.0, 0.0, half])
+    cube.add_freejoint(name=CUBE)
     cube.add_geom(
-        name="cube", type=mujoco.mjtGeom.mjGEOM_BOX, size=[half] * 3, mass=0.06, rgba=[0.85, 0.22, 0.2, 1.0],
+        name=CUBE, type=mujoco.mjtGeom.mjGEOM_BOX, size=[half] * 3, mass=0.06, rgba=[0.85, 0.22, 0.2, 1.0],
         priority=1, friction=[1.5, 0.02, 0.0001], solref=[0.01, 1.0], solimp=[0.95, 0.99, 0.001, 0.5, 2.0],
     )  # fmt: skip
+    pose = dict(zip(names, card.home))
+    grip = HandTrial(spec, card.gripper, pose, half).find()
+    if isinstance(grip, str):  # the hull of a jaw that is not convex fills the gap
+        slice_meshes(spec, model, data, {hand, *bodies_below(model, [hand])}, along)
+        grip = HandTrial(spec, card.gripper, pose, half).find()
+    if isinstance(grip, str):
+        raise ValueError(
+            f"{card.name} cannot pick: {grip}. Check tool and gripper (open, closed, effort) of its card; robot-rl "
+            "robot show draws them"
+        )
+    site.pos = site.pos + own.T @ turn @ grip.place
+    for name in card.gripper.joints:
+        kp, kd, armature = servo_of(card.gripper, grip.gain)
+        spec.actuator(name).set_to_position(kp=kp, kv=kd)
+        joint = spec.joint(name)
+        joint.armature = max(armature, joint.armature)
     spec.compile()
-    return spec.to_xml()
+    return spec.to_xml(), grip
 
 
 @lru_cache(8)
@@ -241,19 +293,28 @@ def _grasps(text: str, xml: str, now: str) -> np.ndarray:
     model = mujoco.MjModel.from_xml_string(xml)
     arm = CardHand.__new__(CardHand)
     arm.chain = Chain(model, GRASP)
-    arm.count = len(card.joints)
+    arm.count, arm.home = len(card.joints), card.home
     assert card.workspace is not None
     middle, size = 0.5 * (np.array(card.workspace.lower) + card.workspace.upper), np.array(card.workspace.upper)
     reach = float(np.linalg.norm(middle[:2]))
     random = np.random.default_rng(0)
-    distance, angle = random.uniform(0.6, 1.2, _TRIES) * reach, random.uniform(-0.4, 0.4, _TRIES)
+    distance, angle = random.uniform(0.6, 1.6, _TRIES) * reach, random.uniform(-0.4, 0.4, _TRIES)
     angle += float(np.arctan2(middle[1], middle[0]))
     height = random.uniform(0.016, max(0.25, 0.5 * float(size[2])), _TRIES)
     wanted = np.stack([distance * np.cos(angle), distance * np.sin(angle), height], axis=1)
-    joints = arm.toward(np.tile(np.array(card.home), (_TRIES, 1)), wanted, 60)
-    place, rotation = (np.asarray(part) for part in arm.chain.forward(joints))
-    joints = np.asarray(joints)
-    good = (np.linalg.norm(place - wanted, axis=1) < 0.002) & (rotation[:, 2, 2] < -np.cos(_TILT))
+    tilt = _TILT if arm.count > 5 else _TILT_FIVE
+    margin = (arm.count > 6) * np.minimum(0.05 * (np.asarray(arm.chain.high) - arm.chain.low), _MARGIN)
+    joints, good = np.tile(np.array(card.home), (_TRIES, 1)), np.zeros(_TRIES, bool)
+    for _ in range(3):
+        if good.any():  # what was not found from home is looked for from the nearest place that was
+            apart = np.linalg.norm(wanted[~good][:, None] - wanted[good][None], axis=2)
+            joints[~good] = joints[good][apart.argmin(axis=1)]
+        joints[~good] = np.asarray(arm.toward(joints[~good], wanted[~good], 40))
+        place, rotation = (np.asarray(part) for part in arm.chain.forward(joints))
+        good = (np.linalg.norm(place - wanted, axis=1) < 0.002) & (rotation[:, 2, 2] < -np.cos(tilt))
+        good &= ((joints >= arm.chain.low + margin) & (joints <= arm.chain.high - margin)).all(axis=1)
+        if good.all():
+            break
     probe = RobotProbe(model, [model.joint(joint.name).id for joint in card.joints], GRASP)
     kept = np.array([pose for pose, fine in zip(joints, good) if fine and _free(probe, pose)])
     if len(kept) < _FEWEST:

@@ -57,6 +57,12 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         notes.append(f"not on {trunk} and so not of the robot: {', '.join(apart)}")
     pose = next((key for key in _POSES if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, key) >= 0), "")
     legs = _legs(model)
+    if not base and len(legs) % 2:
+        raise ValueError(
+            f"{trunk} moves freely, and limbs of two joints or more that reach down from it are {len(legs)}: legs come "
+            f"in pairs, fingers and a thumb do not. A robot that stands on these limbs: base={trunk}; a hand or an arm "
+            "on a base that stands still: take the <freejoint/> out of the model, and say tool=<site or body>"
+        )
     if tied := tied_joints(model, {j for leg in legs for j in leg}):
         raise ValueError(
             f"{', '.join(tied[:4])} of the legs cannot be moved alone: a <mimic>, an <equality>, a closed loop or one "

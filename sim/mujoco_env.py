@@ -241,6 +241,7 @@ class MujocoVectorEnv(VectorEnv):
             asked_tasks=tuple(offers.asked_tasks),
             tool=None if offers.tool is None else self._tool,
             place=None if offers.place is None else self._place,
+            stages=None if offers.stages is None else self._stages,
             way_out=offers.way_out,
             goals=offers.goals.terms if offers.goals and self._shows_goal else None,
             saves=True,
@@ -253,6 +254,10 @@ class MujocoVectorEnv(VectorEnv):
     def _place(self) -> np.ndarray:
         assert self._offers.place is not None
         return np.array(self._offers.place(self._view), float)
+
+    def _stages(self) -> dict[str, np.ndarray]:
+        assert self._offers.stages is not None
+        return {key: np.array(value, bool) for key, value in self._offers.stages(self._view).items()}
 
     def _mistaken(self, obs: Obs, draw: np.ndarray) -> np.ndarray:
         assert self._offers.mistaken is not None

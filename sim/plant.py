@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 class ModelPlant:
     """Joints of an MJCF or URDF model under position, velocity or effort commands.
 
-    Position commands go to the model's own position actuators where it has them, else to a PD law with the gains given
-    here; velocity commands to a damping law; efforts are applied as they are. Damping is implicit in MuJoCo's
-    integrator as far as it belongs to the model.
+    Position commands go to a PD law with the gains of the model's own position actuators where it has them (which, as
+    they are, shake light links once their force is cut), else with those given here; velocity commands to a damping
+    law; efforts are applied as they are. Of the first two gravity is taken, as controllers of arms do: one that stands
+    still is within a milliradian of its command. Damping is implicit in MuJoCo's integrator as far as it belongs to the
+    model.
 
     Args:
         model: path or MJCF text.
@@ -45,6 +47,7 @@ class ModelPlant:
     """
 
     trunk: Trunk | None = None
+    keeps_servos = False
 
     def __init__(
         self,
@@ -170,8 +173,12 @@ class ModelPlant:
             self._data.qvel[self._dof[self.blocked]] = 0.0
 
     def _drive(self) -> None:
+        # What the joint's own controller compensates (gravity, Coriolis), as those of xArm, FR3 and ros2_control robots
+        # do, but for what a model says to be compensated already.
+        bias = self._data.qfrc_bias[self._dof] - self._data.qfrc_gravcomp[self._dof]
         if self._law is None:
             self._data.ctrl[self._actuator] = self._goal
+            self._data.qfrc_applied[self._dof] = np.clip(bias, -self._effort, self._effort)
             return
         q, v = self._data.qpos[self._qpos], self._data.qvel[self._dof]
         if self._law == "position":
@@ -180,8 +187,7 @@ class ModelPlant:
             force = self._implicit(self._kd * (self._goal - v), 0.0)
         else:
             force = self._goal
-        # gravity and Coriolis are what the joint's own controller compensates, as ros2_control robots do
-        bias = self._data.qfrc_bias[self._dof] if self._law != "effort" else 0.0
+        bias = bias if self._law != "effort" else 0.0
         self._data.qfrc_applied[self._dof] = np.clip(force + bias, -self._effort, self._effort)
 
     def _implicit(self, force: np.ndarray, kp: np.ndarray | float) -> np.ndarray:
@@ -217,15 +223,29 @@ class ModelPlant:
 
     def _find_law(self) -> None:
         self._law: str | None = self.mode
-        if self.mode == "position" and self._actuator is not None:
+        if self.mode == "position" and self._actuator is not None and self.keeps_servos:
             self._law = None
-        elif self._actuator is not None:  # velocity and effort: the position servos must not work against them
+        elif self._actuator is not None:  # whose servos must not work against the law
+            if self.mode == "position":
+                self._take_gains(self._actuator)
             self._model.actuator_gainprm[self._actuator] = 0.0
             self._model.actuator_biasprm[self._actuator] = 0.0
         if self._law == "position" and not (self._kp > 0.0).all():
             raise ValueError("the model has no position actuators; give every joint of the RobotSpec kp and kd")
         if self._law == "velocity" and not (self._kd > 0.0).all():
             raise ValueError("velocity commands need kd > 0 for every joint of the RobotSpec")
+
+    def _take_gains(self, servos: np.ndarray) -> None:
+        """The law of the model's own position servos."""
+        model = self._model
+        gear = model.actuator_gear[servos, 0]
+        self._kp, self._kd = (
+            -(gear**2) * model.actuator_biasprm[servos, 1],
+            -(gear**2) * model.actuator_biasprm[servos, 2],
+        )
+        cut = model.actuator_forcelimited[servos].astype(bool)
+        most = np.abs(gear) * np.abs(model.actuator_forcerange[servos]).min(axis=1)
+        self._effort = np.where(cut, np.minimum(self._effort, most), self._effort)
 
 
 class SceneRenderer:
@@ -270,6 +290,8 @@ class WorldPlant(ModelPlant):
         timestep: see `ModelPlant`.
         home: see `ModelPlant`; () starts where the world's reset puts the robot.
     """
+
+    keeps_servos = True  # policies were trained on them
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class RobotModel:
     mimic: set[str] = field(default_factory=set)
 
 
-def load(path: str | Path, *, legs: bool = False) -> RobotModel:
+def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
     """Read URDF or MJCF.
 
     Meshes are found where the file says, or below its folder or one of that folder's parents (`package://` paths as
@@ -60,6 +60,8 @@ def load(path: str | Path, *, legs: bool = False) -> RobotModel:
         legs: of a robot that stands on some. The last link of each limb touches with the convex hull of its meshes: a
             capsule along a sole is a line. And its links touch nothing of the robot itself: where capsules stick out of
             the links that they stand for, they would hold hips that are free.
+        hand: a joint, beyond which fingers grasp. Links that it moves touch with the convex hulls of their meshes: what
+            capsules around fingers hold turns between them, and slips.
 
     Raises:
         ValueError: there is no such file, or MuJoCo cannot read it; says why.
@@ -77,7 +79,7 @@ def load(path: str | Path, *, legs: bool = False) -> RobotModel:
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
             for i, body in enumerate(made.spec.bodies):
                 body.name = body.name or f"body_{i}"  # what is put on a body is put there by its name
-            _fit_capsules(made.spec, soles=legs)
+            _fit_capsules(made.spec, soles=legs, hand=_hand(made.spec, hand))
             if legs:
                 _miss_one_another(made.spec)
             _weigh_flat_meshes(made)
@@ -278,12 +280,19 @@ def _mjcf(path: Path) -> RobotModel:
     return made
 
 
-def _fit_capsules(spec: MjSpec, *, soles: bool) -> None:
-    """Give meshes that touch a capsule of their size to touch in their place; `soles`: but not those of last links."""
+def _hand(spec: MjSpec, joint: str) -> set[str]:
+    """Names of the bodies that a joint moves."""
+    found = spec.joint(joint) if joint else None
+    return set() if found is None else {found.parent.name, *(body.name for body in found.parent.find_all("body"))}
+
+
+def _fit_capsules(spec: MjSpec, *, soles: bool, hand: set[str]) -> None:
+    """Give meshes that touch a capsule of their size to touch in their place, but not those of last links (`soles`) nor
+    of the bodies `hand`."""
     for geom in list(spec.geoms):
         if geom.type != mujoco.mjtGeom.mjGEOM_MESH or not (geom.contype or geom.conaffinity):
             continue
-        if soles and _ends_a_limb(geom.parent):
+        if geom.parent.name in hand or (soles and _ends_a_limb(geom.parent)):
             continue
         proxy = geom.parent.add_geom()
         proxy.type, proxy.meshname = mujoco.mjtGeom.mjGEOM_CAPSULE, geom.meshname

@@ -69,6 +69,7 @@ class WarpPhysics:
     ) -> None:
         self.num_envs, self.device = num_envs, device
         self.model = model = mujoco.MjModel.from_xml_string(xml)
+        model.opt.noslip_iterations = 0  # it has no such pass
         self.substeps = substeps(control_hz, float(model.opt.timestep))
         own = [name for key in scaled for name in SCALED_FIELDS[key]] + list(_DERIVED if "mass" in scaled else ())
         if not model.npair:

@@ -234,6 +234,8 @@ class WorldParts:
         mistaken: (state, draw) -> state (N, S) as if something else were asked; `draw` (N,) in [0, 1) says what, NaN
             leaves a row: logs in which people do the wrong thing.
         place: (view) -> (N, P) [m].
+        stages: (view) -> "reached", "held" (N,) bool: how far a task with an object has come, to say where an episode
+            failed.
         way_out: (A,) an action (None: any number) that leads out of where the robot is stuck.
         policy_cameras: cameras that show a policy what it needs to do the task.
         goal_lift: metres above the tip at success that the place which pictures show lies, as the mouth of a hole does.
@@ -258,6 +260,7 @@ class WorldParts:
     instructions: Callable[[View], list[str]] | None = None
     mistaken: Callable[[Array, Array], Array] | None = None
     place: Callable[[View], Array] | None = None
+    stages: Callable[[View], dict[str, Array]] | None = None
     way_out: tuple[float | None, ...] | None = None
     policy_cameras: tuple[str, ...] = ()
     proprio: tuple[str, ...] = ()

@@ -221,6 +221,7 @@ class Trials:
         deterministic: the policy's mode, not samples.
         stops: safety stops.
         cut: trials that did not end by themselves.
+        returns: undiscounted return of each, where they were counted.
     """
 
     successes: list[bool] = field(default_factory=list)
@@ -228,6 +229,7 @@ class Trials:
     deterministic: bool = True
     stops: int = 0
     cut: int = 0
+    returns: list[float] = field(default_factory=list)
 
     def metrics(self) -> Metrics:
         """eval/success with its 95 % interval, n, longest run of successes, mean length of the successes."""

@@ -30,6 +30,7 @@ def trials(
     deterministic: bool = True,
     stopped: Callable[[], bool] = lambda: False,
     longest: int = LONGEST,
+    on_episode: Callable[[int], object] | None = None,
 ) -> Trials:
     """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
 
@@ -44,6 +45,7 @@ def trials(
         deterministic: the policy's mode.
         stopped: asked before every trial; True ends the block.
         longest: steps after which a trial that does not end by itself is cut, as a failure.
+        on_episode: called with the number of finished trials.
     """
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
@@ -55,7 +57,7 @@ def trials(
         if refused:
             raise RuntimeError(f"the safety layer does not allow a trial: {', '.join(refused)}")
         policy.reset()
-        steps, success, ended = 0, False, False
+        steps, success, ended, earned = 0, False, False, 0.0
         while not (ended or success):
             proposal = np.asarray(policy.act(stepper.obs, deterministic=deterministic).value[0], np.float32)
             obs = {name: value[0] for name, value in stepper.obs.items()}
@@ -67,6 +69,7 @@ def trials(
             row = stepper.step(driven.executed[None])
             pilot.wait()
             steps += 1
+            earned += float(row.reward[0])
             success = bool(row.info["success"][0]) if "success" in row.info else False
             ended = bool(row.terminated[0] or row.truncated[0])
             if steps >= longest and not (ended or success):
@@ -77,4 +80,7 @@ def trials(
             stepper.reset()
         out.successes.append(success)
         out.steps.append(steps)
+        out.returns.append(earned)
+        if on_episode is not None:
+            on_episode(len(out.successes))
     return out

@@ -60,6 +60,7 @@ class EnvParts:
         tool: () -> where the commanded axes stand, for a safety layer: "position" and "velocity" (N, D), "low" and
             "high" (D,) of the first D actions, which are moves; "gripper" (N, G) where there are some.
         place: () -> (N, P) where the robots are [m].
+        stages: () -> "reached", "held" (N,) bool: how far a task with an object has come in each copy.
         way_out: (A,) an action that leads out of where the robot is stuck, None in it is any number.
         saves: `state_dict()` and `load_state_dict(state)` are there.
         goals: what steps would earn under other goals, where the observation is a "state" alone that shows the goal.
@@ -75,6 +76,7 @@ class EnvParts:
     asked_tasks: tuple[int, ...] = ()
     tool: Callable[[], dict[str, np.ndarray]] | None = None
     place: Callable[[], np.ndarray] | None = None
+    stages: Callable[[], dict[str, np.ndarray]] | None = None
     way_out: tuple[float | None, ...] | None = None
     saves: bool = False
     goals: Goals | None = None

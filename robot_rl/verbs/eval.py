@@ -9,11 +9,11 @@ from omegaconf import DictConfig
 
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.evaluate import LONGEST, by_task
-from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.types.option_words import Meaning
 from robot_rl.types.options import Count, Discount, Number, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, load_subject, run_folder, threads
+from robot_rl.verbs.hil_eval import evaluate_as_run
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.verbs.reading import ends_at_success, stored_config
@@ -68,16 +68,17 @@ def evaluate(cfg: DictConfig) -> None:
                 f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
             )
         policy.parts.set_target_return(float(cfg.target_return))
-    first_success = cfg.get("policy") is None and ends_at_success(stored_config(path))
+    config = stored_config(path) if cfg.get("policy") is None else None
+    first_success = config is not None and ends_at_success(config)
     with answer.bar(cfg.episodes, "episode") as bar:
-        result = run_evaluation(
+        result = evaluate_as_run(
+            config,
             env,
             policy,
             episodes=cfg.episodes,
             seed=cfg.seed + 10_000,
             deterministic=cfg.deterministic,
             on_episode=bar,
-            first_success=first_success,
         )
     folder = run_folder(cfg, "eval", _source(path))
     folder.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,10 @@ class Pick(ArmTask):
         vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
         super().__init__(arm, beside=vectors, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
         # Fingers of another hand swing as they close: what counts as open, and as at the cube, is wider there.
-        self._around, self._near = (_GRIP, 0.03) if robot is None else (0.06, 0.035)
+        self._around, self._near = (_GRIP, 0.03)
+        if self._hand is not None:
+            held = self._hand.grip.held / self._hand.grip.opened
+            self._around, self._near = STROKE * min(held + 0.13, 0.9), 0.035
         self._cube = 8 if self._hand is None else self._hand.robot_size
         self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
         self.policy_cameras = ("front", "side") if robot is None else ("front",)  # one ray: no depth
@@ -132,6 +135,11 @@ class Pick(ArmTask):
         """Cube within 3 cm of the goal and between the fingers."""
         return self._held(view) & (norm(view.task["goal"] - view.qpos[:, self._cube : self._cube + 3]) < self.radius)
 
+    def stages(self, view: View) -> dict[str, Array]:
+        """Whether the tip is at the cube, and whether the cube is held."""
+        near = norm(view.qpos[:, self._cube : self._cube + 3] - view.task["tip"]) < self._near
+        return {"reached": near, "held": self._held(view)}
+
     def landmarks(self, view: View) -> dict[str, Array]:
         """(N, 4) cube and goal; the turn of the cube is not told."""
         xp, goal = view.xp, view.task["goal"]
@@ -157,9 +165,7 @@ class Pick(ArmTask):
         """(N,) cube off the table, between fingers that are as far apart as it is wide."""
         cube, opening = view.qpos[:, self._cube : self._cube + 3], self._arm.opening(view)
         near = norm(cube - view.task["tip"]) < self._near
-        if self._hand is not None:  # the share of its range at which a hand meets the cube is not known
-            return near & (cube[:, 2] > _HALF + 0.005) & (opening < 0.95 * STROKE)
-        return near & (cube[:, 2] > _HALF + 0.005) & (opening < _GRIP)
+        return near & (cube[:, 2] > _HALF + 0.005) & (opening < self._around)
 
     def _reached(self, view: View) -> Array:
         """(N, 4) where the cube is, and whether it is held."""

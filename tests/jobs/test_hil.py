@@ -14,6 +14,7 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+import robot_rl as rr
 from robot_rl import build, checkpoint
 from robot_rl.human.log import read_manifest
 from robot_rl.human.stats import Trials
@@ -77,6 +78,9 @@ def test_hil_runs_reports_and_continues(tmp_path):
     for name in ("report.html", "curve.png", "metrics.jsonl", "evaluation.json", "log/manifest.jsonl", "config.yaml"):
         assert (run / name).exists(), name
     assert ends_at_success(stored_config(run))  # so `eval` judges it as its trials did
+    told = json.loads((run / "evaluation.json").read_text())
+    again = rr.evaluate(run, episodes=len(told["successes"]))
+    assert (again.successes, again.lengths) == (told["successes"], told["lengths"])
     lines = read_manifest(run / "log")
     assert sum(line["demo"] for line in lines) == 2
     steps = sum(line["steps"] for line in lines if not line["demo"])

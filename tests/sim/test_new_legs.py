@@ -149,3 +149,21 @@ def test_mjcf_with_plain_motors_and_a_body_apart(tmp_path: Path) -> None:
         f"{s}_{name}": effort for s in sides for name, effort in (("hip", 90.0), ("thigh", 60.0), ("knee", 35.0))
     }
     assert any("not on pelvis" in note and note.endswith("spare") for note in notes)
+
+
+def test_a_hand_that_moves_freely_is_asked_about(tmp_path: Path) -> None:
+    """Three fingers below a palm: not legs, unless somebody says that it stands on them."""
+    finger = """<body pos="0 {y} 0"><joint name="{s}_base" axis="1 0 0" range="-1 1"/><geom size=".01" mass=".05"/>
+        <body pos="0 0 -.04"><joint name="{s}_tip" axis="0 1 0" range="-1 1"/>
+          <geom type="capsule" size=".01" fromto="0 0 0 0 0 -.04"/></body></body>"""
+    fingers = "".join(finger.format(s=s, y=y) for s, y in (("index", 0.04), ("ring", -0.04), ("thumb", 0.0)))
+    path = tmp_path / "hand.xml"
+    path.write_text(
+        '<mujoco><compiler autolimits="true"/><worldbody><body name="palm" pos="0 0 .2"><freejoint/>'
+        f'<geom type="box" size=".05 .05 .01" mass=".4"/>{fingers}</body></worldbody></mujoco>'
+    )
+    with pytest.raises(ValueError, match=r"down from it are 3: legs come in pairs.*base=palm.*<freejoint/>"):
+        new_legs_card(str(path), "hand")
+    found = new_legs_card(str(path), "hand", base="palm")
+    assert found is not None
+    assert found[0].legs is not None

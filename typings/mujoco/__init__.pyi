@@ -125,6 +125,7 @@ class MjModel:
     eq_obj2id: np.ndarray
     eq_type: np.ndarray
     geom_aabb: np.ndarray
+    geom_dataid: np.ndarray
     geom_bodyid: np.ndarray
     geom_conaffinity: np.ndarray
     geom_contype: np.ndarray
@@ -147,6 +148,9 @@ class MjModel:
     jnt_stiffness: np.ndarray
     jnt_type: np.ndarray
     key_qpos: np.ndarray
+    mesh_face: np.ndarray
+    mesh_faceadr: np.ndarray
+    mesh_facenum: np.ndarray
     mesh_vert: np.ndarray
     mesh_vertadr: np.ndarray
     mesh_vertnum: np.ndarray
@@ -210,6 +214,7 @@ class MjOption:
     @gravity.setter
     def gravity(self, value: np.ndarray | Sequence[float]) -> None: ...
     impratio: float
+    noslip_iterations: int
     integrator: int
     iterations: int
     jacobian: int

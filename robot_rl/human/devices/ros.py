@@ -18,7 +18,7 @@ from robot_rl.human.devices.mapping import AXES as KNOWN
 from robot_rl.human.devices.mapping import ActionMap
 from robot_rl.real.core.clock import Clock
 from robot_rl.types import IOSpec, Obs
-from robot_rl.types.options import Positive, Share, Whole
+from robot_rl.types.options import Number, Positive, Share, Whole
 
 AXES: dict[str, int | None] = {"x": 1, "y": 0, "z": 4, "yaw": 3, "roll": None, "pitch": None, "grip": 7}
 _LAYOUT = {"success": 0, "failure": 1, "rerecord": 2, "mark": 3, "estop": 6, "resume": 7, "reset": 8}
@@ -52,6 +52,8 @@ class RosOptions(BrowserOptions):
     """twist: full deflection, rad/s."""
     follow: Positive = 1.0
     """leader: radians of the robot for one of the leader."""
+    grip: tuple[str, Number, Number] = ("gripper", -0.1745, 1.7453)
+    """leader: joint of its handle, and where that is closed and open [rad]; of an SO-101 if left out."""
     silence_ms: Positive = 250.0
     """After so long without a message the device is lost."""
 
@@ -92,7 +94,7 @@ class RosTeleop(BrowserTeleop):
             if wrong:
                 raise ValueError(f"human.{what} names {', '.join(wrong)}; expected some of {', '.join(known)}")
         self._o, self._axis = options, ActionMap(io, dead_zone=options.dead_zone, speed=options.speed)
-        self._leader = LeaderMoves(io, options.follow) if options.kind == "leader" else None
+        self._leader = LeaderMoves(io, options.follow, options.grip) if options.kind == "leader" else None
         self._ros = threading.Lock()
         self._heard_at, self._held_at = -math.inf, -math.inf
         self._named: dict[str, float] = {}
@@ -121,7 +123,7 @@ class RosTeleop(BrowserTeleop):
                 return both
             if self._leader is not None:
                 value = self._leader.value(self._named, self._held, now)
-                norm = float(np.abs(value).max())
+                norm = float(np.abs(value[: self._leader.moves]).max())  # a handle that is held open moves nothing
             else:
                 value, norm = self._axis(self._named)
             stamp = max(self._heard_at, page.stamp) if not self._held else self._heard_at
@@ -174,24 +176,35 @@ class LeaderMoves:
     What could not be followed within a step, because it was faster than an action may be, comes in the next ones.
 
     Args:
-        io: interface of the policy; its actions are `<joint>_delta` or `<joint>_velocity`.
+        io: interface of the policy; its actions are `<joint>_delta` or `<joint>_velocity`, and perhaps
+            `gripper_opening` as the last.
         follow: radians of the robot for one of the leader.
+        grip: joint of the leader's handle, where it is closed and where open [rad].
 
     Raises:
-        ValueError: other actions.
+        ValueError: other actions, or a handle without a range.
+
+    Attributes:
+        moves: the first of the actions, which are moves.
     """
 
-    def __init__(self, io: IOSpec, follow: float) -> None:
-        kinds = [name.rpartition("_") for name in io.action_names]
+    def __init__(self, io: IOSpec, follow: float, grip: tuple[str, float, float] = ("gripper", 0.0, 1.0)) -> None:
+        self._grips = io.action_names[-1] == "gripper_opening"
+        if grip[1] == grip[2]:
+            raise ValueError(f"human.grip says that {grip[0]} is closed and open at {grip[1]:g}; give both ends")
+        (self._handle, self._closed, self._opened), self._opening = grip, 1.0
+        kinds = [name.rpartition("_") for name in io.action_names[: len(io.action_names) - self._grips]]
+        self.moves = len(kinds)
         wrong = [name for name, (_, _, kind) in zip(io.action_names, kinds) if kind not in ("delta", "velocity")]
         if wrong:
             raise ValueError(
                 f"a leader arm moves joints, and the action {wrong[0]} does not; expected <joint>_delta or "
-                "<joint>_velocity: action: {mapping: delta} in the robot's file, or human.kind=joy"
+                "<joint>_velocity: env.world.action=joint in simulation, action: {mapping: delta} in the robot's file, "
+                "or human.kind=joy"
             )
         seconds = [1.0 if kind == "delta" else 1.0 / io.control_hz for _, _, kind in kinds]
         self._joints = [joint for joint, _, _ in kinds]
-        self._most = np.array(io.bounds[1], float) * seconds  # [rad] of one step
+        self._most = np.array(io.bounds[1][: self.moves], float) * seconds  # [rad] of one step
         self._follow = follow
         self._clutch, self._gripped = Clutch(), False
         self._done = np.zeros(len(kinds))
@@ -209,8 +222,8 @@ class LeaderMoves:
             held: the clutch is gripped.
             now: [s].
         """
-        still = np.zeros(len(self._joints), np.float32)
-        missing = [joint for joint in self._joints if joint not in leader]
+        still = self._with_grip(np.zeros(self.moves))
+        missing = [joint for joint in (*self._joints, *[self._handle] * self._grips) if joint not in leader]
         if missing and not self._told:
             self._told = True
             sys.stderr.write(f"\nthe leader arm says nothing of {', '.join(missing)}; its joints are {[*leader]}\n")
@@ -218,12 +231,19 @@ class LeaderMoves:
             self.release()
             return still
         place = self._follow * np.array([leader[joint] for joint in self._joints])
-        if not np.isfinite(place).all():
+        handle = leader[self._handle] if self._grips else 0.0
+        if not np.isfinite([*place, handle]).all():
             self.release()
             return still
+        if self._grips:
+            share = (handle - self._closed) / (self._opened - self._closed)
+            self._opening = float(np.clip(2.0 * share - 1.0, -1.0, 1.0))
         if not self._gripped:
             self._gripped, self._done = True, np.zeros(len(place))
             self._clutch.engage(place, self._done, now)
         value = np.clip((self._clutch.target(place, now) - self._done) / self._most, -1.0, 1.0)
         self._done = self._done + value * self._most
-        return value.astype(np.float32)
+        return self._with_grip(value)
+
+    def _with_grip(self, value: np.ndarray) -> np.ndarray:
+        return np.array([*value, *[self._opening] * self._grips], np.float32)

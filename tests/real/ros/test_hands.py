@@ -11,7 +11,7 @@ from std_msgs.msg import Bool
 from robot_rl.types import IOSpec
 
 pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
-from robot_rl.human.devices.ros import RosOptions, RosTeleop
+from robot_rl.human.devices.ros import LeaderMoves, RosOptions, RosTeleop
 from robot_rl.real.ros.hands import RosHands
 
 harness = pytest.importorskip("ros_harness")
@@ -122,6 +122,22 @@ def test_leader_arm_moves_the_robot_by_what_it_moved_since_it_was_gripped(device
     until(hands, out, [far, Bool(data=True)], lambda r: r.enable)
     reading = until(hands, out, [far, Bool(data=True)], lambda r: r.enable)
     assert not reading.value.any()
+
+
+def test_the_handle_of_a_leader_opens_the_gripper_of_pick():
+    io = IOSpec(
+        {"state": ((2,), "float32")}, ("a_delta", "gripper_opening"), (-0.1, 0.0), (0.1, 0.08), ("rad", "m"), 10.0
+    )  # fmt: skip
+    moves = LeaderMoves(io, 1.0, ("handle", -0.2, 1.8))
+    np.testing.assert_allclose(moves.value({"a": 1.0, "handle": 0.8}, True, 0.0), [0.0, 0.0], atol=1e-6)  # half way
+    np.testing.assert_allclose(
+        moves.value({"a": 1.05, "handle": 1.8}, True, 0.1), [0.25, 1.0], atol=1e-6
+    )  # half of the clutch
+    np.testing.assert_allclose(moves.value({"a": 1.05, "handle": -0.5}, True, 0.2), [0.25, -1.0], atol=1e-6)
+    np.testing.assert_allclose(moves.value({"a": 0.5, "handle": 0.8}, False, 0.3), [0.0, -1.0], atol=1e-6)  # it keeps
+    assert not moves.value({"a": 0.5}, True, 0.4)[:1].any()  # nobody says where the handle is: nothing moves
+    with pytest.raises(ValueError, match="give both ends"):
+        LeaderMoves(io, 1.0, ("handle", 0.5, 0.5))
 
 
 def test_wrong_layouts_and_wrong_robots_are_named():

@@ -1,0 +1,249 @@
+"""Where and how far the fingers of a hand close on a cube: found by trying it, as their shapes alone do not say it.
+
+Every try is of the whole hand in its own frame: a slab under the cube in place of the floor, fingers that close, and
+take the cube's weight when the slab is gone.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from robot_rl.sim.robot_model import mujoco
+from robot_rl.types.card import GripperCard
+
+if TYPE_CHECKING:
+    from mujoco import MjModel, MjSpec
+
+CUBE, GRASP = "cube", "robot_rl_grasp"
+_SLACK = 0.03  # how much wider than the cube fingers open for it, where they can [m]
+_LEAST = 0.006  # ... and at least [m]
+_SLIP = 0.006  # by which a cube that is held may sink in a second [m]
+_FORCE = 25.0  # of one finger on the cube [N]: less slips when the arm hurries, more bends linkages and soft contacts
+_GAIN = (0.05, 8.0)  # what servos are made weaker or stiffer by for it
+_LAG, _SPEED = 0.06, 60.0  # s that fingers are behind their command, and rad/s at which they would swing without
+_AWAY = (0.0, 0.0, 50.0)
+_SIDE, _STEP = 0.12, 0.002  # how far aside the cube is looked for, and how densely [m]
+
+
+@dataclass(frozen=True)
+class Grip:
+    """How a hand grasps a cube.
+
+    Attributes:
+        place: (3,) middle of the cube in the frame of `GRASP`: y is how the fingers close, z points away from the
+            hand [m].
+        opened: share of the card's range, 0 closed to 1 open, at which the fingers go around it.
+        held: share at which they hold it.
+        gain: of the fingers' servos, in units of the card's, with which they press by about `_FORCE`.
+    """
+
+    place: tuple[float, float, float]
+    opened: float
+    held: float
+    gain: float
+
+
+class HandTrial:
+    """A model with a hand, a cube, and the frame `GRASP` in which both are seen.
+
+    Args:
+        spec: of it; the cube is free and has no gravity compensation of its own. Not changed.
+        card: of the fingers.
+        rest: {joint: position} of the arm's joints, which stay there.
+        half: half the cube's edge [m].
+    """
+
+    def __init__(self, spec: MjSpec, card: GripperCard, rest: dict[str, float], half: float) -> None:
+        spec = spec.copy()
+        spec.body(CUBE).gravcomp = 1.0
+        spec.option.noslip_iterations = 0  # what holds without that pass holds with it; forces are told without
+        slab = spec.worldbody.add_body(name="slab", mocap=True)
+        slab.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.2, 0.2, 0.01], friction=[0.4, 0.005, 0.0001])
+        self._card, self._half, self._model = card, half, spec.compile()
+        self._rest = {int(self._model.joint(name).qposadr[0]): value for name, value in rest.items()}
+        self._cube, self._slab = self._model.body(CUBE), self._model.body("slab")
+        self._free = int(self._model.joint(CUBE).qposadr[0])
+        self._finger = int(self._model.joint(card.joints[0]).qposadr[0])
+        self._arm = [i for i in range(self._model.nu) if self._model.actuator(i).name in rest]
+        self._hand = [(self._model.actuator(n).id, int(self._model.joint(n).dofadr[0])) for n in card.joints]
+        self._armature = self._model.dof_armature.copy()
+        self._site = self._model.site(GRASP).id
+        self._moving = bodies_below(
+            self._model, [int(self._model.jnt_bodyid[self._model.joint(name).id]) for name in card.joints]
+        )
+
+    def find(self) -> Grip | str:
+        """The grip, or what is wrong: a sentence without the arm's name."""
+        settled = [(share, self._settle(share)) for share in (0.4, 0.6, 0.8, 1.0)]
+        end = max(self._end(data) for _, data in settled)
+        slackest = 0.0
+        holds: list[tuple[float, Grip]] = []
+        for depth in end + self._half * np.array([0.25, 0.0, -0.25, -0.5, -0.75, -1.0]):
+            for share, data in settled:
+                middle, slack = self._gap(data, float(depth))
+                slackest = max(slack, slackest)
+                if slack < (_LEAST if share == 1.0 else _SLACK):
+                    continue
+                if (grip := self._try(share, middle, float(depth))) is not None:
+                    holds.append((float(depth), grip))
+                break
+        if not holds:
+            edge = 200.0 * self._half
+            if slackest < _LEAST:
+                return f"its open fingers leave no room for a cube of {edge:.1f} cm and 0.6 cm beside it"
+            return f"its fingers go around a cube of {edge:.1f} cm and do not hold it: not grasped, or dropped"
+        return holds[len(holds) // 2][1]
+
+    def _start(self, share: float) -> Any:
+        data = mujoco.MjData(self._model)
+        for at, value in self._rest.items():
+            data.qpos[at] = value
+        data.ctrl[self._arm] = list(self._rest.values())
+        self._command(data, share)
+        data.mocap_pos[0], data.qpos[self._free : self._free + 3] = _AWAY, (0.0, 0.0, 40.0)
+        return data
+
+    def _command(self, data: Any, share: float) -> None:
+        opened, closed = np.array(self._card.open), np.array(self._card.closed)
+        data.ctrl[[servo for servo, _ in self._hand]] = closed + share * (opened - closed)
+
+    def _share(self, data: Any) -> float:
+        opened, closed = self._card.open[0], self._card.closed[0]
+        return float((data.qpos[self._finger] - closed) / (opened - closed))
+
+    def _run(self, data: Any, seconds: float) -> None:
+        for _ in range(round(seconds / self._model.opt.timestep)):
+            mujoco.mj_step(self._model, data)
+
+    def _settle(self, share: float) -> Any:
+        """The hand alone with its fingers at a share."""
+        data = self._start(share)
+        self._run(data, 0.6)
+        return data
+
+    def _frame(self, data: Any) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(data.site_xpos[self._site]), np.array(data.site_xmat[self._site]).reshape(3, 3)
+
+    def _put(self, data: Any, aside: float, depth: float) -> None:
+        """The cube, and the slab below it, at a place of the frame."""
+        origin, turn = self._frame(data)
+        quat = np.zeros(4)
+        mujoco.mju_mat2Quat(quat, turn.flatten())
+        data.qpos[self._free : self._free + 3] = origin + turn @ (0.0, aside, depth)
+        data.qvel[self._cube.dofadr[0] : self._cube.dofadr[0] + 6] = 0.0
+        data.qpos[self._free + 3 : self._free + 7] = data.mocap_quat[0] = quat
+        data.mocap_pos[0] = origin + turn @ (0.0, aside, depth + self._half + 0.0105)
+
+    def _end(self, data: Any) -> float:
+        """How far the fingers reach along the frame's z [m]."""
+        model, (origin, turn) = self._model, self._frame(data)
+        far = -np.inf
+        for geom in range(model.ngeom):
+            if int(model.geom_bodyid[geom]) in self._moving and (
+                model.geom_contype[geom] or model.geom_conaffinity[geom]
+            ):
+                own = data.geom_xmat[geom].reshape(3, 3)
+                middle, size = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
+                along = turn[:, 2] @ own
+                far = max(
+                    far, float(turn[:, 2] @ (data.geom_xpos[geom] - origin) + along @ middle + np.abs(along) @ size)
+                )
+        return far
+
+    def _gap(self, data: Any, depth: float) -> tuple[float, float]:
+        """Middle of where the cube is free between the fingers, aside of the frame, and how long that is [m]."""
+        asides, probe = np.arange(-_SIDE, _SIDE, _STEP), copy(data)
+        free = np.array([self._fits(probe, float(aside), depth) for aside in asides])
+        edges = np.flatnonzero(np.diff(free.astype(int)))
+        best = (0.0, 0.0)
+        for first, last in pairwise(edges):
+            if free[last]:  # blocked on either side
+                low, high = asides[first + 1], asides[last]
+                if high - low + _STEP > best[1]:
+                    best = float(0.5 * (low + high)), float(high - low + _STEP)
+        return best
+
+    def _fits(self, data: Any, aside: float, depth: float) -> bool:
+        self._put(data, aside, depth)
+        data.mocap_pos[0] = _AWAY
+        mujoco.mj_fwdPosition(self._model, data)
+        return not self._touching(data)
+
+    def _touching(self, data: Any) -> list[int]:
+        """Contacts of the cube."""
+        geom = int(self._cube.geomadr[0])
+        return [i for i in range(data.ncon) if geom in data.contact[i].geom]
+
+    def _try(self, share: float, aside: float, depth: float) -> Grip | None:
+        """Close on a cube that stands there, and lift it."""
+        gain = 1.0
+        found = self._close(share, aside, depth, gain)
+        for _ in range(3):
+            if found is None or 0.8 < found[1] / _FORCE < 1.25:
+                break
+            gain = float(np.clip(gain * _FORCE / max(found[1], 1.0), *_GAIN))
+            found = self._close(share, aside, depth, gain)
+        if found is None:
+            return None
+        (_, y, z), _, held, sunk = found
+        if sunk > _SLIP or abs(z - depth) > self._half:
+            return None
+        # A finger that stands still pushes nothing: the cube waits a little off it.
+        y += float(np.clip(aside - y, -0.25 * _SLACK, 0.25 * _SLACK))
+        return Grip(place=(0.0, float(y), float(z)), opened=share, held=held, gain=gain)
+
+    def _close(
+        self, share: float, aside: float, depth: float, gain: float
+    ) -> tuple[np.ndarray, float, float, float] | None:
+        """Where the cube is held (3,) [m], force of a finger [N], share of open, how far it sinks in a second [m]."""
+        model = self._model
+        for servo, dof in self._hand:
+            kp, kd, armature = servo_of(self._card, gain)
+            model.actuator_gainprm[servo, 0], model.actuator_biasprm[servo, 1:3] = kp, (-kp, -kd)
+            model.dof_armature[dof] = max(armature, self._armature[dof])
+        data = self._settle(share)
+        self._put(data, aside, depth)
+        turn = self._frame(data)[1]
+        model.opt.gravity[:] = 9.81 * turn[:, 2]  # arm and hand are compensated
+        self._command(data, 0.0)
+        self._run(data, 0.8)
+        before, held, force = self._seen(data), self._share(data), self._force(data)
+        data.mocap_pos[0] = _AWAY
+        model.body_gravcomp[self._cube.id] = 0.0
+        self._run(data, 1.0)
+        after = self._seen(data)
+        model.body_gravcomp[self._cube.id] = 1.0
+        sunk = float(np.linalg.norm(after - before))
+        return None if not np.isfinite(sunk) or held < 0.02 else (before, force, held, sunk)
+
+    def _seen(self, data: Any) -> np.ndarray:
+        origin, turn = self._frame(data)
+        return turn.T @ (data.qpos[self._free : self._free + 3] - origin)
+
+    def _force(self, data: Any) -> float:
+        """Of the fingers on the cube: half the sum along the frame's y [N]."""
+        total, force, turn = 0.0, np.zeros(6), self._frame(data)[1]
+        for i in self._touching(data):
+            mujoco.mj_contactForce(self._model, data, i, force)
+            total += abs(float(force[0] * (data.contact[i].frame[:3] @ turn[:, 1])))
+        return 0.5 * total
+
+
+def servo_of(card: GripperCard, gain: float) -> tuple[float, float, float]:
+    """kp, kd and least armature of a finger's joint: light fingers on stiff servos would shake what they hold."""
+    kp = gain * card.kp
+    return kp, _LAG * kp, kp / _SPEED**2
+
+
+def bodies_below(model: MjModel, roots: list[int]) -> set[int]:
+    """Some bodies and all that they carry."""
+    found = set(roots)
+    for body in range(1, model.nbody):  # parents come first
+        if int(model.body_parentid[body]) in found:
+            found.add(body)
+    return found
