@@ -122,6 +122,12 @@ def test_the_two_prongs_of_a_fork_are_two_pieces() -> None:
 
 
 @real
+def test_cameras_see_what_is_close(fr3: Card) -> None:
+    model = mujoco.MjModel.from_xml_string(Pick(robot=fr3).mjcf())
+    assert model.stat.extent * model.vis.map.znear < 0.05  # m; a cube that waited far away made a metre of it
+
+
+@real
 def test_moves_are_those_commanded_and_gravity_moves_nothing(fr3: Card) -> None:
     world = Pick(robot=fr3)
     env = make(4, 0, world=world, options=ONE_THREAD)
