@@ -32,7 +32,7 @@ METHODS = {
     "poor person": "human.skill=0.8 human.noise=0.1",
     "poor person, hg_dagger": "human.skill=0.8 human.noise=0.1 policy=human/hg_dagger",
 }
-"""Name -> words of the command line. The poor person does something at random in one tick of five and trembles by 0.1 of
+"""Name -> words of the command line. The poor person does something at random in one tick of five, trembles by 0.1 of
 the largest motion, and has the peg in the hole in a quarter of the demonstrations. (One with 0.3, 0.2 s late, was meant
 first: none of 100 demonstrations succeeded. 0.15, or one tick late, is too much for `insert` already.)"""
 SEEDS = (50, 51, 52)

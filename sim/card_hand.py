@@ -282,7 +282,8 @@ def _with_hand(text: str, xml: str, half: float) -> tuple[str, Grip]:
         spec.actuator(name).set_to_position(kp=kp, kv=kd)
         joint = spec.joint(name)
         joint.armature = max(armature, joint.armature)
-    spec.stat.extent, spec.stat.center = model.stat.extent, model.stat.center  # of the scene, not of where the cube waits
+    # the size of the scene, not of the way to where the cube waits: near clipping of cameras is a share of it
+    spec.stat.extent, spec.stat.center = model.stat.extent, model.stat.center
     spec.compile()
     return spec.to_xml(), grip
 

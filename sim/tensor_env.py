@@ -146,7 +146,8 @@ class TensorVectorEnv(VectorEnv):
         """Expert and tool of the world, exact states, and the device."""
         offers = self.episodes.offers
         tool = None if offers.tool is None else self._tool
-        return EnvParts(expert=None if offers.expert is None else self.expert, tool=tool, saves=True, device=self.device)
+        expert = None if offers.expert is None else self.expert
+        return EnvParts(expert=expert, tool=tool, saves=True, device=self.device)
 
     def _tool(self) -> dict[str, np.ndarray]:
         assert self.episodes.offers.tool is not None
