@@ -12,6 +12,7 @@ from robot_rl import checkpoint
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.port import SpecPort
 from robot_rl.sim.port import WorldPort
+from robot_rl.sim.world import parts_of
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import Action, IOSpec, Learner, Loaded, Options, PolicyParts
 
@@ -101,13 +102,13 @@ class ExpertPolicy:
     parts = PolicyParts()
 
     def __init__(self, io):
-        self.io, self.world = io, WorldPort(Reach(), JOINTS).world
+        self.io, self.expert = io, parts_of(WorldPort(Reach(), JOINTS).world).ask_expert
 
     def reset(self, rows=None):
         pass
 
     def act(self, obs, *, deterministic=False):
-        return Action(np.clip(np.asarray(self.world.expert(obs["state"])), -1.0, 1.0).astype(np.float32))
+        return Action(np.clip(np.asarray(self.expert(obs["state"])), -1.0, 1.0).astype(np.float32))
 
     def state_dict(self):
         return {}
