@@ -43,7 +43,7 @@ def test_an_arm_with_servos_of_its_own_stands_where_it_was_told() -> None:
 
 
 def test_servos_of_a_file_whose_force_is_cut_do_not_shake_a_light_link() -> None:
-    """Gains of the xArm7 in mujoco_menagerie on 1e-3 kg m2: taken as they are, the link swings back and forth for ever."""
+    """Gains of the xArm7 in mujoco_menagerie on 1e-3 kg m2: taken as they are, the link swings for ever."""
     link = '<geom size="0.05" mass="1"/><joint name="j" axis="0 0 1"/>'
     servo = '<position name="j" joint="j" kp="1500" kv="150" forcerange="-50 50"/>'
     text = f"<mujoco><worldbody><body>{link}</body></worldbody><actuator>{servo}</actuator></mujoco>"
