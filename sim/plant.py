@@ -173,12 +173,8 @@ class ModelPlant:
             self._data.qvel[self._dof[self.blocked]] = 0.0
 
     def _drive(self) -> None:
-        # What the joint's own controller compensates (gravity, Coriolis), as those of xArm, FR3 and ros2_control robots
-        # do, but for what a model says to be compensated already.
-        bias = self._data.qfrc_bias[self._dof] - self._data.qfrc_gravcomp[self._dof]
-        if self._law is None:
+        if self._law is None:  # servos of a world, as they were in training
             self._data.ctrl[self._actuator] = self._goal
-            self._data.qfrc_applied[self._dof] = np.clip(bias, -self._effort, self._effort)
             return
         q, v = self._data.qpos[self._qpos], self._data.qvel[self._dof]
         if self._law == "position":
@@ -187,7 +183,9 @@ class ModelPlant:
             force = self._implicit(self._kd * (self._goal - v), 0.0)
         else:
             force = self._goal
-        bias = bias if self._law != "effort" else 0.0
+        # What the joint's own controller compensates (gravity, Coriolis), as those of xArm, FR3 and ros2_control robots
+        # do, but for what a model says to be compensated already.
+        bias = self._data.qfrc_bias[self._dof] - self._data.qfrc_gravcomp[self._dof] if self._law != "effort" else 0.0
         self._data.qfrc_applied[self._dof] = np.clip(force + bias, -self._effort, self._effort)
 
     def _implicit(self, force: np.ndarray, kp: np.ndarray | float) -> np.ndarray:

@@ -78,7 +78,7 @@ class Pick(ArmTask):
         vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
         super().__init__(arm, beside=vectors, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
         # Fingers of another hand swing as they close: what counts as open, and as at the cube, is wider there.
-        self._around, self._near = (_GRIP, 0.03)
+        self._around, self._near = _GRIP, 0.03
         if self._hand is not None:
             held = self._hand.grip.held / self._hand.grip.opened
             self._around, self._near = STROKE * min(held + 0.13, 0.9), 0.035

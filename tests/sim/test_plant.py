@@ -1,9 +1,11 @@
 """The physics behind the bridge's simulated robot."""
 
+import mujoco
 import numpy as np
 import pytest
 
-from robot_rl.sim.plant import ModelPlant
+from robot_rl.sim.plant import ModelPlant, WorldPlant
+from robot_rl.sim.worlds.reach import Reach
 
 
 def test_links_that_overlap_at_home_do_not_hold_a_joint_and_stiff_gains_do_not_shake_it() -> None:
@@ -52,3 +54,18 @@ def test_servos_of_a_file_whose_force_is_cut_do_not_shake_a_light_link() -> None
     plant.step(2.0)
     assert plant.position[0] == pytest.approx(0.1, abs=1e-3)
     assert abs(plant.velocity[0]) < 1e-2
+
+
+def test_servos_of_a_world_hold_as_they_did_in_training() -> None:
+    world = Reach()
+    model = mujoco.MjModel.from_xml_string(world.mjcf())
+    servos = [int(model.actuator_trnid[i, 0]) for i in range(model.nu)]
+    plant = WorldPlant(world, [model.joint(joint).name for joint in servos], timestep=float(model.opt.timestep))
+    data = mujoco.MjData(model)
+    data.qpos[:] = plant.scene()[0][0]
+    goal = data.qpos[model.jnt_qposadr[servos]] + 0.2
+    data.ctrl[:] = goal
+    mujoco.mj_step(model, data, 20)
+    plant.command(goal)
+    plant.step(20 * float(model.opt.timestep))
+    np.testing.assert_allclose(plant.position, data.qpos[model.jnt_qposadr[servos]], atol=1e-6)
