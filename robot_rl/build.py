@@ -484,7 +484,8 @@ def _named_files(kind: str) -> frozenset[str]:
             name for name, found in heads.items() if any(x.lower() == name.replace("_", "") for x, _ in found)
         )
     classes = [head for found in heads.values() for head in found]
-    learners, size = {"Learner", *(kind.__name__ for kind in Learner.__subclasses__())}, 0
+    contracts = [item for item in vars(import_module(Learner.__module__)).values() if isinstance(item, type)]
+    learners, size = {item.__name__ for item in contracts if issubclass(item, Learner)}, 0
     while len(learners) > size:  # heirs of heirs
         size = len(learners)
         learners |= {name for name, bases in classes if {x.split("[")[0].strip() for x in bases.split(",")} & learners}

@@ -1,9 +1,11 @@
-"""Off-policy training in which nothing leaves the device between two looks at the metrics."""
+"""Training in which nothing leaves the device between two looks at the metrics."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 
@@ -11,17 +13,108 @@ from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.types import Metrics, OffPolicyDeviceLearner, StateDict, StepEnv
+from robot_rl.types import DeviceResident, Metrics, OffPolicyDeviceLearner, StateDict, StepEnv
+
+L = TypeVar("L", bound=DeviceResident)
 
 
-class DeviceOffPolicy:
-    """Act, store, update, all on one device; with several processes every one has its own environments and replay.
+class DeviceLoop(ABC, Generic[L]):
+    """Act, keep, update, all on one device; with several processes every one has its own environments.
 
     The host enqueues work and counts; it waits only where something is due. A NumPy environment is bridged: then
     every step waits for its actions and copies its observations, and only the updates stay on the device.
 
     Args:
         env: vector environment, tensors on the learner's device or NumPy arrays.
+        learner: improves its `policy`.
+        seed: of the environments and of what the loop draws.
+        save_to: folder for a bridged environment's state if it returns NaN.
+
+    Raises:
+        ValueError: the learner was made for another interface than the environment's.
+    """
+
+    kind: str
+    """Of the saved state."""
+    period: int
+    """Transitions between two looks where nothing else is said."""
+
+    def __init__(self, env: StepEnv, learner: L, *, seed: int = 0, save_to: str | Path | None = None) -> None:
+        learner.policy.io.check(env.io)
+        self.env, self.learner, self.device = env, learner, learner.device
+        self.env_steps, self.iterations = 0, 0
+        self.stats = DeviceEpisodeStats(env.num_envs, self.device)
+        self._world: DeviceWorld = open_world(env, self.device, save_to)
+        self._seed = seed + 100_003 * parallel.rank()
+
+    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
+        """Train until `total_steps` transitions of all processes together, or until `tick` says stop.
+
+        Args:
+            total_steps: transitions in all, those before a resume included; a rollout that began is completed.
+            tick: called with (transitions so far, metrics) when it is due and at the end; True stops. With several
+                processes all call it, at the same steps, and get the same answer.
+            due: asked after every iteration; None: every `period` transitions. Until then the host waits for nothing.
+        """
+        due = every(self.period) if due is None else due
+        if not self._world.obs:
+            self._world.reset(self._seed)
+        mark, mark_steps = time.perf_counter(), self.env_steps
+        while self.env_steps < total_steps:
+            before = self.env_steps
+            self.iterate()
+            self.iterations += 1
+            if self.env_steps >= total_steps or due(before, self.env_steps):
+                metrics = self.read()
+                speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
+                stop = tick is not None and tick(self.env_steps, {**metrics, "time/sps": speed})
+                mark, mark_steps = time.perf_counter(), self.env_steps
+                if stop:
+                    return
+
+    @abstractmethod
+    def iterate(self) -> None:
+        """Step the environments and make the updates that belong to it."""
+
+    def read(self) -> Metrics:
+        """Metrics of learner and episodes; the one place that waits for the device.
+
+        Raises:
+            NonFiniteError: an environment returned NaN or infinity since the last reading.
+            FloatingPointError: the learner diverged.
+        """
+        self._world.check()
+        own = {"train/updates": float(self.learner.updates)}
+        return {**self.learner.read_metrics(), **self.stats.metrics(), **own}
+
+    def state_dict(self) -> StateDict:
+        """All that continuation needs besides learner and replay."""
+        return {
+            "kind": self.kind,
+            "env_steps": self.env_steps,
+            "iterations": self.iterations,
+            "stats": self.stats.state_dict(),
+            "world": self._world.state_dict(),
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue exactly where `state_dict` was taken.
+
+        Raises:
+            ValueError: the state is of another kind of loop or of other sizes.
+        """
+        if state.get("kind") != self.kind:
+            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected {self.kind}")
+        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
+        self.stats.load_state_dict(state["stats"])
+        self._world.load_state_dict(state["world"], self._seed)
+
+
+class DeviceOffPolicy(DeviceLoop[OffPolicyDeviceLearner]):
+    """One step of all environments, then the updates that belong to it; every process has its own replay.
+
+    Args:
+        env: see `DeviceLoop`.
         learner: improves its `policy`.
         buffer_size: transitions kept, over all environments of all processes.
         n_step: steps summed into one reward.
@@ -33,6 +126,8 @@ class DeviceOffPolicy:
     Raises:
         ValueError: environment and learner do not fit, or a number is out of range.
     """
+
+    kind, period = "device_off_policy", 1000
 
     def __init__(
         self,
@@ -46,10 +141,8 @@ class DeviceOffPolicy:
         seed: int = 0,
         save_to: str | Path | None = None,
     ) -> None:
-        learner.policy.io.check(env.io)
-        self.env, self.learner, self.learning_starts = env, learner, learning_starts
-        self.device, self.env_steps, self.iterations = learner.device, 0, 0
-        self._ranks, own_seed = parallel.size(), seed + 100_003 * parallel.rank()
+        super().__init__(env, learner, seed=seed, save_to=save_to)
+        self.learning_starts, self._ranks = learning_starts, parallel.size()
         self.replay = DeviceReplay(
             env.io,
             max(buffer_size // (env.num_envs * self._ranks), n_step),
@@ -57,42 +150,15 @@ class DeviceOffPolicy:
             n_step=n_step,
             gamma=gamma,
             device=str(self.device),
-            seed=own_seed,
+            seed=self._seed,
         )
         self.sampler = self.replay
-        self.stats = DeviceEpisodeStats(env.num_envs, self.device)
-        self._world: DeviceWorld = open_world(env, self.device, save_to)
-        self._seed = own_seed
-        self._random = torch.Generator(self.device).manual_seed(own_seed + 1)
+        self._random = torch.Generator(self.device).manual_seed(self._seed + 1)
         self._ended = torch.ones(env.num_envs, dtype=torch.bool, device=self.device)
         self._batches = self.replay.batches(learner.need.rows)
 
-    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
-        """Train until `total_steps` transitions of all processes together, or until `tick` says stop.
-
-        Args:
-            total_steps: transitions in all, those before a resume included.
-            tick: called with (transitions so far, metrics) when it is due and at the end; True stops. With several
-                processes all call it, at the same steps, and get the same answer.
-            due: asked after every step; None: every 1000 transitions. Until then the host waits for nothing.
-        """
-        due = every(1000) if due is None else due
-        if not self._world.obs:
-            self._world.reset(self._seed)
-        mark, mark_steps = time.perf_counter(), self.env_steps
-        while self.env_steps < total_steps:
-            before = self.env_steps
-            self.step()
-            if self.env_steps >= total_steps or due(before, self.env_steps):
-                metrics = self.read()
-                speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
-                stop = tick is not None and tick(self.env_steps, {**metrics, "time/sps": speed})
-                mark, mark_steps = time.perf_counter(), self.env_steps
-                if stop:
-                    return
-
     @torch.no_grad()
-    def step(self) -> None:
+    def iterate(self) -> None:
         """One step of all environments and the updates that belong to it."""
         world = self._world
         action = self.learner.explore(world.obs, self._ended)
@@ -103,43 +169,16 @@ class DeviceOffPolicy:
         self.stats.add(step)
         self._ended = torch.as_tensor(step.terminated) | torch.as_tensor(step.truncated)
         self.env_steps += self.env.num_envs * self._ranks
-        self.iterations += 1
         if self.env_steps >= self.learning_starts:
             with torch.enable_grad():
                 self.learner.update(self._batches)
 
-    def read(self) -> Metrics:
-        """Metrics of learner and episodes; the one place that waits for the device.
-
-        Raises:
-            NonFiniteError: an environment returned NaN or infinity since the last reading.
-            FloatingPointError: the learner diverged.
-        """
-        self._world.check()
-        return {**self.learner.read_metrics(), **self.stats.metrics(), "train/updates": float(self.learner.updates)}  # type: ignore[attr-defined]
-
     def state_dict(self) -> StateDict:
-        """All that continuation needs besides learner and replay."""
-        return {
-            "kind": "device_off_policy",
-            "env_steps": self.env_steps,
-            "iterations": self.iterations,
-            "random": self._random.get_state(),
-            "ended": self._ended.cpu(),
-            "stats": self.stats.state_dict(),
-            "world": self._world.state_dict(),
-        }
+        """Also the generator of random actions, and which episodes have just begun."""
+        return {**super().state_dict(), "random": self._random.get_state(), "ended": self._ended.cpu()}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly where `state_dict` was taken.
-
-        Raises:
-            ValueError: the state is of another kind of loop or of other sizes.
-        """
-        if state.get("kind") != "device_off_policy":
-            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected device_off_policy")
-        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
+        """Inverse of `state_dict`; raises as in `DeviceLoop`."""
+        super().load_state_dict(state)
         self._random.set_state(state["random"].cpu())
         self._ended = state["ended"].to(self.device)
-        self.stats.load_state_dict(state["stats"])
-        self._world.load_state_dict(state["world"], self._seed)

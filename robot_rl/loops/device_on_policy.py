@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import torch
@@ -10,34 +9,20 @@ from torch import Tensor
 
 from robot_rl import parallel
 from robot_rl.data.seen import RowSample
-from robot_rl.loops.contract import Due, Tick, every
-from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.types import Metrics, OnPolicyDeviceLearner, Rollout, StateDict, StepEnv
+from robot_rl.loops.device import DeviceLoop
+from robot_rl.types import OnPolicyDeviceLearner, Rollout, StateDict, StepEnv
 
 
-class DeviceOnPolicy:
-    """T steps of N environments, one update, again; with several processes every one has its own environments.
+class DeviceOnPolicy(DeviceLoop[OnPolicyDeviceLearner]):
+    """T steps of N environments, one update, again; arguments and errors as in `DeviceLoop`."""
 
-    Args:
-        env: vector environment, tensors on the learner's device or NumPy arrays (bridged).
-        learner: what learns.
-        seed: of the environments.
-        save_to: folder for a bridged environment's state if it returns NaN.
-
-    Raises:
-        ValueError: the learner was made for another interface than the environment's.
-    """
+    kind, period = "device_on_policy", 1
 
     def __init__(
         self, env: StepEnv, learner: OnPolicyDeviceLearner, *, seed: int = 0, save_to: str | Path | None = None
     ) -> None:
-        learner.policy.io.check(env.io)
-        self.env, self.learner, self.device = env, learner, learner.device
-        self.env_steps, self.iterations = 0, 0
-        self.stats = DeviceEpisodeStats(env.num_envs, self.device)
+        super().__init__(env, learner, seed=seed, save_to=save_to)
         self.rows = RowSample()
-        self._world: DeviceWorld = open_world(env, self.device, save_to)
-        self._seed = seed + 100_003 * parallel.rank()
         steps, rows = learner.need.rollout_steps, env.num_envs
         self._vectors = {key: shape[0] for key, (shape, _) in env.io.obs.items()}
 
@@ -50,30 +35,9 @@ class DeviceOnPolicy:
         self._logp, self._value, self._reward = column(), column(), column()
         self._terminated, self._truncated, self._valid = (column(dtype=torch.bool) for _ in range(3))
 
-    def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
-        """Train until `total_steps` transitions of all processes together; the last rollout is completed.
-
-        Args:
-            total_steps: transitions in all, those before a resume included.
-            tick: called with (transitions so far, metrics) when it is due and at the end; True stops. With several
-                processes all call it, at the same steps, and get the same answer.
-            due: asked after every rollout; None: after each. Until something is due the host waits for nothing.
-        """
-        due = every(1) if due is None else due
-        if not self._world.obs:
-            self._world.reset(self._seed)
-        mark, mark_steps = time.perf_counter(), self.env_steps
-        while self.env_steps < total_steps:
-            before = self.env_steps
-            self.learner.update(iter((self.collect(),)))
-            self.iterations += 1
-            if self.env_steps >= total_steps or due(before, self.env_steps):
-                metrics = self.read()
-                speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
-                stop = tick is not None and tick(self.env_steps, {**metrics, "time/sps": speed})
-                mark, mark_steps = time.perf_counter(), self.env_steps
-                if stop:
-                    return
+    def iterate(self) -> None:
+        """One rollout and the update of it."""
+        self.learner.update(iter((self.collect(),)))
 
     @torch.no_grad()
     def collect(self) -> Rollout:
@@ -109,36 +73,11 @@ class DeviceOnPolicy:
             valid=self._valid,
         )
 
-    def read(self) -> Metrics:
-        """Metrics of learner and episodes; the one place that waits for the device.
-
-        Raises:
-            NonFiniteError: an environment returned NaN or infinity since the last reading.
-            FloatingPointError: the learner diverged.
-        """
-        self._world.check()
-        return {**self.learner.read_metrics(), **self.stats.metrics()}
-
     def state_dict(self) -> StateDict:
-        """All that continuation needs besides the learner."""
-        return {
-            "kind": "device_on_policy",
-            "env_steps": self.env_steps,
-            "iterations": self.iterations,
-            "rows": self.rows.state_dict(),
-            "stats": self.stats.state_dict(),
-            "world": self._world.state_dict(),
-        }
+        """Also the rows that stand for what training saw."""
+        return {**super().state_dict(), "rows": self.rows.state_dict()}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly where `state_dict` was taken.
-
-        Raises:
-            ValueError: the state is of another kind of loop or of other sizes.
-        """
-        if state.get("kind") != "device_on_policy":
-            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected device_on_policy")
-        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
-        self.stats.load_state_dict(state["stats"])
+        """Inverse of `state_dict`; raises as in `DeviceLoop`."""
+        super().load_state_dict(state)
         self.rows.load_state_dict(state["rows"])
-        self._world.load_state_dict(state["world"], self._seed)

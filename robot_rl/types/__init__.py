@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from robot_rl.types.io import IOSpec, Seen, action_of, choice_of
     from robot_rl.types.learner import (
         AnyLearner,
+        DeviceResident,
         Learner,
         Needs,
         OffPolicyDeviceLearner,
@@ -45,6 +46,7 @@ __all__ = [
     "Batches",
     "Callback",
     "Critic",
+    "DeviceResident",
     "EnvParts",
     "Episode",
     "Goals",

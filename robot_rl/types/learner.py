@@ -302,14 +302,24 @@ class StaleLearner(OnPolicyLearner[OptionsT, Data_contra]):
         raise NotImplementedError(f"{type(self).__name__}.actor is missing")
 
 
-class OffPolicyDeviceLearner(Learner[OptionsT, Data_contra]):
-    """A learner of replayed rows that never leaves its device.
+class DeviceResident(Learner[OptionsT, Data_contra]):
+    """A learner that never leaves its device.
 
     Attributes:
-        device: of its tensors; `batch_size` are rows per batch of this process.
+        device: of its tensors.
+        updates: made so far.
     """
 
     device: torch.device
+    updates: int
+
+    def read_metrics(self) -> Metrics:
+        """Metrics since the last reading; waits for the device, which `update` does not."""
+        raise NotImplementedError(f"{type(self).__name__}.read_metrics is missing")
+
+
+class OffPolicyDeviceLearner(DeviceResident[OptionsT, Data_contra]):
+    """Of replayed rows; `batch_size` are rows per batch of this process."""
 
     @classmethod
     def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
@@ -320,19 +330,9 @@ class OffPolicyDeviceLearner(Learner[OptionsT, Data_contra]):
         """(N, A) actions to learn from; `ended` (N,) bool marks rows in which an episode has just begun."""
         raise NotImplementedError(f"{type(self).__name__}.explore is missing")
 
-    def read_metrics(self) -> Metrics:
-        """Metrics since the last reading; waits for the device, which `update` does not."""
-        raise NotImplementedError(f"{type(self).__name__}.read_metrics is missing")
 
-
-class OnPolicyDeviceLearner(Learner[OptionsT, Data_contra]):
-    """A learner of rollouts that never leaves its device.
-
-    Attributes:
-        device: of its tensors; `rollout_steps` are steps T of every environment between updates.
-    """
-
-    device: torch.device
+class OnPolicyDeviceLearner(DeviceResident[OptionsT, Data_contra]):
+    """Of rollouts; `rollout_steps` are steps T of every environment between updates."""
 
     @classmethod
     def needs(cls, options: OptionsT, io: IOSpec) -> Needs:
@@ -346,10 +346,6 @@ class OnPolicyDeviceLearner(Learner[OptionsT, Data_contra]):
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates."""
         raise NotImplementedError(f"{type(self).__name__}.value is missing")
-
-    def read_metrics(self) -> Metrics:
-        """Metrics since the last reading; waits for the device, which `update` does not."""
-        raise NotImplementedError(f"{type(self).__name__}.read_metrics is missing")
 
 
 class OwnLoop(Learner[OptionsT, Data_contra]):

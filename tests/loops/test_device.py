@@ -104,7 +104,7 @@ def test_loop_waits_for_nothing_between_two_readings(name):
                     learner.update(iter((loop.collect(),)))
             else:
                 for _ in range(12):
-                    loop.step()
+                    loop.iterate()
     assert loop.env_steps > before
     assert learner.updates > updates
     metrics = loop.read()
