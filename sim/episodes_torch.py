@@ -222,6 +222,9 @@ class Episodes:
                 f"{tuple(self.physics.ctrl.shape)}: one control per environment and actuator of the model"
             )
         self._keep_task()
+        push = self.random.push()
+        if push is not None:
+            self.physics.qvel[:, :2] += push
         late = self.random.delayed(control)
         if late.ndim == 3:
             self.physics.pending.copy_(late.transpose(0, 1))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.robot_model import (
+    FLOOR,
     add_floor,
     add_servo,
     add_sky,
@@ -24,6 +25,8 @@ from robot_rl.types.card import Card
 
 if TYPE_CHECKING:
     from mujoco import MjModel, MjSpec
+
+    from robot_rl.sim.terrain import Ground
 
 TIMESTEP = 0.004
 """Of the physics [s]: a fifth of a decision at 50 Hz."""
@@ -117,6 +120,32 @@ def _scene(text: str) -> LegsScene:
     return LegsScene(spec.to_xml(), stand, np.array(feet))
 
 
+def on_ground(xml: str, ground: Ground) -> str:
+    """A scene with blocks on its plane."""
+    spec = mujoco.MjSpec.from_string(xml)
+    spec.stat.extent = 3.0  # of pictures: shadows of the whole map would be coarser than a robot
+    floor = spec.body(FLOOR)
+    floor.geoms[0].size, floor.geoms[0].rgba = [0.0, 0.0, 0.1], [0.6, 0.63, 0.6, 1.0]  # endless for rays too
+    for i, block in enumerate(ground.blocks):
+        shade = 0.5 + 0.2 * (i * 7 % 5) / 4
+        look: dict[str, Any] = {"rgba": [shade, shade + 0.02, shade + 0.04, 1.0], "pos": [block.x, block.y, 0.0]}
+        look["density"] = 0.0  # who weighs the robot adds up all bodies
+        if block.top is None:
+            look["pos"][2] = 0.5 * block.height
+            floor.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[*block.half, 0.5 * block.height], **look)
+            continue
+        corners = [
+            (x * side, y * side, z)
+            for side, z in ((block.half[0], 0.0), (block.top, block.height))
+            for x in (-1.0, 1.0)
+            for y in (-1.0, 1.0)
+        ]
+        spec.add_mesh(name=f"{FLOOR}_{i}", uservert=np.ravel(corners).tolist())
+        floor.add_geom(type=mujoco.mjtGeom.mjGEOM_MESH, meshname=f"{FLOOR}_{i}", **look)
+    spec.compile()
+    return spec.to_xml()
+
+
 def _limbs(model: MjModel) -> list[list[int]]:
     """Shapes of the last link of every limb, in the order of the model."""
     shapes: dict[tuple[int, ...], list[int]] = {}
@@ -133,6 +162,6 @@ def _look(spec: MjSpec, base: str) -> None:
     spec.worldbody.add_light(
         pos=[0.0, 0.0, 4.0], dir=[0.0, 0.0, -1.0], type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, diffuse=[0.6] * 3
     )
-    camera = spec.worldbody.add_camera(name="track", pos=[-1.2, -1.8, 0.9], fovy=42.0)
-    camera.mode, camera.targetbody = mujoco.mjtCamLight.mjCAMLIGHT_TARGETBODYCOM, base
+    camera = spec.body(base).add_camera(name="track", pos=[-1.2, -1.8, 0.8], fovy=42.0)
+    camera.mode, camera.quat = mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM, [0.7798, 0.555, -0.168, -0.2361]  # down at it
     add_sky(spec)

@@ -170,6 +170,9 @@ class MujocoVectorEnv(VectorEnv):
                 f"{world.name}.control returned shape {control.shape}, expected {physics.ctrl.shape}: one control per "
                 "environment and actuator of the model"
             )
+        push = self._random.push()
+        if push is not None:
+            physics.qvel[:, :2] += push
         physics.step(self._random.delayed(control))
         self._step += 1
         broken = physics.broken()

@@ -8,20 +8,25 @@ do not depend on the number of environments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import array_api_compat
 import numpy as np
 from pydantic import AfterValidator
 
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.world import Draw
-from robot_rl.types import StateDict
+from robot_rl.types import Array, StateDict
 from robot_rl.types.options import Bound, Interval, Options
 
 if TYPE_CHECKING:
     from mujoco import MjModel
 
+PUSH_SECONDS = 4.0
+"""Mean time between two pushes."""
+A = TypeVar("A", bound=Array)
 SCALED = ("mass", "friction", "damping", "gain")
 """Factors that change the model, so that every environment needs a model of its own."""
 
@@ -66,6 +71,9 @@ class Randomize(Options):
     noise: Annotated[Bound, AfterValidator(_no_negative)] = 0.0
     """Standard deviation of the Gaussian noise added to "state", one number or one per component, in the component's
     own unit; drawn anew at every step."""
+    push: Range | None = None
+    """[low,high] change of the horizontal speed [m/s] of a robot whose trunk is free, in any direction, every four
+    seconds on average."""
     per: Literal["episode", "environment"] = "episode"
     """"episode" draws factors and latency at every reset, "environment" once after seeding."""
 
@@ -109,6 +117,30 @@ class Randomize(Options):
         return 0 if self.latency is None else int(np.rint(self.latency[1] / timestep))
 
 
+def horizontal_push(chance: A, speed: tuple[float, float], share: float) -> A:
+    """Changes of speed (N, 2) [m/s] in this step.
+
+    Args:
+        chance: (N, 3) uniform in [0, 1).
+        speed: range of their size [m/s].
+        share: of steps in which there is one; in the others it is 0.
+    """
+    (low, high), xp = speed, array_api_compat.array_namespace(chance)
+    size = (low + (high - low) * chance[:, 1]) * (chance[:, 0] < share)
+    angle = 2.0 * math.pi * chance[:, 2]
+    return xp.stack([size * xp.cos(angle), size * xp.sin(angle)], axis=1)
+
+
+def check_push(options: Randomize, model: MjModel) -> None:
+    """Refuse pushes of a robot that stands fast.
+
+    Raises:
+        ValueError: the model does not begin with a free joint.
+    """
+    if options.push is not None and (not model.njnt or model.jnt_type[0] != 0):  # 0: mjJNT_FREE
+        raise ValueError("randomize.push pushes a trunk that is free to move, and this world's robot has none")
+
+
 def factor_sizes(model: MjModel) -> dict[str, int]:
     """Name of a factor that changes the model -> how many there are."""
     return {"mass": model.nbody, "friction": 1, "damping": model.nv, "gain": model.nu}
@@ -128,7 +160,9 @@ class Randomizer:
     def __init__(self, options: Randomize, num_envs: int, seed: int, model: MjModel, substeps: int) -> None:
         self.options = options
         self._sizes, self._substeps, self._timestep = factor_sizes(model), substeps, float(model.opt.timestep)
-        self._streams = (Streams(num_envs, seed, purpose=1), Streams(num_envs, seed, purpose=2))  # factors, noise
+        check_push(options, model)
+        purposes = {"factors": 1, "noise": 2} | ({} if options.push is None else {"pushes": 3})
+        self._streams = {name: Streams(num_envs, seed, purpose=i) for name, i in purposes.items()}
         self._noise = np.asarray(options.noise, np.float32)
         self._noisy = options.noisy
         self.factors: dict[str, np.ndarray] = {}
@@ -140,7 +174,7 @@ class Randomizer:
 
     def seed(self, seed: int | Sequence[int]) -> None:
         """Start all streams anew and forget what was drawn once per environment."""
-        for streams in self._streams:
+        for streams in self._streams.values():
             streams.seed(seed)
         self._drawn[:] = False
 
@@ -155,7 +189,7 @@ class Randomizer:
         if not len(rows) or not (self.options.needs_models or self.options.latency is not None):
             return rows, {}
         self._drawn[rows] = True
-        drawn = self.options.factors(self._streams[0].draw(rows), self._sizes, self._timestep)
+        drawn = self.options.factors(self._streams["factors"].draw(rows), self._sizes, self._timestep)
         for key, value in drawn.items():
             target = self.factors.setdefault(key, np.ones((len(self._drawn), *value.shape[1:]), value.dtype))
             target[rows] = value
@@ -173,17 +207,24 @@ class Randomizer:
         self._history[:, 0] = control
         return self._history[self._column, self._age]
 
+    def push(self) -> np.ndarray | None:
+        """(N, 2) by how much the horizontal speeds of the trunks change now [m/s]; None where nothing pushes."""
+        if self.options.push is None:
+            return None
+        chance = self._streams["pushes"].draw(self._column[:, 0]).uniform(3)
+        return horizontal_push(chance, self.options.push, self._substeps * self._timestep / PUSH_SECONDS)
+
     def noisy(self, state: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """(n, S) observations of environments `rows` with noise."""
         if not self._noisy:
             return state
-        return state + self._streams[1].draw(rows).normal(state.shape[1], std=self._noise)
+        return state + self._streams["noise"].draw(rows).normal(state.shape[1], std=self._noise)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """All of it."""
         out = {"history": self._history.copy(), "age": self._age.copy(), "drawn": self._drawn.copy()}
         out |= {f"factor.{key}": value.copy() for key, value in self.factors.items()}
-        for name, streams in zip(("factors", "noise"), self._streams):
+        for name, streams in self._streams.items():
             out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
         return out
 
@@ -201,5 +242,5 @@ class Randomizer:
                 )
             array[...] = state[name]
         self.factors = {key[7:]: np.array(value) for key, value in state.items() if key.startswith("factor.")}
-        for name, streams in zip(("factors", "noise"), self._streams):
+        for name, streams in self._streams.items():
             streams.load_state_dict({key: state[f"{name}.{key}"] for key in ("key", "counter")})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.sim.draw_torch import TorchStreams
-from robot_rl.sim.randomize import Randomize, factor_sizes
+from robot_rl.sim.randomize import PUSH_SECONDS, Randomize, check_push, factor_sizes, horizontal_push
 from robot_rl.types import StateDict
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ class TorchRandomizer:
     ) -> None:
         self.options = options
         self._sizes, self._substeps, self._timestep = factor_sizes(model), substeps, float(model.opt.timestep)
-        self._streams = tuple(TorchStreams(num_envs, seed, purpose, device=device) for purpose in (1, 2))
+        check_push(options, model)
+        purposes = {"factors": 1, "noise": 2} | ({} if options.push is None else {"pushes": 3})
+        self._streams = {name: TorchStreams(num_envs, seed, i, device=device) for name, i in purposes.items()}
+        self._everyone = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._noise = torch.as_tensor(options.noise, dtype=torch.float32, device=device)
         self.factors = {key: torch.ones((num_envs, self._sizes[key]), device=device) for key in options.scaled}
         self._drawn = torch.zeros(num_envs, dtype=torch.bool, device=device)
@@ -53,7 +56,7 @@ class TorchRandomizer:
 
     def seed(self, seed: int | Sequence[int]) -> None:
         """Start all streams anew and forget what was drawn once per environment."""
-        for streams in self._streams:
+        for streams in self._streams.values():
             streams.seed(seed)
         self._drawn.zero_()
 
@@ -70,7 +73,7 @@ class TorchRandomizer:
         if not (options.needs_models or options.latency is not None):
             return mask, {}
         self._drawn |= mask
-        draw = self._streams[0].draw(mask)
+        draw = self._streams["factors"].draw(mask)
         for key, (low, high) in options.scaled.items():
             target = self.factors[key]
             target.copy_(torch.where(mask[:, None], draw.uniform(self._sizes[key], low=low, high=high), target))
@@ -92,11 +95,18 @@ class TorchRandomizer:
         index = self._age[:, :, None].expand(-1, -1, self._history.shape[2])
         return torch.gather(self._history, 1, index)
 
+    def push(self) -> Tensor | None:
+        """(N, 2) by how much the horizontal speeds of the trunks change now [m/s]; None where nothing pushes."""
+        if self.options.push is None:
+            return None
+        chance = self._streams["pushes"].draw(self._everyone).uniform(3)
+        return horizontal_push(chance, self.options.push, self._substeps * self._timestep / PUSH_SECONDS)
+
     def noisy(self, state: Tensor, mask: Tensor) -> Tensor:
         """(N, S) observations with noise; the streams of the rows of `mask` move on."""
         if not self.options.noisy:
             return state
-        return state + self._streams[1].draw(mask).normal(state.shape[1], std=self._noise)
+        return state + self._streams["noise"].draw(mask).normal(state.shape[1], std=self._noise)
 
     def state_dict(self) -> StateDict:
         """All of it, as NumPy arrays."""
@@ -105,7 +115,7 @@ class TorchRandomizer:
             for name, value in (("history", self._history), ("age", self._age), ("drawn", self._drawn))
         }
         out |= {f"factor.{key}": value.cpu().numpy().copy() for key, value in self.factors.items()}
-        for name, streams in zip(("factors", "noise"), self._streams):
+        for name, streams in self._streams.items():
             out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
         return out
 
@@ -125,5 +135,5 @@ class TorchRandomizer:
                     "environment with the options that it was saved with"
                 )
             target.copy_(torch.as_tensor(state[name]))
-        for name, streams in zip(("factors", "noise"), self._streams):
+        for name, streams in self._streams.items():
             streams.load_state_dict({key: state[f"{name}.{key}"] for key in ("key", "counter")})

@@ -48,8 +48,8 @@ class Env(Options):
     id: str | None = None
     """Gymnasium id, for env=gym."""
     robot: str | None = None
-    """Card of the robot, for env=reach, pick (with a gripper), walk (legs) and ros2_world: a name or a path; robot-rl
-    robot new writes one."""
+    """Card of the robot, for env=reach, pick (with a gripper), walk, terrain (legs) and ros2_world: a name or a path;
+    robot-rl robot new writes one."""
 
 
 class Pictures(Options):

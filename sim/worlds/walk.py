@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _SHARP = 0.25
 """Errors of the velocity [m/s] and of the yaw rate [rad/s] at which 37 % of their reward is left: half of what is asked
 at most. Twice as wide, an error of .12 m/s cost 6 % and PPO kept it."""
-_UPRIGHT, _LOW = 0.5, 0.55
-"""Fallen: cosine of the tilt below the one, or trunk lower than this share of its height when standing."""
+_UPRIGHT = 0.5
+"""Fallen: cosine of the tilt below this."""
 
 
 class Walk(VelocityTask):
@@ -62,6 +62,8 @@ class Walk(VelocityTask):
 
     name: str = "walk"
     bounds = (0.15, 0.25)
+    low = 0.55
+    """Fallen: trunk lower above the ground than this share of its height when standing."""
     cameras: tuple[str, ...] = ("track",)
 
     def __init__(
@@ -77,7 +79,7 @@ class Walk(VelocityTask):
         super().__init__(forward, side, turn)
         if robot is None:
             raise ValueError(
-                "walk needs the card of a robot on legs: robot=go2 for one that comes with the package, or "
+                f"{self.name} needs the card of a robot on legs: robot=go2 for one that comes with the package, or "
                 "robot-rl robot new <model.urdf> name=my_legs, then robot=my_legs"
             )
         self.card = own = Card.model_validate(robot)
@@ -86,7 +88,7 @@ class Walk(VelocityTask):
         self.policy_card = PolicyCard(
             format="onnx",
             sha256="",
-            source=f"env=walk robot={own.name}",
+            source=f"env={self.name} robot={own.name}",
             control_hz=self.control_hz,
             joints=tuple(joint.name for joint in own.joints),
             default=own.home,
@@ -193,8 +195,8 @@ class Walk(VelocityTask):
         """(N, 4 + F): velocity of the trunk in its own frame [m/s], its height and those of the feet [m]."""
         from robot_rl.sim.legs_scene import HEIGHT
 
-        feet = [view.sensors[f"{HEIGHT}{i}"][:, 2:3] for i in range(len(self.scene.feet))]
-        return view.xp.concat([trunk_velocity(view), view.qpos[:, 2:3], *feet], axis=1)
+        places = [view.qpos[:, :3], *(view.sensors[f"{HEIGHT}{i}"] for i in range(len(self.scene.feet)))]
+        return view.xp.concat([trunk_velocity(view), *(self.above(place)[:, None] for place in places)], axis=1)
 
     def reward_terms(self, view: View) -> dict[str, Array]:
         """The weighted parts of the reward, name -> (N,)."""
@@ -220,9 +222,17 @@ class Walk(VelocityTask):
         }
 
     def terminated(self, view: View) -> Array:
-        """(N,) bool, fallen: tilted by more than 60 degrees, or the trunk at 55 % of its height."""
-        low = _LOW * float(self.scene.stand[2])
-        return (view.qpos[:, 2] < low) | (-gravity(view)[:, 2] < _UPRIGHT)
+        """(N,) bool, fallen: tilted by more than 60 degrees, or the trunk at `low` of its height."""
+        low = self.low * float(self.scene.stand[2])
+        return (self.above(view.qpos[:, :3]) < low) | (-gravity(view)[:, 2] < _UPRIGHT)
+
+    def above(self, place: Array) -> Array:
+        """(N,) how high places (N, 3) are above the ground [m]."""
+        return place[:, 2]
+
+    def miss(self, height: Array, wanted: Array) -> Array:
+        """(N,) how far a foot is [m] from the height above the ground that the clock asks for."""
+        return height - wanted
 
     def expert(self, state: Array) -> Array:
         """(N, J) actions of a scripted trot on four legs of three joints; zeros, which stand, for all others."""
@@ -241,8 +251,8 @@ class Walk(VelocityTask):
         foot, slip = 0.0, 0.0
         for i in range(len(offset)):
             wave = xp.sin(2.0 * math.pi * (self._phase(view) + float(offset[i])))
-            height = view.sensors[f"{HEIGHT}{i}"][:, 2] - rest
-            foot = foot + (height - self._lift * xp.clip(wave, 0.0, None)) ** 2
+            height = self.above(view.sensors[f"{HEIGHT}{i}"]) - rest
+            foot = foot + self.miss(height, self._lift * xp.clip(wave, 0.0, None)) ** 2
             speed = xp.sum(view.sensors[f"{SPEED}{i}"][:, :2] ** 2, axis=1)
             slip = slip + xp.where(wave < 0.0, speed, xp.zeros_like(speed))
         return foot, slip  # type: ignore[return-value]

@@ -5,6 +5,7 @@ from robot_rl import build
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.randomize import Randomize
+from robot_rl.sim.world import Reset
 from robot_rl.words import Refused
 
 
@@ -197,3 +198,68 @@ def test_saved_state_of_other_options_is_refused(slider):
     saved = make(2, 0, world=slider(), options=EngineOptions(randomize=Randomize(latency=(0.0, 0.1)))).state_dict()
     with pytest.raises(ValueError, match=r"history of shape \(2, 4, 1\), expected \(2, 1, 1\)"):
         make(2, 0, world=slider()).load_state_dict(saved)
+
+
+FREE = """
+<mujoco><option timestep="0.01" gravity="0 0 0"/>
+  <worldbody><body name="car"><freejoint/><geom type="box" size="0.1 0.1 0.1" mass="2"/></body></worldbody>
+  <actuator><motor site="s" gear="1 0 0 0 0 0"/></actuator>
+</mujoco>
+""".replace("</body>", '<site name="s"/></body>')
+
+
+class Ship:
+    """A body that floats, at 25 Hz."""
+
+    name, control_hz, episode_steps, cameras = "ship", 25.0, 100_000, ()
+    action_names, action_low, action_high, action_units = ("push",), (-1.0,), (1.0,), ("N",)
+    obs_names = ("vx", "vy")
+
+    def mjcf(self):
+        return FREE
+
+    def reset(self, draw, n, xp):
+        qpos = xp.zeros((n, 7))
+        qpos[:, 3] = 1.0
+        return Reset(qpos, xp.zeros((n, 6)), xp.zeros((n, 1)), {})
+
+    def control(self, view, action):
+        return 0.0 * action
+
+    def update(self, view):
+        """Nothing to remember."""
+
+    def observe(self, view):
+        return view.qvel[:, :2]
+
+    def reward(self, view):
+        return 0.0 * view.qvel[:, 0]
+
+    def terminated(self, view):
+        return view.qvel[:, 0] > 1e9
+
+    success = terminated
+
+
+def test_pushes_come_every_four_seconds_in_any_direction_with_the_speed_asked_for():
+    env = make(50, 0, world=Ship(), options=EngineOptions(randomize=Randomize(push=(0.2, 0.4))))
+    obs, _ = env.reset()
+    before, changes = obs["state"], []
+    for _ in range(200):  # 8 s
+        now = env.step(np.zeros((50, 1)))[0]["state"]
+        changes.append(now - before)
+        before = now
+    size = np.linalg.norm(np.concatenate(changes), axis=1)
+    pushed_rows = size > 1e-6
+    assert pushed_rows.sum() == pytest.approx(50 * 8 / 4, abs=4 * 10)  # four deviations of a count of 100
+    assert size[pushed_rows].min() >= 0.2 - 1e-5
+    assert size.max() <= 0.4 + 1e-5
+    assert np.abs(np.concatenate(changes)[pushed_rows].mean(0)).max() < 0.1  # no direction is preferred
+    saved, following = env.state_dict(), env.step(np.zeros((50, 1)))[0]["state"]
+    env.load_state_dict(saved)
+    assert np.array_equal(env.step(np.zeros((50, 1)))[0]["state"], following)
+
+
+def test_pushes_of_a_robot_that_stands_fast_are_refused(slider):
+    with pytest.raises(ValueError, match="pushes a trunk that is free to move"):
+        make(2, 0, world=slider(), options=EngineOptions(randomize=Randomize(push=(0.2, 0.4))))

@@ -1,0 +1,219 @@
+"""Terrain: any robot on legs with a card crosses slopes, stairs and rubble, which get harder with its success."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import array_api_compat
+from pydantic import Field
+
+from robot_rl.sim.arrays import constant
+from robot_rl.sim.terrain import LEVELS, TILE, Ground, lay_tiles
+from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.worlds.walk import Walk
+from robot_rl.types import Array
+from robot_rl.types.card import Card
+from robot_rl.types.options import Count, Interval, NotNegative, Positive, Whole
+
+if TYPE_CHECKING:
+    from robot_rl.sim.legs_scene import LegsScene
+
+WAY, NEAR = TILE, 0.3
+"""From a start to its goal on the other side of the tile, and how near counts as there [m]."""
+HEADING_GAIN = 1.0
+"""Commanded turning per error of heading [1/s]."""
+SCAN = tuple((0.2 * i, 0.2 * j) for i in range(-2, 5) for j in range(-2, 3))
+"""Places ahead and to the left of the trunk where the ground's height is told to critics and teachers [m]."""
+Level = Annotated[int, Field(ge=0, lt=LEVELS)]
+Kind = Literal["slope", "stairs", "rubble"]
+
+
+class Terrain(Walk):
+    """Walk across a tile of ground from one side to the other, and back.
+
+    State, actions and reward are those of walk, so that a policy deploys as one of walk does and feels nothing of the
+    ground but by its legs; with these differences: the commanded turning heads for the goal, start and goal change
+    places where it is reached, heights are above the ground, a foot may be higher than the clock asks for, tilt and
+    bounce cost a quarter, since a slope asks for both, and a step without a fall pays at least 0: else who cannot walk
+    yet learns to fall at once. Success: the first goal has been reached without a fall.
+
+    Who reached it begins the next episode on a tile one level harder, who did not come half way one easier; behind the
+    hardest any level follows.
+
+    Args:
+        levels: [easiest, hardest] that are drawn, of 0 to 7.
+        kinds: of ground.
+        variants: tiles of each kind and level.
+        map_seed: of what is random in tiles: with another one the ground is such as training has not seen.
+        step: height of stairs and of the highest rubble on level 7 [m]; .14 is a third of the Go2's leg.
+        curriculum: start at the easiest level and change it by success; else every episode draws one.
+        forward: range of the commanded forward speed [m/s].
+        side: range of the commanded speed to the left [m/s].
+        turn: range of what heading for the goal may command [rad/s].
+        reach: as in walk.
+        period: as in walk.
+        lift: as in walk.
+        robot: as in walk.
+
+    Raises:
+        ValueError: a range is not two numbers in order, no card, or one that does not fit its model.
+
+    Source: Rudin et al., Learning to Walk in Minutes (2021), section 3: tiles, levels by success and the scan of
+    heights; no negative sum as in their code; numbers ours.
+    """
+
+    name = "terrain"
+    episode_steps = 750
+    low = 0.35
+
+    def __init__(
+        self,
+        levels: tuple[Level, Level] = (0, LEVELS - 1),
+        kinds: tuple[Kind, ...] = ("slope", "stairs", "rubble"),
+        variants: Count = 1,
+        map_seed: Whole = 0,
+        step: Positive = 0.14,
+        curriculum: bool = True,
+        forward: Interval = (0.3, 0.6),
+        side: Interval = (0.0, 0.0),
+        turn: Interval = (-0.6, 0.6),
+        reach: Positive = 0.7,
+        period: Positive = 0.4,
+        lift: NotNegative = 0.08,
+        robot: Card | None = None,
+    ) -> None:
+        super().__init__(forward, side, turn, reach, period, lift, robot)
+        if levels[0] > levels[1]:
+            raise ValueError(f"levels is {list(levels)}, expected [easiest, hardest]")
+        self._levels, self._curriculum = levels, curriculum
+        self._ask, self._columns = (tuple(kinds), variants, map_seed), variants * len(kinds)
+        self._step = float(step)
+
+    @cached_property
+    def ground(self) -> Ground:
+        """The tiles."""
+        return lay_tiles(*self._ask, step=self._step)
+
+    @cached_property
+    def scene(self) -> LegsScene:
+        """Of the card, with the tiles."""
+        from robot_rl.sim.legs_scene import on_ground  # loads MuJoCo, which other engines do without
+
+        found = super().scene
+        return replace(found, xml=on_ground(found.xml, self.ground))
+
+    def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
+        """As walk's, at one of the four sides of a tile, looking across.
+
+        Args:
+            draw: random numbers of the environments that reset.
+            n: how many those are.
+            xp: array namespace.
+
+        Returns:
+            Initial states; also task "level", "column" (n,) int64 of the tile, "begin", "goal" (n, 2) [m], "far" (n,)
+            how much of the way was made [m], "crossed" (n,) bool.
+        """
+        start, chance, (low, high) = super().reset(draw, n, xp), draw.uniform(4), self._levels
+        level = low + xp.floor(chance[:, 0] * (1 if self._curriculum else high - low + 1))
+        column = xp.floor(chance[:, 1] * self._columns)
+        side, aside = 0.5 * math.pi * xp.floor(4.0 * chance[:, 2]), chance[:, 3] - 0.5
+        return self._on_tile(start, xp.astype(level, xp.int64), xp.astype(column, xp.int64), side, aside)
+
+    def reset_after(self, draw: Draw, view: View) -> Reset:
+        """Initial states behind an episode: a level up or down, by how far it came.
+
+        Args:
+            draw: random numbers of the environments that reset.
+            view: the final state of these n environments.
+        """
+        xp, task, (low, high) = view.xp, view.task, self._levels
+        fresh = self.reset(draw, len(view.step), xp)
+        if not self._curriculum:
+            return fresh
+        level = task["level"] + xp.astype(task["crossed"], xp.int64) - xp.astype(task["far"] < 0.5 * WAY, xp.int64)
+        any_level = low + xp.astype(xp.floor(draw.uniform() * (high - low + 1)), xp.int64)
+        level = xp.where(level > high, any_level, xp.clip(level, low, high))
+        moved = self._middle(level, fresh.task["column"], fresh.qpos) - self._middle(
+            fresh.task["level"], fresh.task["column"], fresh.qpos
+        )
+        qpos = xp.concat([fresh.qpos[:, :2] + moved, fresh.qpos[:, 2:]], axis=1)
+        places = {key: fresh.task[key] + moved for key in ("begin", "goal")}
+        return replace(fresh, qpos=qpos, task={**fresh.task, **places, "level": level})
+
+    def _on_tile(self, start: Reset, level: Array, column: Array, side: Array, aside: Array) -> Reset:
+        xp = array_api_compat.array_namespace(level)
+        along = xp.stack([xp.cos(side), xp.sin(side)], axis=1)
+        across = xp.stack([-along[:, 1], along[:, 0]], axis=1)
+        middle = self._middle(level, column, start.qpos) + aside[:, None] * across
+        begin, goal = middle - 0.5 * WAY * along, middle + 0.5 * WAY * along
+        zero = 0.0 * side
+        turned = xp.stack([xp.cos(0.5 * side), zero, zero, xp.sin(0.5 * side)], axis=1)
+        qpos = xp.concat([begin, start.qpos[:, 2:3], turned, start.qpos[:, 7:]], axis=1)
+        task = {"level": level, "column": column, "begin": begin, "goal": goal, "far": zero, "crossed": zero > 0.0}
+        return replace(start, qpos=qpos, task={**start.task, **task})
+
+    def _middle(self, level: Array, column: Array, like: Array) -> Array:
+        xp = array_api_compat.array_namespace(like)
+        table = constant(self.ground.middles.reshape(-1, 2), like)
+        return xp.take(table, level * self._columns + column, axis=0)
+
+    def update(self, view: View) -> None:
+        """How far the trunk has come, and the turning that heads for the goal."""
+        super().update(view)
+        xp, task = view.xp, view.task
+        gap = xp.astype(task["goal"] - view.qpos[:, :2], task["goal"].dtype)
+        left = xp.sqrt(xp.sum(gap**2, axis=1))
+        there = left < NEAR
+        task["far"] = xp.where(task["crossed"], task["far"], xp.maximum(task["far"], WAY - left))
+        task["crossed"] = task["crossed"] | there
+        begin, goal = task["begin"], task["goal"]
+        task["goal"] = xp.where(there[:, None], begin, goal)
+        task["begin"] = xp.where(there[:, None], goal, begin)
+        error = xp.atan2(gap[:, 1], gap[:, 0]) - xp.astype(_yaw(view), gap.dtype)
+        turn = HEADING_GAIN * xp.atan2(xp.sin(error), xp.cos(error))
+        turn = xp.clip(turn, float(self._low[2]), float(self._high[2]))
+        command = task["command"]
+        task["command"] = xp.concat([command[:, :2], xp.astype(turn, command.dtype)[:, None]], axis=1)
+
+    def above(self, place: Array) -> Array:
+        """(N,) how high places (N, 3) are above the ground [m]."""
+        return place[:, 2] - self.ground.at(place[:, :2])
+
+    def miss(self, height: Array, wanted: Array) -> Array:
+        """(N,) by how much a foot is lower than the clock asks for [m]; beside a stair it has to be higher."""
+        return (height - wanted) * (height < wanted)
+
+    def privileged_names(self) -> tuple[str, ...]:
+        """Names of what `privileged` tells."""
+        return (*super().privileged_names(), *(f"ground_{x:.1f}_{y:.1f}" for x, y in SCAN))
+
+    def privileged(self, view: View) -> Array:
+        """(N, 4 + F + 35): that of walk above the ground, and the ground's height above the trunk's at `SCAN` [m]."""
+        xp, yaw = view.xp, _yaw(view)[:, None]
+        ahead, left = (constant([place[i] for place in SCAN], view.qpos)[None, :] for i in (0, 1))
+        x = view.qpos[:, :1] + xp.cos(yaw) * ahead - xp.sin(yaw) * left
+        y = view.qpos[:, 1:2] + xp.sin(yaw) * ahead + xp.cos(yaw) * left
+        scan = self.ground.at(xp.stack([x, y], axis=-1)) - view.qpos[:, 2:3]
+        return xp.concat([super().privileged(view), scan], axis=1)
+
+    def reward_terms(self, view: View) -> dict[str, Array]:
+        """The weighted parts of the reward, name -> (N,)."""
+        terms = super().reward_terms(view)
+        terms = {**terms, "bounce": 0.25 * terms["bounce"], "tilt": 0.25 * terms["tilt"]}
+        alive = sum(value for name, value in terms.items() if name != "fall")
+        return {**terms, "at_least_0": view.xp.clip(-alive, 0.0, None)}
+
+    def success(self, view: View) -> Array:
+        """(N,) bool, the first goal has been reached."""
+        return view.task["crossed"] & ~self.terminated(view)
+
+
+def _yaw(view: View) -> Array:
+    """(N,) heading of the trunk [rad]."""
+    w, x, y, z = (view.qpos[:, i] for i in range(3, 7))
+    return view.xp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
