@@ -22,7 +22,7 @@ TILE, EDGE = 4.0, 0.25
 SLOPE, BLOCKS = 0.45, 32
 """Rise over run of the hardest slope, and how many blocks lie on a tile of rubble: each hundred on the map make a step
 of a Go2's physics longer by a fifth of what it takes on a plane."""
-TREAD, STAIRS = (0.26, 0.34), 4
+DEPTH, STAIRS = (0.26, 0.34), 4
 """Range of the depth of stairs [m], and how many lead up to the middle."""
 KINDS = ("slope", "stairs", "rubble")
 CELL = 0.05
@@ -72,7 +72,7 @@ def tile(kind: str, difficulty: float, rng: np.random.Generator, *, step: float)
         top = rng.uniform(0.3, 0.7)
         return [Solid(0.0, 0.0, (rim, rim), SLOPE * scale * (rim - top), top)]
     if kind == "stairs":
-        sides = rim - rng.uniform(*TREAD) * np.arange(STAIRS)
+        sides = rim - rng.uniform(*DEPTH) * np.arange(STAIRS)
         return [Solid(0.0, 0.0, (side, side), (i + 1) * step * scale) for i, side in enumerate(sides.tolist())]
     if kind == "rubble":
         half = rng.uniform(0.1, 0.3, (BLOCKS, 2))

@@ -26,6 +26,9 @@ WAY, NEAR = TILE, 0.3
 """From a start to its goal on the other side of the tile, and how near counts as there [m]."""
 HEADING_GAIN = 1.0
 """Commanded turning per error of heading [1/s]."""
+ALIVE = 1.0
+"""What each step pays. Without it steps cost more than they pay as long as a policy cannot walk, and it learned to fall
+at once (36 of 750 steps after 450,000); with sums below 0 counted as 0, none of them says what would be better."""
 SCAN = tuple((0.2 * i, 0.2 * j) for i in range(-2, 5) for j in range(-2, 3))
 """Places ahead and to the left of the trunk where the ground's height is told to critics and teachers [m]."""
 Level = Annotated[int, Field(ge=0, lt=LEVELS)]
@@ -38,8 +41,8 @@ class Terrain(Walk):
     State, actions and reward are those of walk, so that a policy deploys as one of walk does and feels nothing of the
     ground but by its legs; with these differences: the commanded turning heads for the goal, start and goal change
     places where it is reached, heights are above the ground, a foot may be higher than the clock asks for, tilt and
-    bounce cost a quarter, since a slope asks for both, and a step without a fall pays at least 0: else who cannot walk
-    yet learns to fall at once. Success: the first goal has been reached without a fall.
+    bounce cost a quarter, since a slope asks for both, and every step pays `ALIVE`. Success: the first goal has been
+    reached without a fall.
 
     Who reached it begins the next episode on a tile one level harder, who did not come half way one easier; behind the
     hardest any level follows.
@@ -63,7 +66,7 @@ class Terrain(Walk):
         ValueError: a range is not two numbers in order, no card, or one that does not fit its model.
 
     Source: Rudin et al., Learning to Walk in Minutes (2021), section 3: tiles, levels by success and the scan of
-    heights; no negative sum as in their code; numbers ours.
+    heights; numbers ours.
     """
 
     name = "terrain"
@@ -205,8 +208,7 @@ class Terrain(Walk):
         """The weighted parts of the reward, name -> (N,)."""
         terms = super().reward_terms(view)
         terms = {**terms, "bounce": 0.25 * terms["bounce"], "tilt": 0.25 * terms["tilt"]}
-        alive = sum(value for name, value in terms.items() if name != "fall")
-        return {**terms, "at_least_0": view.xp.clip(-alive, 0.0, None)}
+        return {**terms, "alive": 0.0 * terms["fall"] + ALIVE}
 
     def success(self, view: View) -> Array:
         """(N,) bool, the first goal has been reached."""
