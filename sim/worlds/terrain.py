@@ -42,7 +42,7 @@ class Terrain(Walk):
     ground but by its legs; with these differences: the commanded turning heads for the goal, start and goal change
     places where it is reached, heights are above the ground, a foot may be higher than the clock asks for, tilt and
     bounce cost a quarter, since a slope asks for both, and every step pays `ALIVE`. Success: the first goal has been
-    reached without a fall.
+    reached without a fall; evaluations say it for each kind of ground.
 
     Who reached it begins the next episode on a tile one level harder, who did not come half way one easier; behind the
     hardest any level follows.
@@ -94,7 +94,7 @@ class Terrain(Walk):
             raise ValueError(f"levels is {list(levels)}, expected [easiest, hardest]")
         self._levels, self._curriculum = levels, curriculum
         self._ask, self._columns = (tuple(kinds), variants, map_seed), variants * len(kinds)
-        self._step = float(step)
+        self._variants, self._step, self.task_names = variants, float(step), tuple(kinds)
 
     @cached_property
     def ground(self) -> Ground:
@@ -118,8 +118,8 @@ class Terrain(Walk):
             xp: array namespace.
 
         Returns:
-            Initial states; also task "level", "column" (n,) int64 of the tile, "begin", "goal" (n, 2) [m], "far" (n,)
-            how much of the way was made [m], "crossed" (n,) bool.
+            Initial states; also task "level", "column" (n,) int64 of the tile, "goal" (n,) int64 the kind of ground,
+            "begin", "end" (n, 2) [m], "far" (n,) how much of the way was made [m], "crossed" (n,) bool.
         """
         start, chance, (low, high) = super().reset(draw, n, xp), draw.uniform(4), self._levels
         level = low + xp.floor(chance[:, 0] * (1 if self._curriculum else high - low + 1))
@@ -145,7 +145,7 @@ class Terrain(Walk):
             fresh.task["level"], fresh.task["column"], fresh.qpos
         )
         qpos = xp.concat([fresh.qpos[:, :2] + moved, fresh.qpos[:, 2:]], axis=1)
-        places = {key: fresh.task[key] + moved for key in ("begin", "goal")}
+        places = {key: fresh.task[key] + moved for key in ("begin", "end")}
         return replace(fresh, qpos=qpos, task={**fresh.task, **places, "level": level})
 
     def _on_tile(self, start: Reset, level: Array, column: Array, side: Array, aside: Array) -> Reset:
@@ -153,12 +153,12 @@ class Terrain(Walk):
         along = xp.stack([xp.cos(side), xp.sin(side)], axis=1)
         across = xp.stack([-along[:, 1], along[:, 0]], axis=1)
         middle = self._middle(level, column, start.qpos) + aside[:, None] * across
-        begin, goal = middle - 0.5 * WAY * along, middle + 0.5 * WAY * along
+        begin, end = middle - 0.5 * WAY * along, middle + 0.5 * WAY * along
         zero = 0.0 * side
         turned = xp.stack([xp.cos(0.5 * side), zero, zero, xp.sin(0.5 * side)], axis=1)
         qpos = xp.concat([begin, start.qpos[:, 2:3], turned, start.qpos[:, 7:]], axis=1)
-        task = {"level": level, "column": column, "begin": begin, "goal": goal, "far": zero, "crossed": zero > 0.0}
-        return replace(start, qpos=qpos, task={**start.task, **task})
+        task = {"level": level, "column": column, "goal": column // self._variants, "begin": begin, "end": end}
+        return replace(start, qpos=qpos, task={**start.task, **task, "far": zero, "crossed": zero > 0.0})
 
     def _middle(self, level: Array, column: Array, like: Array) -> Array:
         xp = array_api_compat.array_namespace(like)
@@ -169,14 +169,14 @@ class Terrain(Walk):
         """How far the trunk has come, and the turning that heads for the goal."""
         super().update(view)
         xp, task = view.xp, view.task
-        gap = xp.astype(task["goal"] - view.qpos[:, :2], task["goal"].dtype)
+        gap = xp.astype(task["end"] - view.qpos[:, :2], task["end"].dtype)
         left = xp.sqrt(xp.sum(gap**2, axis=1))
         there = left < NEAR
         task["far"] = xp.where(task["crossed"], task["far"], xp.maximum(task["far"], WAY - left))
         task["crossed"] = task["crossed"] | there
-        begin, goal = task["begin"], task["goal"]
-        task["goal"] = xp.where(there[:, None], begin, goal)
-        task["begin"] = xp.where(there[:, None], goal, begin)
+        begin, end = task["begin"], task["end"]
+        task["end"] = xp.where(there[:, None], begin, end)
+        task["begin"] = xp.where(there[:, None], end, begin)
         error = xp.atan2(gap[:, 1], gap[:, 0]) - xp.astype(_yaw(view), gap.dtype)
         turn = HEADING_GAIN * xp.atan2(xp.sin(error), xp.cos(error))
         turn = xp.clip(turn, float(self._low[2]), float(self._high[2]))

@@ -85,8 +85,10 @@ def test_a_robot_starts_on_level_ground_and_heads_across_its_tile() -> None:
     view = start(world, 200)
     assert (view.task["level"] == 3).all()
     assert set(view.task["column"].tolist()) == {0, 1, 2}
+    assert world.task_names == KINDS
+    assert np.array_equal(view.task["goal"], view.task["column"])  # one tile of each kind
     assert np.abs(world.ground.at(view.qpos[:, :2])).max() == 0.0
-    way = view.task["goal"] - view.task["begin"]
+    way = view.task["end"] - view.task["begin"]
     assert np.linalg.norm(way, axis=1) == pytest.approx(WAY)
     yaw = 2.0 * np.arctan2(view.qpos[:, 6], view.qpos[:, 3])
     assert np.cos(yaw) == pytest.approx(way[:, 0] / WAY, abs=1e-5)
@@ -97,7 +99,7 @@ def test_a_robot_starts_on_level_ground_and_heads_across_its_tile() -> None:
 def test_the_command_turns_to_the_goal_which_changes_places_with_the_start() -> None:
     world = Terrain(robot=card.read("go2"))
     view = start(world, 3)
-    goal, begin = view.task["goal"].copy(), view.task["begin"].copy()
+    goal, begin = view.task["end"].copy(), view.task["begin"].copy()
     along = (goal - begin) / WAY
     left = np.stack([-along[:, 1], along[:, 0]], axis=1)
     view.qpos[0, :2] = begin[0] + 1.0 * along[0] + 0.3 * left[0]  # beside the way, to the left
@@ -107,7 +109,7 @@ def test_the_command_turns_to_the_goal_which_changes_places_with_the_start() -> 
     assert command[0, 2] == pytest.approx(-np.arctan2(0.3, 3.0), abs=1e-5)
     assert view.task["far"] == pytest.approx([WAY - np.hypot(3.0, 0.3), WAY - 0.2, 0.0], abs=1e-5)
     assert view.task["crossed"].tolist() == [False, True, False]
-    assert view.task["goal"][1] == pytest.approx(begin[1])
+    assert view.task["end"][1] == pytest.approx(begin[1])
     world.update(view)
     assert abs(view.task["command"][1, 2]) == pytest.approx(0.6)  # about, as fast as may be
     view.sensors = {}
@@ -127,7 +129,7 @@ def test_who_crosses_comes_to_a_harder_tile_and_who_stays_to_an_easier_one() -> 
     assert 1 <= level[4] <= 6  # behind the hardest any
     middle = world.ground.middles[level, after.task["column"]]
     assert np.abs(after.qpos[:, :2] - middle).max() == pytest.approx(0.5 * TILE)
-    assert 0.5 * (after.task["begin"] + after.task["goal"]) == pytest.approx(
+    assert 0.5 * (after.task["begin"] + after.task["end"]) == pytest.approx(
         middle + (after.qpos[:, :2] - after.task["begin"]), abs=0.5
     )
     every = Terrain(robot=card.read("go2"), curriculum=False)
