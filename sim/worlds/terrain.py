@@ -41,8 +41,9 @@ class Terrain(Walk):
     State, actions and reward are those of walk, so that a policy deploys as one of walk does and feels nothing of the
     ground but by its legs; with these differences: the commanded turning heads for the goal, start and goal change
     places where it is reached, heights are above the ground, a foot may be higher than the clock asks for, tilt and
-    bounce cost a quarter, since a slope asks for both, and every step pays `ALIVE`. Success: the first goal has been
-    reached without a fall; evaluations say it for each kind of ground.
+    bounce cost a quarter, since a slope asks for both, feet that are not lifted in time cost four times as much, errors
+    of velocity and turning are paid up to .4 in place of .25, and every step pays `ALIVE`. Success: the first goal has
+    been reached without a fall; evaluations say it for each kind of ground.
 
     Who reached it begins the next episode on a tile one level harder, who did not come half way one easier; behind the
     hardest any level follows.
@@ -71,7 +72,7 @@ class Terrain(Walk):
 
     name = "terrain"
     episode_steps = 750
-    low = 0.35
+    low, sharp, clock = 0.35, 0.4, 120.0
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Terrain(Walk):
         curriculum: bool = True,
         forward: Interval = (0.3, 0.6),
         side: Interval = (0.0, 0.0),
-        turn: Interval = (-0.6, 0.6),
+        turn: Interval = (-0.4, 0.4),
         reach: Positive = 0.7,
         period: Positive = 0.4,
         lift: NotNegative = 0.08,

@@ -111,7 +111,7 @@ def test_the_command_turns_to_the_goal_which_changes_places_with_the_start() -> 
     assert view.task["crossed"].tolist() == [False, True, False]
     assert view.task["end"][1] == pytest.approx(begin[1])
     world.update(view)
-    assert abs(view.task["command"][1, 2]) == pytest.approx(0.6)  # about, as fast as may be
+    assert abs(view.task["command"][1, 2]) == pytest.approx(0.4)  # about, as fast as may be
     view.sensors = {}
     assert world.success(view).tolist() == [False, True, False]
 
