@@ -171,9 +171,7 @@ def _new(arguments: list[str]) -> None:
 
 def _without_placeholders(made: Card) -> tuple[Card, list[str]]:
     """The card with `?` for limits that its file states only because a URDF has to, and what is to be said of them."""
-    from robot_rl.real.core.spec import PLAUSIBLE  # the supervisor's: it would not begin with them
-
-    most = PLAUSIBLE["velocity"]
+    most = build.tool("plausible")["velocity"]  # the supervisor would not begin with more
     false = [joint.name for joint in made.joints if joint.velocity != OPEN and float(joint.velocity) > most]
     if not false:
         return made, []
