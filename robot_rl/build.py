@@ -126,6 +126,7 @@ TOOLS = {
     "robot_pictures": "robot_rl.sim.card_pictures:pictures",
     "robot_class": "robot_rl.real.core.spec:RobotSpec",
     "robot_spec": "robot_rl.real.core.spec:of_card",
+    "plausible": "robot_rl.real.core.spec:PLAUSIBLE",
     "world_parts": "robot_rl.sim.world:parts_of",
     "lead": "robot_rl.real.ros.leader:lead",
     "servos": "robot_rl.real.servos.tools",

@@ -95,6 +95,7 @@ class Arm:
         home: (count,) joint positions about which the state is measured.
         first: index of its first joint in qpos and qvel.
         count: joints.
+        joint_leash: how far the command of a joint may be ahead of it, rad.
     """
 
     home: tuple[float, ...] = HOME
@@ -138,6 +139,7 @@ class Arm:
             steps = tuple(speed / control_hz for speed in joint_speeds)
             units = ("rad",) * self.count
         self.steps = steps
+        self.joint_leash = 0.1 + max(steps)
         self.action_names = names + ("gripper_opening",) * gripper
         self.action_low = tuple(-step for step in steps) + (0.0,) * gripper
         self.action_high = steps + (STROKE,) * gripper
@@ -224,7 +226,7 @@ class Arm:
     def _joints(self, view: View, wanted: Array) -> Array:
         """The commanded joints: near the measured ones, and within their limits."""
         xp, measured = view.xp, self.measured(view)
-        leash = 0.1 + max(self.steps)
+        leash = self.joint_leash
         joints = xp.minimum(xp.maximum(wanted, measured - leash), measured + leash)
         return xp.minimum(xp.maximum(joints, constant(self.chain.low, wanted)), constant(self.chain.high, wanted))
 

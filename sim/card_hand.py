@@ -184,8 +184,7 @@ class CardHand(CardArm):
         delta = action[:, :-1] * constant(self.steps, command)
         if self.mode == "ee":
             target = self._target(view, self.chain.forward(command)[0] + delta)
-            most = constant(self._velocity, command) / self.control_hz
-            delta = shorten(self.toward(command, target) - command, most)
+            delta = self._shortened(view, self.toward(command, target) - command)
         command[...] = self._joints(view, command + delta)
         share = 0.5 * (action[:, -1:] + 1.0)
         opened, closed = constant(self._opened, command), constant(self._closed, command)

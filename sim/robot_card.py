@@ -76,7 +76,7 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     arm = _Survey(model, chain, where)
     arm.ignore = arm.overlaps()
     home = arm.home()
-    joints = tuple(_joint(model, made, j, inertia) for j, inertia in zip(chain, arm.inertia(home)))
+    joints = tuple(_joint(model, made, j, *inertia) for j, inertia in zip(chain, arm.inertia(home)))
     card = Card(
         name=name,
         model=model_card(path),
@@ -168,14 +168,15 @@ class _Survey(RobotProbe):
         return WorkspaceCard(lower=_place(low - thin), upper=_place(high + thin))
 
     def inertia(self, home: np.ndarray) -> np.ndarray:
-        """(J,) largest inertia of each joint near home [kg m2 or kg]."""
+        """(J, 2) inertias of each joint near home [kg m2 or kg]: largest, and least when the others give way."""
         mass = np.zeros((self.model.nv, self.model.nv))
-        most = np.zeros(len(self.dof))
+        most, least = np.zeros(len(self.dof)), np.full(len(self.dof), np.inf)
         for _ in range(20):
             self.place(np.clip(home + self.random.uniform(-0.5, 0.5, len(home)), self.low, self.high))
             mujoco.mj_fullM(self.model, self.data, mass)
             most = np.maximum(most, np.diag(mass)[self.dof])
-        return most
+            least = np.minimum(least, 1.0 / np.diag(np.linalg.inv(mass))[self.dof])
+        return np.stack([most, least], axis=1)
 
 
 def _servos(model: MjModel) -> dict[int, tuple[float, float]]:
@@ -213,19 +214,22 @@ def joint_card(model: MjModel, made: RobotModel, joint: int, **servo: float) -> 
     )
 
 
-def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float) -> JointCard:
+def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float, least: float) -> JointCard:
     effort = largest_effort(model, made, joint)
     own = _servos(model).get(joint)
     if own is not None and (own[1] * TIMESTEP > 0.6 * inertia or own[0] * TIMESTEP**2 > inertia):
         own = None  # meant for smaller steps than ours: it would chatter where its force is cut
     kp, kd = own or (max(inertia * _SPEED**2, _STIFF * (effort or DEFAULTS["effort"])), 0.0)
+    # At its largest effort a servo is stepped as a plain force: a joint lighter than kd dt / 2 would shake by itself.
+    lack = 0.5 * kd * TIMESTEP - least if own else kp / _SPEED**2 - inertia
+    rotor = float(model.dof_armature[model.jnt_dofadr[joint]])
     return joint_card(
         model,
         made,
         joint,
         kp=_short(kp),
         kd=_short(kd if own else 2.0 * kp / _SPEED),
-        armature=0.0 if own else round(max(kp / _SPEED**2 - inertia, 0.0), 5),
+        armature=round(rotor + lack, 5) if lack > 0.0 else 0.0,
     )
 
 

@@ -34,15 +34,15 @@ class FreezeWatch:
         self._set, self._patience = settings, settings.freeze_time + dead_time
         self._seen: Seen = -inf, (), ()
         self._speed = 0.0  # the largest of what was seen
-        self._since, self._now = inf, -inf
-        self._way, self._samples = 0.0, 0
+        self._now = -inf
+        self._way, self._moving, self._samples = 0.0, 0.0, 0
 
     @property
     def numbers(self) -> str:
         """What was seen, for whoever reads of the fault."""
         return (
-            f"{self._samples} states of the same numbers within {self._now - self._since:.2f} s, "
-            f"while {self._way:.3f} rad were commanded"
+            f"{self._samples} states of the same numbers, while {self._way:.3f} rad were commanded within "
+            f"{self._moving:.2f} s of motion"
         )
 
     def check(self, seen: Seen, speed: float, now: float) -> bool:
@@ -59,11 +59,13 @@ class FreezeWatch:
             if known and seen[1:] == self._seen[1:]:
                 self._samples += 1
             else:
-                self._since, self._way, self._samples = now, 0.0, 0
+                self._way, self._moving, self._samples = 0.0, 0.0, 0
             self._seen, self._speed = seen, max(map(abs, seen[2]))
-        if known:
-            self._way += period * max(speed, measured)
-        return self._samples >= 3 and self._way > self._set.freeze_way and now - self._since > self._patience
+        fastest = max(speed, measured)
+        if known and fastest > 0.0:  # a robot at rest may say the same for as long as it likes
+            self._way += period * fastest
+            self._moving += period
+        return self._samples >= 3 and self._way > self._set.freeze_way and self._moving > self._patience
 
 
 class PlaceWatch:

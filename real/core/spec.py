@@ -271,7 +271,7 @@ def of_card(found: Card) -> tuple[dict[str, Any], dict[str, Any]]:
     """A RobotSpec's table and the supervisor's parameters out of a card, which is the one source of both.
 
     Raises:
-        SpecError: the card still holds `?`; names the keys.
+        SpecError: the card still holds `?`, or numbers that no RobotSpec may hold; names the keys.
     """
     unknown = found.open_keys()
     if unknown:
@@ -289,6 +289,7 @@ def of_card(found: Card) -> tuple[dict[str, Any], dict[str, Any]]:
     if "workspace" in table:
         table["workspace"]["ee_site"] = found.tool
     parameters = {f"estop_{key}": value for key, value in stop.items()}
+    RobotSpec.from_dict(table)
     return table, {**parameters, **({"model": found.model.path} if found.workspace is not None else {})}
 
 

@@ -29,12 +29,12 @@ def trials(
     seed: int,
     deterministic: bool = True,
     stopped: Callable[[], bool] = lambda: False,
-    longest: int = LONGEST,
     on_episode: Callable[[int], object] | None = None,
+    on_tick: Callable[[], object] = lambda: None,
 ) -> Trials:
     """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
 
-    Nobody is there; where somebody is, see `attended`.
+    Nobody is there; where somebody is, see `attended`. A trial that does not end by itself is cut, as a failure.
 
     Args:
         env: of one copy, natural starts.
@@ -44,8 +44,8 @@ def trials(
         seed: of the first reset.
         deterministic: the policy's mode.
         stopped: asked before every trial; True ends the block.
-        longest: steps after which a trial that does not end by itself is cut, as a failure.
         on_episode: called with the number of finished trials.
+        on_tick: called before every step, while the environment is as the policy sees it.
     """
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
@@ -59,6 +59,7 @@ def trials(
         policy.reset()
         steps, success, ended, earned = 0, False, False, 0.0
         while not (ended or success):
+            on_tick()
             proposal = np.asarray(policy.act(stepper.obs, deterministic=deterministic).value[0], np.float32)
             obs = {name: value[0] for name, value in stepper.obs.items()}
             driven = pilot.drive(obs, proposal)
@@ -72,7 +73,7 @@ def trials(
             earned += float(row.reward[0])
             success = bool(row.info["success"][0]) if "success" in row.info else False
             ended = bool(row.terminated[0] or row.truncated[0])
-            if steps >= longest and not (ended or success):
+            if steps >= LONGEST and not (ended or success):
                 out.cut += 1
                 break
         pilot.end()

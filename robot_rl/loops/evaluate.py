@@ -65,6 +65,19 @@ def by_task(result: Evaluation, names: Sequence[str]) -> dict[str, tuple[int, in
     return {name: (int(won[tasks == i].sum()), int((tasks == i).sum())) for i, name in enumerate(names)}
 
 
+def film(env: Any, taken: list[np.ndarray], most: int) -> None:
+    """Append the newest picture of environment 0, while there are fewer than `most`.
+
+    Raises:
+        ValueError: the environment draws nothing.
+    """
+    if len(taken) < most:
+        shown = env.render()
+        if shown is None:
+            raise ValueError("the environment draws nothing, so there is no film; make it with render=True")
+        taken.append(np.asarray(shown[0]))
+
+
 def evaluate(
     env: Any,
     policy: Policy,
@@ -118,11 +131,7 @@ def evaluate(
             stepper.reset(seed=seed)
             policy.reset()
             waiting[:], returns[:], lengths[:] = False, 0.0, 0
-        if len(result.frames) < frames:
-            shown = env.render()
-            if shown is None:
-                raise ValueError("the environment draws nothing, so there is no film; make it with render=True")
-            result.frames.append(np.asarray(shown[0]))
+        film(env, result.frames, frames)
         action = policy.act(stepper.obs, deterministic=deterministic)
         row = stepper.step(action.value)
         if on_step is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -70,9 +71,9 @@ def evaluate(cfg: DictConfig) -> None:
         policy.parts.set_target_return(float(cfg.target_return))
     config = stored_config(path) if cfg.get("policy") is None else None
     first_success = config is not None and ends_at_success(config)
+    trial = partial(evaluate_as_run, config)
     with answer.bar(cfg.episodes, "episode") as bar:
-        result = evaluate_as_run(
-            config,
+        result = trial(
             env,
             policy,
             episodes=cfg.episodes,
@@ -82,7 +83,7 @@ def evaluate(cfg: DictConfig) -> None:
         )
     folder = run_folder(cfg, "eval", _source(path))
     folder.mkdir(parents=True, exist_ok=True)
-    video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed)
+    video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed, trial=trial)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
     tasks = by_task(result, env.parts.task_names)
     lines = {f"success, {name}": answer.rate(won, count) for name, (won, count) in tasks.items() if count}

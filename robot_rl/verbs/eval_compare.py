@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from robot_rl.stats import Paired, bootstrap, pairs_to_tell
 from robot_rl.types.options import Count, Discount
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, in_env_of, load_policy, run_folder, threads
+from robot_rl.verbs.hil_eval import evaluate_as_run
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Folders, Machine
 from robot_rl.verbs.reading import ends_at_success, stored_config
@@ -36,7 +38,6 @@ def compare(cfg: DictConfig) -> None:
 
     from robot_rl import checkpoint
     from robot_rl.checkpoint import write_json
-    from robot_rl.loops.evaluate import evaluate
 
     threads(cfg)
     given = [cfg.path] if isinstance(cfg.path, str) else [str(path) for path in cfg.path]
@@ -49,10 +50,10 @@ def compare(cfg: DictConfig) -> None:
     policies = [load_policy(cfg, config, path, env.io) for config, path in zip(configs, paths)]
     ends = any(ends_at_success(config) for config in configs)
     found: list[dict[str, list[Any]]] = [{"returns": [], "successes": []} for _ in given]
+    trials = [partial(evaluate_as_run, config, first_success=ends) for config in configs]
     for episode in tqdm(range(cfg.episodes), unit="episode", file=sys.stderr, dynamic_ncols=True):
-        for policy, row in zip(policies, found):
-            seed = cfg.seed + 10_000 + episode
-            result = evaluate(env, policy, episodes=1, seed=seed, first_success=ends)
+        for trial, policy, row in zip(trials, policies, found):
+            result = trial(env, policy, episodes=1, seed=cfg.seed + 10_000 + episode)
             row["returns"] += result.returns
             row["successes"] += result.successes
     env.close()

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 
 from robot_rl import build
-from robot_rl.loops.evaluate import Evaluation
+from robot_rl.loops.evaluate import Evaluation, film
 from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.types import Policy
 from robot_rl.verbs.reading import ends_at_success, plain
 from robot_rl.words import Refused
 
 
-def evaluate_as_run(config: DictConfig | None, env: Any, policy: Policy, **how: Any) -> Evaluation:
+def evaluate_as_run(
+    config: DictConfig | None,
+    env: Any,
+    policy: Policy,
+    *,
+    frames: int = 0,
+    first_success: bool | None = None,
+    **how: Any,
+) -> Evaluation:
     """Episodes of a policy, as its run counts them.
 
     Args:
         config: of the run that made the policy; None of a policy that comes without one.
         env: what it is tried in.
         policy: what acts.
+        frames: how many to film.
+        first_success: episodes end at their first success; None: if those of the run do. Trials always do.
         how: episodes, seed, deterministic and on_episode of `loops.evaluate.evaluate`.
 
     Raises:
         Refused: several copies of the environment of a run whose trials pass a safety layer, which watches one robot.
         ValueError: policy and environment do not fit.
     """
-    if config is None or not ends_at_success(config) or config.get("pilot") is None:
-        return run_evaluation(env, policy, first_success=config is not None and ends_at_success(config), **how)
+    ends = config is not None and ends_at_success(config)
+    if config is None or not ends or config.get("pilot") is None:
+        ends = ends if first_success is None else first_success
+        return run_evaluation(env, policy, frames=frames, first_success=ends, **how)
     from robot_rl.human.trials import trials  # the safety layer: only for runs that have one
 
     if env.num_envs != 1:
@@ -37,5 +51,7 @@ def evaluate_as_run(config: DictConfig | None, env: Any, policy: Policy, **how: 
             "copies of the environment: num_envs=1 (rr.make(..., num_envs=1))"
         )
     policy.io.check(env.io)
-    block = trials(env, policy, build.make("pilot", plain(config.pilot), env=env, human=None), **how)
-    return Evaluation(block.returns, block.steps, block.successes, cut=block.cut)
+    taken: list[np.ndarray] = []
+    pilot = build.make("pilot", plain(config.pilot), env=env, human=None)
+    block = trials(env, policy, pilot, on_tick=partial(film, env, taken, frames), **how)
+    return Evaluation(block.returns, block.steps, block.successes, frames=taken, cut=block.cut)

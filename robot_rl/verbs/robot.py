@@ -148,7 +148,8 @@ def _new(arguments: list[str]) -> None:
     if options.policy:
         made = policy_card.standing(made, policy_card.read_description(Path(options.policy)))
         notes = [note for note in notes if not note.startswith(("home is", "kp and kd"))]
-    for note in notes:
+    made, doubts = _without_placeholders(made)
+    for note in (*notes, *doubts):
         print(f"  {note}")
     given = options.model_dump(exclude_none=True)
     if sys.stdin.isatty() and sys.stdout.isatty():
@@ -166,6 +167,24 @@ def _new(arguments: list[str]) -> None:
     answer.note(card=str(path), open=list(left))
     if left:
         print(f"  still ? (nothing is deployed before they are known): {_few(left)}")
+
+
+def _without_placeholders(made: Card) -> tuple[Card, list[str]]:
+    """The card with `?` for limits that its file states only because a URDF has to, and what is to be said of them."""
+    most = build.tool("plausible")["velocity"]  # the supervisor would not begin with more
+    false = [joint.name for joint in made.joints if joint.velocity != OPEN and float(joint.velocity) > most]
+    if not false:
+        return made, []
+    joints = tuple(
+        joint.model_copy(update={"velocity": OPEN, "effort": OPEN}) if joint.name in false else joint
+        for joint in made.joints
+    )
+    stated = max(float(joint.velocity) for joint in made.joints if joint.name in false)
+    said = (
+        f"the file lets {_few(false)} turn at up to {stated:g} rad/s, and more than {most:g} is no speed of a robot: "
+        "it states no real limits there, so velocity and effort are ?; velocity=, effort= or the card say them"
+    )
+    return made.model_copy(update={"joints": joints}), [said]
 
 
 def _of_model(model: str, options: NewOptions) -> tuple[Card, list[str]]:

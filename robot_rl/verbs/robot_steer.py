@@ -34,7 +34,7 @@ def steer(arguments: list[str]) -> None:
 
     Raises:
         Refused: no such robot.
-        ValueError: it takes no velocities, or nobody listens.
+        ValueError: it takes no velocities, nobody listens, or it was stopped on its way.
     """
     say = "robot: robot-rl robot steer my_go2 x=0.5 seconds=10"
     name, options = read_named(SteerOptions, arguments, "robot steer", say)
@@ -50,6 +50,12 @@ def steer(arguments: list[str]) -> None:
     if found.velocity is not None:
         table |= {"went": _words(found.velocity), "moved": f"{found.moved:.2f} m in {options.seconds:g} s"}
     answer.table({**table, "supervisor": found.state or "not heard"})
+    # A base that is told nothing more brakes, too; legs brake after a fault alone.
+    if found.state in ("FAULT", "ESTOP") or (found.state == "STOPPING" and robot.velocity_command):
+        raise ValueError(
+            f"{robot.name} was stopped on its way: the terminal of its deployment says why, and so does "
+            f"robot-rl doctor ros {name}"
+        )
 
 
 def _words(velocity: tuple[float, float, float]) -> str:

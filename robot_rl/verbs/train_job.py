@@ -436,10 +436,10 @@ class TrainJob:
         return film(self._plain, self.learner.policy, self.folder / "eval.mp4", s.video_episodes, s.seed)
 
 
-def record_video(make_env: Callable[..., VecEnv], policy: Policy, path: Path, episodes: int, seed: int) -> Path | str:
+def record_video(*what: Any, **how: Any) -> Path | str:
     """`film`, or why there is no film; nothing is raised."""
     try:
-        return film(make_env, policy, path, episodes, seed)
+        return film(*what, **how)
     except Exception as error:  # a renderer raises anything
         return f"not made: {reason(error)}"
 
@@ -451,14 +451,15 @@ def film(
     episodes: int,
     seed: int,
     *,
+    trial: Callable[..., Evaluation] = evaluate,
     seconds: float = 30.0,
 ) -> Path | str:
-    """Film the policy, or say that this is switched off."""
+    """Film the policy in episodes of `trial` (environment, policy, how), or say that this is switched off."""
     if episodes < 1:
         return "switched off"
     env = make_env(1, seed + 20_000, True)
     try:
-        frames = evaluate(env, policy, episodes=episodes, seed=20_000, frames=int(seconds * env.io.control_hz)).frames
+        frames = trial(env, policy, episodes=episodes, seed=20_000, frames=int(seconds * env.io.control_hz)).frames
         return report.write_video(path, frames, env.io.control_hz)
     finally:
         env.close()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
@@ -21,6 +22,7 @@ from robot_rl.human.stats import Trials
 from robot_rl.run import RunStart
 from robot_rl.verbs import hil_job
 from robot_rl.verbs.build import settings_of
+from robot_rl.verbs.hil_eval import evaluate_as_run
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
 from robot_rl.verbs.reading import ends_at_success, plain, stored_config
 
@@ -72,7 +74,7 @@ def make(folder: Path, *overrides: str, resume: bool = False) -> HilJob:
     )
 
 
-def test_hil_runs_reports_and_continues(tmp_path):
+def test_hil_runs_reports_and_continues(tmp_path, robot_rl, monkeypatch):
     run = tmp_path / "run"
     summary = make(run).run()
     for name in ("report.html", "curve.png", "metrics.jsonl", "evaluation.json", "log/manifest.jsonl", "config.yaml"):
@@ -81,6 +83,15 @@ def test_hil_runs_reports_and_continues(tmp_path):
     told = json.loads((run / "evaluation.json").read_text())
     again = rr.evaluate(run, episodes=len(told["successes"]))
     assert (again.successes, again.lengths) == (told["successes"], told["lengths"])
+    done = robot_rl("eval", "compare", f"path=[{run},{run}/]", "episodes=1", f"output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("compare/*/compare.json")
+    assert json.loads(path.read_text())[str(run)]["returns"] == again.returns[:1]
+    env = build.make("engine", plain(stored_config(run).env), num_envs=1, seed=0, device="cpu")
+    monkeypatch.setattr(env, "render", lambda: np.zeros((1, 8, 8, 3), np.uint8))  # what is drawn does not matter here
+    filmed = evaluate_as_run(stored_config(run), env, rr.load(run, env=env), episodes=1, seed=10_000, frames=1000)
+    assert (filmed.returns, len(filmed.frames)) == (again.returns[:1], again.lengths[0])
+    env.close()
     lines = read_manifest(run / "log")
     assert sum(line["demo"] for line in lines) == 2
     steps = sum(line["steps"] for line in lines if not line["demo"])

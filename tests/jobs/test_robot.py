@@ -56,6 +56,33 @@ def test_card_with_open_keys_is_refused_where_something_would_be_sent(
     assert "my_arm.yaml exists" in capsys.readouterr().err
 
 
+def test_limits_that_a_file_only_has_because_it_must_are_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("small_arm.urdf").read_text()
+    Path("small_arm.urdf").write_text(text.replace('velocity="2.5" effort="40"', 'velocity="1000" effort="1000"', 1))
+    assert robot_rl("robot", "new", "small_arm.urdf", "name=my_arm", *TOLD) == 0
+    said = capsys.readouterr().out
+    assert "up to 1000 rad/s, and more than 50 is no speed of a robot" in said
+    found = card.read("my_arm")
+    name = found.joints[0].name
+    assert found.open_keys() == [f"joints.{name}.velocity", f"joints.{name}.effort"]
+    assert robot_rl("robot", "new", "small_arm.urdf", "name=other", *TOLD, "velocity=2", "effort=30") == 0
+    assert (card.read("other").joints[0].velocity, card.read("other").joints[0].effort) == (2.0, 30.0)
+
+
+def test_numbers_that_the_supervisor_refuses_are_refused_before_anything_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert robot_rl("robot", "new", "small_arm.urdf", "name=my_arm", *TOLD) == 0
+    text = Path("my_arm.yaml").read_text()
+    Path("my_arm.yaml").write_text(text.replace("velocity: 2.5", "velocity: 143.0", 1))  # degrees
+    assert robot_rl("robot", "safety", "my_arm") == 2
+    assert "velocity is 143, more than 50: are these degrees" in capsys.readouterr().err
+    with pytest.raises(SpecError, match="are these degrees"):
+        graph(GraphArgs(robot_spec="my_arm"))
+
+
 def test_supervisor_takes_limits_and_stop_from_the_card_and_the_rehearsal_its_world(folder: Path) -> None:
     assert robot_rl("robot", "new", "small_arm.urdf", "name=my_arm", *TOLD) == 0
     spec = RobotSpec.load("my_arm.yaml")

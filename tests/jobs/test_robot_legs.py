@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from robot_rl import cli
+from robot_rl import build, cli
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import GraphArgs, GraphError, graph
 
@@ -103,3 +104,26 @@ def test_wrong_requests_are_answered_in_one_sentence(folder: Path, capsys: pytes
         assert robot_rl("robot", *words) == 2, words
         assert said in capsys.readouterr().err, words
     assert not list(folder.glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("card", "state", "status"),
+    [("go2", "STOPPING", 2), ("go2", "ACTIVE", 0), ("diff_drive", "STOPPING", 0), ("diff_drive", "FAULT", 2)],
+)
+def test_steer_says_that_the_robot_was_stopped_on_its_way(
+    card: str,
+    state: str,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    robot = SimpleNamespace(name=card, velocity_command="command" if card == "go2" else "")
+    found = SimpleNamespace(state=state, moved=0.15, velocity=(0.03, 0.0, 0.01))
+    tools = {"find_robot": lambda name: __file__, "robot_class": SimpleNamespace(load=lambda path: robot)}
+    tools["steer"] = lambda *words, **options: found
+    monkeypatch.setattr(build, "tool", tools.__getitem__)
+    assert robot_rl("robot", "steer", card, "x=0.3") == status
+    done = capsys.readouterr()
+    assert "moved       0.15 m in 5 s" in done.out
+    assert ("was stopped on its way" in done.err) == (status == 2)

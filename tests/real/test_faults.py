@@ -475,3 +475,15 @@ def test_a_robot_that_answers_after_its_dead_time_is_not_taken_for_frozen(make_l
     assert loop.safety.faults == ()
     loop.run(0.1, FAR)
     assert loop.verdict.fault == "state_frozen"
+
+
+def test_a_robot_that_has_rested_may_take_its_time_to_answer(make_loop, make_arm):
+    # encoders that only count say the same at rest: a second of it is no part of the 0.2 s after which it is a fault
+    loop = make_loop(spec=make_arm(dead_time=0.03)).active()
+    held = loop.robot.read()
+    loop.alter = lambda state: replaced(held, stamp=loop.now)
+    loop.run(1.0, held.position)
+    loop.run(0.2, FAR)
+    assert loop.safety.faults == ()
+    loop.run(0.1, FAR)
+    assert loop.verdict.fault == "state_frozen"

@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 import pytest
 
+from robot_rl.sim.card_arm import CardArm
 from robot_rl.sim.check import check
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.hand_grip import GRASP, Grip, HandTrial
@@ -154,6 +155,39 @@ def test_moves_are_those_commanded_and_gravity_moves_nothing(fr3: Card) -> None:
     np.testing.assert_allclose(moved[:, 2], wanted, atol=3e-3)
     assert np.abs(moved[:, :2]).max() < 3e-3
     env.close()
+
+
+@real
+def test_whatever_is_asked_the_command_stays_in_the_box_of_the_task(fr3: Card) -> None:
+    """A policy that has learned nothing: servos lag behind it, and the session's supervisor stops whatever leaves."""
+    env = make(8, 0, world=Pick(robot=fr3), options=ONE_THREAD)
+    env.reset()
+    random, action = np.random.default_rng(0), np.zeros((8, 4), np.float32)
+    world: Any = env.world
+    box, worst = world.tool(env._view), 0.0
+    for _ in range(150):
+        fresh = np.clip(random.uniform(-1.5, 1.5, (8, 4)), -1.0, 1.0)
+        action = np.where(random.random((8, 1)) < 0.1, fresh, action).astype(np.float32)
+        env.step(action)
+        command = np.asarray(env._view.task["tip"] + env._view.task["tip_lag"])
+        worst = max(worst, float((box["low"] - command).max()), float((command - box["high"]).max()))
+    env.close()
+    assert worst < 0.015
+
+
+@real
+def test_a_servo_at_its_largest_effort_does_not_shake_by_itself() -> None:
+    """Joints 1 and 3 of this arm turn about nearly one axis: against one another they are light."""
+    card = new_card(str(ROBOTS / "xarm7/xarm7.xml"), "arm")[0]
+    model = mujoco.MjModel.from_xml_string(CardArm(card, action="ee", control_hz=10.0).xml)
+    data = mujoco.MjData(model)
+    data.qpos[:7] = [0.27, 0.29, 0.27, 0.42, -0.19, 0.15, 0.66]
+    data.ctrl[:7] = data.qpos[:7]
+    data.ctrl[[0, 2]] += (0.1, -0.14)
+    data.qvel[:7] = [2.7, 0.0, -2.7, 0.0, 0.0, 0.0, 0.0]
+    for _ in range(100):
+        mujoco.mj_step(model, data)
+    assert np.abs(data.qvel[:7]).max() < 0.2
 
 
 @real

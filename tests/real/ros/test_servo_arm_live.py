@@ -235,3 +235,51 @@ def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
     way = told["action_high"][0] * driven[:, 0].sum()
     assert 0.25 < way < 0.41  # without what it moved before the grip was seen
     assert np.abs([step.action_exec[1:] for step in steps if not step.human]).max() > 0.1
+
+
+def test_leader_teaches_a_robot_on_its_topics(arms, command, another, tmp_path):
+    """`hil env=ros2`: the grip takes over, and the servos go where the leader went, through both supervisors."""
+    pytest.importorskip("aiohttp", reason="the console needs aiohttp (extra console)")
+    follower, leader = arms
+    deployed, said = command("deploy", *page("deploy robot_spec=my_arm sim=false"), "flight=")
+    keys, terminal = pty.openpty()
+    command("leader", *page("robot leader my_leader"), stdin=terminal)
+    session, told = command(
+        "hil", *page("hil env=ros2 env.robot_spec=my_arm"), "human.port=0", "env.rate=5", "env.episode_seconds=5",
+        "env.state_timeout=0.5", "env.max_hold=2", "demos=0", "total_steps=1000", "learning_starts=1000",
+        "eval_every=0", "policy.hidden=[16,16]", "policy.batch_size=16", "+takeover.device_timeout_ms=5000",
+        "human.silence_ms=5000", "scene=free",
+    )  # fmt: skip
+    node, states = another("operator"), []
+    node.create_subscription(String, "robot_rl/safety/state", lambda m: states.append(m.data), qos("latched"))
+    enable = node.create_client(SetBool, "safety_supervisor/enable")
+
+    def enabled():
+        assert (deployed.poll(), session.poll()) == (None, None), said.read_text() + told.read_text()
+        answer = enable.call_async(SetBool.Request(data=True)) if enable.service_is_ready() else None
+        if answer is not None:
+            harness.wait(answer.done, 5.0)
+        return answer is not None and answer.result().success
+
+    harness.wait(enabled, 60.0, "enabled")
+    harness.wait(lambda: "console: " in told.read_text(), 60.0, "a session")
+    home, begin, way = np.array(card.read(str(tmp_path / "my_arm.yaml")).home), time.monotonic(), 0.0
+    while not any(log.read_text() for log in tmp_path.glob("runs/hil/*/log/manifest.jsonl")):  # the first episode
+        assert session.poll() is None, told.read_text()[-2000:]
+        assert time.monotonic() < begin + 40.0, (states, told.read_text()[-2000:])
+        if states[-1] == "ACTIVE" or (time.monotonic() - begin) % 4.0 < 2.5:  # gripping takes over, not having gripped
+            os.write(keys, b" ")
+        # Once it is at its start: what the leader moves before is none of the episode's.
+        way = min(way + 0.01, 0.4) if way or np.allclose(follower.say()[0][:5], home, atol=0.01) else 0.0
+        leader.say(f"turn 1 {2048 + max(way - 0.1, 0.0) * TURN}")
+        time.sleep(0.05)
+    stood = follower.say()[0]
+    os.close(keys)
+    session.send_signal(signal.SIGINT)
+    session.wait(30.0)
+    (episode, *_) = Recording(next(tmp_path.glob("runs/hil/*/log")))
+    moves = np.array([step.action_exec for step in to_steps(episode) if step.human])
+    assert len(moves) > 15, (states, said.read_text()[-2000:])
+    np.testing.assert_allclose(moves[:, 1:], 0.0, atol=0.02)  # the first ones come from its way to the start
+    np.testing.assert_allclose(0.1 * moves[:, 0].sum(), 0.3, atol=0.02)  # of the card: 0.1 rad at 1
+    np.testing.assert_allclose(stood[0], 0.3, atol=0.02)
