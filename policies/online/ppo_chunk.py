@@ -344,4 +344,5 @@ def wide_io(io: IOSpec, chunk: int) -> IOSpec:
         action_low=io.action_low * chunk,
         action_high=io.action_high * chunk,
         action_units=io.action_units * chunk,
+        action_choices=io.action_choices * chunk,
     )
