@@ -1,8 +1,8 @@
 """The verbs from Python: `make`, `train`, `offline`, `resume`, `load`, `evaluate`.
 
 Names, options, checks and run folders are those of the command line, so that what one door began the other goes on
-with: `robot-rl eval path=<folder>` evaluates what `train` returned. Bad input raises `robot_rl.words.Refused`, a
-ValueError with one readable sentence.
+with: `robot-rl eval path=<folder>` evaluates what `train` returned. Bad input raises `robot_rl.words.Refused`
+or a ValueError with one readable paragraph.
 """
 
 from __future__ import annotations
