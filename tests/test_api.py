@@ -55,6 +55,8 @@ def test_an_observation_that_is_none_is_answered_in_words(run: rr.RunResult, obs
     expected = rf"'state': \(B, {size}\) float32.* and {told}.*policy\.act\({{'state': obs\[None\]}}\)\.value\[0\]"
     with pytest.raises(Refused, match=expected):
         policy.act(obs)
+    with pytest.raises(Refused, match=r"Write policy\.act\({'state': obs}\)\.value; the answer"):
+        policy.act(cast(Any, np.zeros((2, size), np.float32)))
     assert policy.act({"state": np.zeros(size, np.float32)[None]}, deterministic=True).value[0].shape == (1,)
 
 

@@ -427,5 +427,12 @@ class Ppo(PpoLearner[PpoOptions]):
     def _eye(self, io: IOSpec) -> EncoderShape | None:
         cameras = {key: shape for key, (shape, _) in io.obs.items() if key.startswith("image.")}
         if not cameras:
+            fields = type(self.o).model_fields
+            idle = [name for name, x in self.o if name in self.o.of_pictures and x != fields[name].default]
+            if idle:
+                raise ValueError(
+                    f"{', '.join(idle)}: of the encoder of pictures, and here are none ({', '.join(sorted(io.obs))}); "
+                    "leave it out, or show pictures (cameras=own in a world of ours)"
+                )
             return None
         return EncoderShape(cameras, self.o.encoder_channels, self.o.encoder_strides, self.o.latent)

@@ -38,9 +38,9 @@ class LoadedPolicy:
         """
         if not isinstance(obs, Mapping):
             arrays = isinstance(obs, np.ndarray | torch.Tensor)
-            raise Refused(
-                self._expected(f"an array of shape {tuple(obs.shape)}" if arrays else f"a {type(obs).__name__}")
-            )
+            first = next(iter(self.io.obs.values()))[0]
+            got = f"an array of shape {tuple(obs.shape)}" if arrays else f"a {type(obs).__name__}"
+            raise Refused(self._expected(got, batch=arrays and tuple(obs.shape[1:]) == tuple(first)))
         for key, (shape, _) in self.io.obs.items():
             if key in obs and tuple(obs[key].shape[1:]) != tuple(shape):
                 raise Refused(self._expected(f"'{key}' of shape {tuple(obs[key].shape)}"))
@@ -51,14 +51,14 @@ class LoadedPolicy:
                 raise Refused(self._expected(f"no {', '.join(map(repr, missing))}")) from error
             raise
 
-    def _expected(self, got: str) -> str:
+    def _expected(self, got: str, batch: bool = False) -> str:
         wanted = ", ".join(
             f"'{key}': ({', '.join(map(str, ('B', *shape)))}) {kind}" for key, (shape, kind) in self.io.obs.items()
         )
         first = next(iter(self.io.obs))
+        line = f"'{first}': obs}}).value" if batch else f"'{first}': obs[None]}}).value[0] for one observation"
         return (
-            f"this policy acts on a dict of arrays whose first axis is the batch, {{{wanted}}}, and got {got}. Of one "
-            f"observation of a Gymnasium task make one row, policy.act({{'{first}': obs[None]}}).value[0]; the answer "
-            "is in [-1, 1], from policy.io.action_low to policy.io.action_high of the task. What rr.make(...) makes "
-            "gives such dicts and takes such actions"
+            f"this policy acts on a dict of arrays whose first axis is the batch, {{{wanted}}}, and got {got}. Write "
+            f"policy.act({{{line}; the answer is in [-1, 1], from policy.io.action_low to policy.io.action_high of the "
+            "task. What rr.make(...) makes gives such dicts and takes such actions"
         )

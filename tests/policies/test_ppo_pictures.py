@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -170,6 +172,13 @@ def test_ppo_with_pictures_saved_and_loaded_makes_the_same_next_update():
 def test_ppo_policy_of_other_cameras_is_refused():
     with pytest.raises(ValueError, match="encoder"):
         make(make_io(), latent=7).policy.load_state_dict(make(make_io()).policy.state_dict())
+
+
+def test_options_of_an_encoder_are_refused_where_nothing_is_shown():
+    io = make_io()
+    with pytest.raises(ValueError, match=r"latent: of the encoder of pictures, and here are none \(state\)"):
+        Ppo(PpoOptions(latent=7), replace(io, obs={"state": io.obs["state"]}))
+    Ppo(PpoOptions(), replace(io, obs={"state": io.obs["state"]}))
 
 
 def test_ppo_gradients_of_pictures_are_not_written_out():
