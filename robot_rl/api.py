@@ -1,8 +1,8 @@
 """The verbs from Python: `make`, `train`, `offline`, `resume`, `load`, `evaluate`.
 
 Names, options, checks and run folders are those of the command line, so that what one door began the other goes on
-with: `robot-rl eval path=<folder>` evaluates what `train` returned. Bad input raises `robot_rl.words.Refused`, a
-ValueError with one readable sentence.
+with: `robot-rl eval path=<folder>` evaluates what `train` returned. Bad input raises `robot_rl.words.Refused`
+or a ValueError with one readable paragraph.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from robot_rl.types import AnyLearner, Callback, Policy, VecEnv
 from robot_rl.verbs.build import load_policy, start_of
 from robot_rl.verbs.compose import choices, compose_verb
 from robot_rl.verbs.hil_eval import evaluate_as_run
+from robot_rl.verbs.loaded_policy import LoadedPolicy
 from robot_rl.verbs.offline import offline_job
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import plain, read_options, stored_config
@@ -171,7 +172,7 @@ def resume(run: PathLike, *, callback: Callback | None = None, **settings: objec
     return (_offline if verb == "offline" else _train)(cfg, folder, callback)
 
 
-def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> Policy:
+def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> LoadedPolicy:
     """The policy of a run: `load(folder).act(obs)`.
 
     Args:
@@ -184,6 +185,10 @@ def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust
         CheckpointError: no complete checkpoint there.
         Refused: it names code that is not trusted, or does not fit `env`.
     """
+    return LoadedPolicy(_load(run, env, device, trust))
+
+
+def _load(run: PathLike, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> Policy:
     path = checkpoint.find(Path(run))
     cfg = OmegaConf.create({"device": device, "trust": trust})
     _trust(cfg)
@@ -219,7 +224,8 @@ def evaluate(
         node = _world_of(run) if env is None else _env_node(env, {})
         world = build.make("engine", node, num_envs=1, seed=seed, device="cpu")
     try:
-        policy = load(run, env=world, trust=trust) if isinstance(run, str | os.PathLike) else run
+        given = run.policy if isinstance(run, LoadedPolicy) else run
+        policy = _load(given, world, trust=trust) if isinstance(given, str | os.PathLike) else given
         ours = stored_config(checkpoint.find(Path(run))) if isinstance(run, str | os.PathLike) else None
         return evaluate_as_run(
             ours,

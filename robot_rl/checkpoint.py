@@ -40,6 +40,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message says why and what to do."""
 
 
+class DoesNotFit(CheckpointError):
+    """A whole checkpoint is not of what is to go on from it."""
+
+
 def write_json(path: Path, value: object) -> None:
     """`write_bytes` of indented JSON, in which numbers may be NaN."""
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=True) + "\n").encode())

@@ -255,13 +255,15 @@ def idle_action(r: RunFigures) -> Cause | None:
 
 
 def stuck_observation(r: RunFigures) -> Cause | None:
-    """Observations that sit at their limit in most steps, or are far too large for a network."""
+    """Observations that sit at their limit in most steps, or are far too large for a network that takes them as they
+    are."""
     stuck, largest = r.mean("steps/obs_stuck", last=0.5), r.mean("steps/obs_largest")
     if r.solved or (r.rose and r.success is None):
         return None
     if stuck and stuck >= 0.75:
         return Cause("saturated observation", f"{stuck:.2g} components are at a limit in most steps", "widen limits")
-    if largest is not None and largest > 100.0 and not r.policy.get("normalize_obs"):
+    tamed = r.policy.get("normalize_obs") or r.all("train/centred")
+    if largest is not None and largest > 100.0 and not tamed:
         return Cause("observation too large", f"one is {largest:.4g}", "policy.normalize_obs=true, or other units")
     return None
 

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from robot_rl import checkpoint, parallel
 from robot_rl.atomic import write_bytes
-from robot_rl.checkpoint import BEST, CHOSEN, CheckpointError
+from robot_rl.checkpoint import BEST, CHOSEN, CheckpointError, DoesNotFit
 from robot_rl.types import IOSpec, Seen, Stateful
+from robot_rl.types.state import OtherSettings
 
 
 class Stored(Protocol):
@@ -133,20 +134,22 @@ class Checkpoints:
         # bounds that nobody knows are the same here: it is this run's own log
         differences = io.differences(parts.io) if io is not None and parts.io is not None and io != parts.io else []
         if differences:
-            raise CheckpointError(
+            raise DoesNotFit(
                 f"the checkpoint {path} was made for another interface than this run:\n  - "
                 + "\n  - ".join(differences)
             )
         try:
             for name, part in parts.stores.items():
                 part.load(path / name)
+        except OtherSettings as error:
+            raise DoesNotFit(f"{path} does not go on: {error}") from error
         except (ValueError, OSError) as error:
             return str(error)
         for name, state in states.items():
             try:
                 parts.states[name].load_state_dict(state)
             except (LookupError, TypeError, ValueError, RuntimeError) as error:  # torch says RuntimeError for sizes
-                raise CheckpointError(_of_another_version(path, name, error)) from error
+                raise DoesNotFit(_of_another_version(path, name, error)) from error
         return ""
 
     def _write(

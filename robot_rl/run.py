@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import yaml
 from tqdm import tqdm
 
-from robot_rl import lineage, parallel, report
+from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.atomic import write_bytes
-from robot_rl.checkpoint import write_json
+from robot_rl.checkpoint import DoesNotFit, write_json
 from robot_rl.claim import Claim, claim_existing, claim_new
 from robot_rl.diagnosis import diagnose
 from robot_rl.interrupt import Interrupt
@@ -128,9 +128,29 @@ class Run:
         Raises:
             CheckpointError: there is none that can be read and fits.
         """
-        for line in self.checkpoints.restore(skip):
+        try:
+            lines = self.checkpoints.restore(skip)
+        except DoesNotFit as error:
+            changed = self._changed()
+            if not changed:
+                raise
+            raise DoesNotFit(
+                f"{self.folder} does not go on with other settings than it began with: {', '.join(changed)}. Leave "
+                "these out to go on as it began, or begin a new run; where the networks stay as they are, "
+                f"init={self.folder} gives it what was learned"
+            ) from error
+        for line in lines:
             self.note(line)
         self.step = self._saved_at = self._count()
+
+    def _changed(self) -> list[str]:
+        """Settings that are not those that the run in this folder began with, its length aside."""
+        before, now = _leaves(checkpoint.read_config(self.folder)), _leaves(yaml.safe_load(self._start.config))
+        return [
+            f"{key}={value} (the run has {before[key]})"
+            for key, value in now.items()
+            if key in before and before[key] != value and key != "total_steps"
+        ]
 
     def begin(
         self,
@@ -401,3 +421,11 @@ class Run:
 def reason(error: Exception) -> str:
     """The first line of an error, or its kind where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _leaves(node: object, at: str = "") -> dict[str, object]:
+    """The values of a configuration by their places, such as policy.hidden."""
+    if not isinstance(node, Mapping):
+        return {at: node}
+    parts = [_leaves(value, f"{at}.{key}" if at else str(key)) for key, value in node.items()]
+    return {place: value for part in parts for place, value in part.items()}

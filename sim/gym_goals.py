@@ -34,10 +34,11 @@ Rows = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def gym_goals(env: gymnasium.Env, layout: Layout) -> Goals | None:
-    """What a task says of goals, or None where it has none or also shows pictures, in which the goal may be drawn.
+    """What a task says of goals, or None where it has none, reads an `info` to say it, or also shows pictures, in which
+    the goal may be drawn.
 
     The task's `compute_reward(achieved, desired, info)` and, where there is one, `compute_terminated` are asked with an
-    empty `info`, so neither may read it.
+    empty `info`.
 
     Args:
         env: before its first reset: a task that draws another goal when one is reached may do so when it is asked.
@@ -49,19 +50,24 @@ def gym_goals(env: gymnasium.Env, layout: Layout) -> Goals | None:
         return None
     columns, width = slice(shown.start, shown.start + shown.size), layout.goal
     same, ends = np.zeros(width), None
-    if isinstance(task, Ending) and bool(task.compute_terminated(same, same, {})):
+    if isinstance(task, Ending):
         ends = over_rows(task.compute_terminated, width)
+        if ends is None:
+            return None
+        ends = ends if bool(ends(same[None], same[None])[0]) else None
 
     def show(state: np.ndarray, asked: np.ndarray, goal: np.ndarray) -> np.ndarray:
         other = state.copy()
         other[:, columns] = goal
         return other
 
-    return Goals(width, width, show, over_rows(task.compute_reward, width), ends)
+    pays = over_rows(task.compute_reward, width)
+    return None if pays is None else Goals(width, width, show, pays, ends)
 
 
-def over_rows(function: Callable[[np.ndarray, np.ndarray, dict], Any], width: int) -> Rows:
-    """(achieved (B, G), goal (B, G)) -> (B,) of a task's function, called row by row where it takes no batches."""
+def over_rows(function: Callable[[np.ndarray, np.ndarray, dict], Any], width: int) -> Rows | None:
+    """(achieved (B, G), goal (B, G)) -> (B,) of a task's function, called row by row where it takes no batches; None
+    where it takes no goals without the `info` of their step."""
 
     def by_row(achieved: np.ndarray, goal: np.ndarray) -> np.ndarray:
         return np.array([float(function(a, g, {})) for a, g in zip(achieved, goal)], np.float32)
@@ -71,7 +77,11 @@ def over_rows(function: Callable[[np.ndarray, np.ndarray, dict], Any], width: in
 
     achieved, goal = np.zeros((3, width)), np.stack([np.zeros(width), np.full(width, 0.5), np.full(width, 1e3)])
     try:
+        single = by_row(achieved, goal)
+    except Exception:  # somebody's own code raises anything
+        return None
+    try:
         found = at_once(achieved, goal)
-    except (TypeError, ValueError):  # such as `bool()` of an array
+    except Exception:  # such as `bool()` of an array
         return by_row
-    return at_once if found.shape == (3,) and np.array_equal(found, by_row(achieved, goal)) else by_row
+    return at_once if found.shape == (3,) and np.array_equal(found, single) else by_row

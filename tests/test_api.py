@@ -40,6 +40,26 @@ def test_five_lines_train_and_act(run: rr.RunResult):
     assert np.isfinite(run.summary["return"])
 
 
+@pytest.mark.parametrize(
+    ("obs", "told"),
+    [
+        (np.zeros(3, np.float32), r"got an array of shape \(3,\)"),
+        ({"state": np.zeros(3, np.float32)}, r"got 'state' of shape \(3,\)"),
+        ({"observation": np.zeros((1, 3), np.float32)}, "got no 'state'"),
+        ((np.zeros((1, 3)), {}), "got a tuple"),
+    ],
+)
+def test_an_observation_that_is_none_is_answered_in_words(run: rr.RunResult, obs: Any, told: str):
+    policy = rr.load(run)
+    size = policy.io.obs["state"][0][0]
+    expected = rf"'state': \(B, {size}\) float32.* and {told}.*policy\.act\({{'state': obs\[None\]}}\)\.value\[0\]"
+    with pytest.raises(Refused, match=expected):
+        policy.act(obs)
+    with pytest.raises(Refused, match=r"Write policy\.act\({'state': obs}\)\.value; the answer"):
+        policy.act(cast(Any, np.zeros((2, size), np.float32)))
+    assert policy.act({"state": np.zeros(size, np.float32)[None]}, deterministic=True).value[0].shape == (1,)
+
+
 def test_the_run_is_the_one_that_the_command_line_makes(run: rr.RunResult, tmp_path: Path):
     words = (
         "train env=pendulum policy=online/sac num_envs=2 total_steps=300 video_episodes=0 final_episodes=1 eval_every=0"

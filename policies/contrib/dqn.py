@@ -13,7 +13,7 @@ from torch.nn.functional import smooth_l1_loss
 
 from robot_rl.policies.nets.learner import TdLearner, TdOptions, TdRows
 from robot_rl.policies.nets.net import Net, mean_rows
-from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.normalizer import Centre, RunningNorm
 from robot_rl.state import Saved
 from robot_rl.types import Action, Array, IOSpec, Metrics, Obs, PolicyParts, Transitions, action_of, choice_of
 from robot_rl.types.options import Count, Rate, Share
@@ -51,7 +51,9 @@ class GreedyPolicy(Saved):
 
     parts = PolicyParts()
 
-    def __init__(self, io: IOSpec, critic: Net, norm: RunningNorm | None, options: DqnOptions, *, seed: int) -> None:
+    def __init__(
+        self, io: IOSpec, critic: Net, norm: RunningNorm | Centre | None, options: DqnOptions, *, seed: int
+    ) -> None:
         self.io, self._critic, self._norm, self._o = io, critic, norm, options
         self._device = critic.params.flat.device
         self._generator = torch.Generator().manual_seed(seed)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.advantage.backends import backend
+from robot_rl.policies.nets.image import EncoderShape, features_of
 from robot_rl.state import Saved
 from robot_rl.types.io import ArrayT
 
@@ -39,14 +40,24 @@ class ActorCriticLayout:
         hidden: widths of the hidden layers, the same for both networks.
         state_std: the actor's head gives a log standard deviation per state too; otherwise it is a free vector.
         more: P, further inputs behind those S, which the critic alone reads.
+        eye: of pictures, whose features are the first of those S; its weights lie in the same vector, and both networks
+            train it. None where there are no pictures.
 
     Raises:
         ValueError: further inputs, and no hidden layer that would take them.
     """
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden: tuple[int, ...], state_std: bool, more: int = 0) -> None:
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden: tuple[int, ...],
+        state_std: bool,
+        more: int = 0,
+        eye: EncoderShape | None = None,
+    ) -> None:
         widths = (obs_dim, *hidden)
-        self.obs_dim, self.more = obs_dim, more
+        self.obs_dim, self.more, self.eye = obs_dim, more, eye
         self.action_dim, self.state_std, self.depth = action_dim, state_std, len(hidden)
         if more and not hidden:
             raise ValueError("hidden is empty; a critic that reads more than the actor needs at least one hidden layer")
@@ -60,6 +71,7 @@ class ActorCriticLayout:
         self.shapes["critic_bias"] = (1,)
         if more:
             self.shapes["critic_more"] = (more, widths[1])
+        self.shapes |= {} if eye is None else eye.shapes()
         if not state_std:
             self.shapes["log_std"] = (action_dim,)
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
@@ -99,6 +111,9 @@ class ActorCriticLayout:
             views["actor_bias"][self.action_dim :] = log_std
         else:
             views["log_std"][:] = log_std
+        if self.eye is not None:
+            drawn = torch.Generator().manual_seed(int(rng.integers(2**63)))
+            self.eye.fill({name: torch.from_numpy(view) for name, view in views.items()}, drawn)
 
 
 class _Buffers(NamedTuple):
@@ -242,8 +257,12 @@ class AutogradActorCritic:
             self._leaves[name] = leaf = view.detach().requires_grad_()  # shares its memory with the flat vector
             leaf.grad = grad
 
-    def __call__(self, x: Tensor) -> dict[str, Tensor]:
-        """Outputs of (B, S + P) inputs."""
+    def __call__(self, x: Tensor | None, images: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Outputs of (B, S + P) inputs; where there are pictures, their features come first and `x` behind them."""
+        parts = [] if x is None else [x]
+        if self._layout.eye is not None and images is not None:
+            parts.insert(0, features_of(self._layout.eye, self._leaves, images))
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return torch_outputs(self._leaves, self._layout, x, self._activation)
 
     def backward_from(self, outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
@@ -261,7 +280,7 @@ ActorCritic = ExplicitActorCritic | AutogradActorCritic
 
 
 def build_actor_critic(layout: ActorCriticLayout, params: Tensor, activation: str, *, explicit: bool) -> ActorCritic:
-    """Gradients written out, or by torch; arguments as of `ExplicitActorCritic`."""
+    """Gradients written out, or by torch (always where there are pictures); arguments as of `ExplicitActorCritic`."""
     return (ExplicitActorCritic if explicit else AutogradActorCritic)(layout, params, activation)
 
 

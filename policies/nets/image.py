@@ -120,11 +120,15 @@ class EncoderShape:
             result[f"{name}shift"] = (self.latent,)
         return result
 
-    @torch.no_grad()
     def initialise(self, params: FlatParams, generator: torch.Generator) -> None:
+        """Fill the parameters of these names."""
+        self.fill(params.view, generator)
+
+    @torch.no_grad()
+    def fill(self, views: Mapping[str, Tensor], generator: torch.Generator) -> None:
         """Uniform with torch's default bounds; biases zero, LayerNorm 1 and 0."""
         for name, shape in self.shapes().items():
-            view = params.view[name]
+            view = views[name]
             if name.endswith("scale"):
                 view.fill_(1.0)
             elif len(shape) == 1:
@@ -153,13 +157,17 @@ class ImageEncoder(Leaves):
         Returns:
             (B, latent * cameras) in (-1, 1).
         """
-        features = []
-        view, shape = self._view, self.shape
-        for key in shape.cameras:
-            name = f"{shape.prefix}{key}."
-            x = images[key].permute(0, 3, 1, 2).to(view[f"{name}project"].dtype).mul(1.0 / 255.0).sub(0.5)
-            for i, stride in enumerate(shape.strides):
-                x = conv2d(x, view[f"{name}conv{i}"], view[f"{name}conv_bias{i}"], stride=stride).relu()
-            x = linear(x.flatten(1), view[f"{name}project"], view[f"{name}project_bias"])
-            features.append(layer_norm(x, (shape.latent,), view[f"{name}scale"], view[f"{name}shift"]).tanh())
-        return features[0] if len(features) == 1 else torch.cat(features, dim=1)
+        return features_of(self.shape, self._view, images)
+
+
+def features_of(shape: EncoderShape, view: Mapping[str, Tensor], images: Mapping[str, Tensor]) -> Tensor:
+    """The function of an `EncoderShape` on parameters by their names; arguments and result as of `ImageEncoder`."""
+    features = []
+    for key in shape.cameras:
+        name = f"{shape.prefix}{key}."
+        x = images[key].permute(0, 3, 1, 2).to(view[f"{name}project"].dtype).mul(1.0 / 255.0).sub(0.5)
+        for i, stride in enumerate(shape.strides):
+            x = conv2d(x, view[f"{name}conv{i}"], view[f"{name}conv_bias{i}"], stride=stride).relu()
+        x = linear(x.flatten(1), view[f"{name}project"], view[f"{name}project_bias"])
+        features.append(layer_norm(x, (shape.latent,), view[f"{name}scale"], view[f"{name}shift"]).tanh())
+    return features[0] if len(features) == 1 else torch.cat(features, dim=1)

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.net import Draw, Leaves, Net, NetShape
-from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
+from robot_rl.policies.nets.normalizer import Centre, FixedNorm, RunningNorm
 from robot_rl.policies.nets.rows import Rows, split, state_size, valid_rows
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
 from robot_rl.policies.nets.step_size import LrSchedule, StepSize
@@ -341,6 +341,8 @@ class TdLearner(NetLearner[T]):
         encoders: the image encoder, which learns by the critics' loss; empty without cameras.
     """
 
+    _centres = False  # whether components of a state taken as it is are moved where they stay far from 0
+
     def __init__(self, options: T, io: IOSpec, *, seed: int = 0, device: str = "cpu") -> None:
         """Build the networks for `io`.
 
@@ -363,7 +365,9 @@ class TdLearner(NetLearner[T]):
         if options.normalize_obs == "auto" and size:
             chosen = "standardised: its components have no names" if auto else "taken as it is: its world has scaled it"
             self.notes = (f"normalize_obs=auto: the state is {chosen}",)
-        self.norm = RunningNorm(size, device=device) if wanted and size else None
+        self.norm: RunningNorm | Centre | None = RunningNorm(size, device=device) if wanted and size else None
+        if self._centres and size and not wanted:
+            self.norm = Centre(size, device=device)
         self.eye: EncoderShape | None = None
         self.encoders: list[ImageEncoder] = []
         self._target_encoders: list[ImageEncoder] = []
@@ -439,6 +443,18 @@ class TdLearner(NetLearner[T]):
             return obs
         pad, draw = self.o.shift_pad, self.generator
         return {**obs, **{key: random_shift(obs[key], pad, draw) for key in self.eye.cameras}}
+
+    def metrics(self, **values: Tensor) -> Metrics:
+        """As everywhere, and train/centred, how many components of the state are moved, where some are."""
+        if isinstance(self.norm, Centre) and self.norm.active:
+            values["centred"] = self.norm.shift.count_nonzero()
+        return super().metrics(**values)
+
+    def load_state_dict(self, state: StateDict, /) -> None:
+        """Copy in place; what has learned already keeps its states where they are."""
+        super().load_state_dict(state)
+        if isinstance(self.norm, Centre):
+            self.norm.open = not self.state.updates
 
     def settle_encoders(self) -> None:
         """The target encoder takes over the encoder: before critics learn from either."""

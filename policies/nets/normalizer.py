@@ -17,6 +17,7 @@ class RunningNorm(Saved):
     """
 
     saved = ("count", "mean", "square", "shift", "scale")
+    active = True
 
     def __init__(self, size: int, *, max_scale: float = 50.0, device: str | torch.device = "cpu") -> None:
         """Moments of `size` components."""
@@ -52,6 +53,52 @@ class RunningNorm(Saved):
         return self.shift.numpy(), self.scale.numpy()
 
 
+FAR = 10.0
+"""A component is far where its mean is beyond this, and beyond this many times its deviation."""
+
+
+class Centre(Saved):
+    """x - shift, of components that stay far from 0, such as a height of -300 m that varies by one: what is constant
+    there would drown the others in a network's first layer.
+
+    Decided once, from the first batch that is observed, and kept. Where no component is far it changes no bit and has
+    no state (`active` is False).
+
+    Args:
+        size: of the observation.
+        device: torch device.
+
+    Attributes:
+        active: whether some component is moved.
+        open: whether the next batch decides.
+    """
+
+    saved = ("shift",)
+
+    def __init__(self, size: int, *, device: str | torch.device = "cpu") -> None:
+        self.shift = torch.zeros(size, device=device)
+        self.active, self.open = False, True
+
+    @torch.no_grad()
+    def observe(self, x: Tensor) -> None:
+        """Decide by a batch (B, size), where nothing is decided yet."""
+        if not self.open:
+            return
+        self.open = False
+        mean, spread = x.double().mean(0), x.double().std(0, correction=0)
+        far = (mean.abs() > FAR) & (mean.abs() > FAR * spread)
+        self.active = bool(far.any())
+        self.shift.copy_(torch.where(far, mean, 0.0))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., size) moved, or the very same."""
+        return x - self.shift if self.active else x
+
+    def numpy(self) -> tuple[np.ndarray, np.ndarray]:
+        """Shift, which shares this object's memory (CPU only), and scale."""
+        return self.shift.numpy(), np.ones(len(self.shift), np.float32)
+
+
 class FixedNorm(Saved):
     """(x - mean) / (std + eps) with moments of a whole data set, set once before training.
 
@@ -62,6 +109,7 @@ class FixedNorm(Saved):
     """
 
     saved = ("shift", "scale")
+    active = True
 
     def __init__(self, size: int, *, eps: float = 1e-3, device: str | torch.device = "cpu") -> None:
         """Identity of `size` components."""

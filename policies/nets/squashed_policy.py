@@ -10,9 +10,9 @@ from robot_rl.policies.nets.distributions import LOG_STD_MAX, LOG_STD_MIN
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder
 from robot_rl.policies.nets.mlp import MlpShape
-from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
+from robot_rl.policies.nets.normalizer import Centre, FixedNorm, RunningNorm
 from robot_rl.state import Saved
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 
 class SquashedGaussianPolicy(Saved):
@@ -29,7 +29,7 @@ class SquashedGaussianPolicy(Saved):
         params: FlatParams,
         *,
         seed: int = 0,
-        normalizer: RunningNorm | FixedNorm | None = None,
+        normalizer: RunningNorm | FixedNorm | Centre | None = None,
         encoder_shape: EncoderShape | None = None,
         log_std_min: float = LOG_STD_MIN,
     ) -> None:
@@ -99,7 +99,7 @@ class SquashedGaussianPolicy(Saved):
         assert self._arrays is not None
         one = len(state) == 1  # a vector times a matrix: half the time of a one-row matrix product
         h = state[0] if one else state
-        if self._moments is not None:
+        if self._moments is not None and self._normalizer is not None and self._normalizer.active:
             h = (h - self._moments[0]) * self._moments[1]
         elif h.dtype != np.float32:
             h = h.astype(np.float32)
@@ -167,4 +167,12 @@ class SquashedGaussianPolicy(Saved):
         """Weights, noise generator, and normaliser and encoder, where there are some."""
         encoder = None if self._encoder is None else self._encoder.params.flat
         parts = {"actor": self._params.flat, "generator": self._generator}
+        if isinstance(self._normalizer, Centre):
+            return {**parts, "encoder": encoder, "centre": self._normalizer if self._normalizer.active else None}
         return {**parts, "encoder": encoder, "normalizer": self._normalizer}
+
+    def load_state_dict(self, state: StateDict, /) -> None:
+        """See `Saved`; states are moved where they were in the saved policy."""
+        if isinstance(self._normalizer, Centre):
+            self._normalizer.active, self._normalizer.open = "centre" in state, False
+        super().load_state_dict(state)

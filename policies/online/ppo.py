@@ -28,6 +28,7 @@ from robot_rl.policies.nets.actor_critic import (
     gaussian_logp,
     torch_outputs,
 )
+from robot_rl.policies.nets.image import EncoderShape
 from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.policies.online.ppo_choices import ChoicePolicy, choice_loss
@@ -39,8 +40,9 @@ from robot_rl.types.options import Count, NotNegative, Number, Positive
 REWARD_LIMIT = 10.0
 
 
-class PpoOptions(SurrogateOptions):
-    """Of PPO; numbers from stable-baselines3, except what observations and rewards are divided by."""
+class VectorPpoOptions(SurrogateOptions):
+    """Of PPO and what changes its rows; numbers from stable-baselines3, except what observations and rewards are
+    divided by."""
 
     rollout_steps: Count = 2048
     """Steps T of each environment between updates."""
@@ -86,7 +88,20 @@ class PpoOptions(SurrogateOptions):
     """Gradients written out (CPU; compiled parts where numba is installed), or by torch; auto: the faster one."""
 
 
-OptionsT = TypeVar("OptionsT", bound=PpoOptions)
+class PpoOptions(VectorPpoOptions):
+    """Of PPO, with those of what reads pictures: one small encoder per camera, trained by actor and critic alike."""
+
+    of_pictures = frozenset({"encoder_channels", "encoder_strides", "latent"})
+
+    encoder_channels: tuple[Count, ...] = (32, 32, 32, 32)
+    """Channels of the image encoder's convolutions."""
+    encoder_strides: tuple[Count, ...] = (2, 2, 1, 1)
+    """Strides of them."""
+    latent: Count = 50
+    """Features per camera."""
+
+
+OptionsT = TypeVar("OptionsT", bound=VectorPpoOptions)
 Rows = dict[str, Any]
 """Columns of decisions by the names of `fused_policy_loss`, and "obs" (M, S), normalised: arrays where gradients are
 written out, else tensors."""
@@ -99,13 +114,14 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
 
     Args:
         options: of the method.
-        io: interface of the environment; every observation a vector of floats.
+        io: interface of the environment; every observation a vector of floats, or a picture where the method has an
+            encoder of it.
         seed: seed of weights, action noise and minibatch order.
         device: "cpu", or a device for large batches and networks.
         gamma: discount per step.
 
     Raises:
-        ValueError: an option does not fit the device, or an observation is no vector.
+        ValueError: an option does not fit the device or the interface, or an observation cannot be read.
     """
 
     privileged = True
@@ -122,14 +138,23 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
         if io.action_choices and (o.log_std != "free" or o.log_std_init):
             raise ValueError("log_std and log_std_init have no effect where an action is a choice; leave them out")
         width = sum(io.action_choices) or io.action_dim
-        seen = obs_dim(io.acting)
-        self._layout = ActorCriticLayout(seen, width, o.hidden, o.log_std == "state", obs_dim(io) - seen)
+        eye = self._eye(io)
+        cameras = () if eye is None else tuple(eye.cameras)
+        vectors = obs_dim(io.acting, cameras)
+        seen, more = vectors + (0 if eye is None else eye.outputs), obs_dim(io, cameras) - vectors
+        self._layout = ActorCriticLayout(seen, width, o.hidden, o.log_std == "state", more, eye)
+        if eye is not None and o.kernel == "explicit":
+            raise ValueError("kernel=explicit has no gradients of pictures; leave kernel out, or leave cameras out")
         weights = np.empty(self._layout.size, np.float32)
         self._layout.fill(weights, np.random.default_rng(init), o.activation, o.log_std_init)
         self._params = torch.from_numpy(weights).to(device)
-        self._explicit = on_cpu and o.kernel != "autograd"
+        self._explicit = on_cpu and o.kernel != "autograd" and eye is None
+        self._shown: dict[str, Tensor] = {}  # camera -> pictures of the rollout that is learnt from, as they came
         if o.kernel == "auto":
             self.notes = (f"kernel=auto: gradients are {'written out' if self._explicit else 'left to torch'}",)
+        if eye is not None:
+            size = o.rollout_steps * sum(math.prod(shape) for shape in eye.cameras.values())
+            self.notes += (f"pictures of one rollout: {size / 1e6:.1f} MB for each copy of the environment",)
         self._net: Any = build_actor_critic(self._layout, self._params, o.activation, explicit=self._explicit)
         self._adam = Adam(self._params, o.lr, o.max_grad_norm)
         self._lr = StepSize(o.lr, o.lr_schedule, o.target_kl or 0.01)
@@ -155,6 +180,10 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates."""
         return torch.as_tensor(self._actor.value(obs))
+
+    def _eye(self, io: IOSpec) -> EncoderShape | None:
+        """What reads pictures; None: pictures are refused."""
+        return None
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """Take one rollout and improve actor and critic over `epochs` passes.
@@ -185,7 +214,8 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
         metrics = self._fit({name: x.numpy() for name, x in rows.items()} if self._explicit else rows)
         self._lr.follow(metrics["train/kl"])
         found["train/lr"] = self._adam.lr
-        self._actor.observe({key: x.flatten(0, 1)[rollout.valid.flatten()] for key, x in rollout.obs.items()})
+        self._shown = {}
+        self._actor.observe({key: x.flatten(0, 1)[rollout.valid.flatten()] for key, x in self._vectors(rollout)})
         self._actor.refresh()
         self.updates += 1
         return metrics | found
@@ -195,19 +225,38 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
         batch = self._batch(rollout)
         credit = self._pipeline(batch)
         rows = torch.as_tensor(batch.steps.extras["source"])[torch.as_tensor(credit.mask)]
-        obs = {key: x.flatten(0, 1)[rows] for key, x in rollout.obs.items()}
+        obs = {key: x.flatten(0, 1)[rows] for key, x in self._vectors(rollout)}
         columns = {name: x.flatten(0, 1)[rows] for name, x in (("action", rollout.action), ("logp", rollout.logp))}
         known = torch.as_tensor(credit.mask)
         columns |= {"advantage": torch.as_tensor(credit.advantage)[known], "value": batch.steps.value[known]}
         columns |= {"target": torch.as_tensor(credit.returns)[known]}
         data = {name: torch.as_tensor(x).to(self._params.device) for name, x in columns.items()}
+        if self._layout.eye is not None:  # pictures stay where they are, bytes; a minibatch takes its own
+            self._shown = {key: rollout.obs[key].flatten(0, 1) for key in self._layout.eye.cameras}
+            data["row"] = rows.to(self._params.device)
+        if not obs:
+            return data
         return {"obs": self._actor.normalized_on_device(obs, critic=True), **data}
+
+    def _vectors(self, rollout: Rollout) -> list[tuple[str, Tensor]]:
+        """Observations that are no pictures."""
+        cameras = () if self._layout.eye is None else self._layout.eye.cameras
+        return [(key, x) for key, x in rollout.obs.items() if key not in cameras]
+
+    def _outputs(self, batch: Rows) -> Any:
+        """What the networks say of a minibatch."""
+        vectors = batch.get("obs")
+        if not self._shown:
+            return self._net(vectors)
+        device = self._params.device
+        images = {key: x[batch["row"].to(x.device)].to(device) for key, x in self._shown.items()}
+        return self._net(vectors, images)
 
     def _batch(self, rollout: Rollout) -> Any:
         """The rollout as the core's table; a fragment with a number that is not finite is left out of the losses."""
         columns = [rollout.logp, rollout.value, rollout.next_value, rollout.reward]
         whole = torch.stack([torch.isfinite(x) for x in columns]).all(0) & torch.isfinite(rollout.action).all(-1)
-        for x in rollout.obs.values():
+        for _, x in self._vectors(rollout):
             whole &= torch.isfinite(x).all(-1)
         nothing = torch.zeros((), device=rollout.reward.device)
         return from_vector_rollout(
@@ -234,7 +283,7 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
             for start in range(0, count, o.minibatch):
                 part = slice(start, start + o.minibatch)
                 batch = {name: x[part] for name, x in shuffled.items()}
-                outputs = net(batch["obs"])
+                outputs = self._outputs(batch)
                 _, gradients, log_ratio[part] = self._fused(outputs, batch, self._loss)
                 value[part], seen = outputs["value"], min(start + o.minibatch, count)
                 log_std = outputs["log_std"]
@@ -363,7 +412,8 @@ def _kl(log_ratio: Array) -> float:
 class Ppo(PpoLearner[PpoOptions]):
     """Proximal policy optimisation.
 
-    The policy is a Gaussian, or a softmax over the choices where an action is one of several.
+    The policy is a Gaussian, or a softmax over the choices where an action is one of several. Pictures go through one
+    encoder per camera that actor and critic share.
 
     L = -mean min(rho A, clip(rho, 1 - c, 1 + c) A) + value_coef mean (V - target)^2 - entropy_coef mean entropy, with
     rho = pi(a | s) / pi_old(a | s) of the sample before it was clipped to [-1, 1].
@@ -373,3 +423,16 @@ class Ppo(PpoLearner[PpoOptions]):
     """
 
     chooses = True
+
+    def _eye(self, io: IOSpec) -> EncoderShape | None:
+        cameras = {key: shape for key, (shape, _) in io.obs.items() if key.startswith("image.")}
+        if not cameras:
+            fields = type(self.o).model_fields
+            idle = [name for name, x in self.o if name in self.o.of_pictures and x != fields[name].default]
+            if idle:
+                raise ValueError(
+                    f"{', '.join(idle)}: of the encoder of pictures, and here are none ({', '.join(sorted(io.obs))}); "
+                    "leave it out, or show pictures (cameras=own in a world of ours)"
+                )
+            return None
+        return EncoderShape(cameras, self.o.encoder_channels, self.o.encoder_strides, self.o.latent)

@@ -11,11 +11,11 @@ from torch import Tensor, ones_like
 
 from robot_rl.advantage import whiten
 from robot_rl.advantage.importance import bounded_weight, effective_sample_size
-from robot_rl.policies.online.ppo import PpoLearner, PpoOptions, PpoPolicy
+from robot_rl.policies.online.ppo import PpoLearner, PpoPolicy, VectorPpoOptions
 from robot_rl.types import IOSpec, Metrics, Rollout, StaleLearner
 
 
-class PpoAsyncOptions(PpoOptions):
+class PpoAsyncOptions(VectorPpoOptions):
     """Of PPO on stale rollouts; `normalize_advantage` is over the rollout, before the weights."""
 
     correction: Literal["decoupled", "naive"] = "decoupled"

@@ -68,14 +68,14 @@ class ChoicePolicy(PpoPolicy):
         Returns:
             value (B, A) in [-1, 1]; logp (B,) of it (None when deterministic); extras "raw", the value again.
         """
-        first = obs[self._keys[0]]
+        first = obs[self._all[0]]
         if isinstance(first, Tensor):
             if first.device.type != "cpu" or self._params.device.type != "cpu" or torch.compiler.is_exporting():
                 return self._act_on_device(obs, deterministic)
-            found = self.act({key: obs[key].numpy() for key in self._keys}, deterministic=deterministic)
+            found = self.act({key: obs[key].numpy() for key in self._all}, deterministic=deterministic)
             value = torch.from_numpy(found.value)
             return Action(value, None if found.logp is None else torch.from_numpy(found.logp), {"raw": value})
-        h = self.normalized(obs)
+        h = self.read(obs)
         for weight, bias in self._actor:
             h = np.dot(h, weight)
             h += bias
@@ -100,7 +100,7 @@ class ChoicePolicy(PpoPolicy):
 
     @torch.no_grad()
     def _act_on_device(self, obs: Obs, deterministic: bool) -> Action:
-        logits = torch_outputs(self._views, self._layout, self.normalized_on_device(obs), self._activation)["mean"]
+        logits = torch_outputs(self._views, self._layout, self._read_on_device(obs), self._activation)["mean"]
         values, logps = [], []
         for own in logits.split(list(self.io.action_choices), -1):
             every = own.log_softmax(-1)

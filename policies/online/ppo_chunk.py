@@ -24,14 +24,14 @@ from robot_rl.advantage import (
     turn_gae,
 )
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
-from robot_rl.policies.online.ppo import PpoLearner, PpoOptions, PpoPolicy
+from robot_rl.policies.online.ppo import PpoLearner, PpoPolicy, VectorPpoOptions
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, Rollout, StateDict
 from robot_rl.types.options import Count, Positive, Share
 
 CRITIC_FREE = ("grpo", "rloo", "gigpo")
 
 
-class PpoChunkOptions(PpoOptions):
+class PpoChunkOptions(VectorPpoOptions):
     """Of PPO on chunks: rollout_steps counts ticks, minibatch decisions; gae_lambda is per decision, per tick for
     step_gae and hae."""
 
@@ -344,4 +344,5 @@ def wide_io(io: IOSpec, chunk: int) -> IOSpec:
         action_low=io.action_low * chunk,
         action_high=io.action_high * chunk,
         action_units=io.action_units * chunk,
+        action_choices=io.action_choices * chunk,
     )

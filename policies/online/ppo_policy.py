@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -17,11 +18,13 @@ from robot_rl.policies.nets.actor_critic import (
     gaussian_logp,
     torch_outputs,
 )
+from robot_rl.policies.nets.image import features_of
 from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 from robot_rl.types.io import PRIVILEGED
 
 OBS_LIMIT = 10.0
 COMPILED_ROWS = 4  # beyond, matrix products are as fast
+_PICTURES = 256  # rows whose pictures are floats at a time: a rollout of them would be gigabytes
 _LOG_2PI = math.log(2.0 * math.pi)
 _HALF_LOG_2PI, _LIMIT = np.float32(0.5 * _LOG_2PI), np.float32(OBS_LIMIT)
 _LOW, _HIGH, _HALF, _ONE, _ZERO = (np.float32(x) for x in (*LOG_STD_RANGE, 0.5, 1.0, 0.0))
@@ -76,7 +79,7 @@ class PpoPolicy:
     nor of its state: whoever learns with it saves `critic_state` beside.
 
     Args:
-        io: interface; every observation must be a vector of floats.
+        io: interface; every observation a vector of floats, or a picture that `layout` has an encoder of.
         layout: where weights lie in `params`.
         params: (layout.size,) float32 on the learner's device, shared.
         activation: "tanh", "relu" or "elu".
@@ -100,11 +103,13 @@ class PpoPolicy:
         fast: bool = True,
     ) -> None:
         self.io = io.acting
-        self.moments = Moments(obs_dim(self.io))
+        self._cameras = () if layout.eye is None else tuple(layout.eye.cameras)
+        self.moments = Moments(obs_dim(self.io, self._cameras))
         self._critic_moments = Moments(layout.more)
         self._layout, self._params, self._activation = layout, params, activation
         self._normalize, self._spread = normalize_obs, obs_spread
-        self._keys, self._code = sorted(self.io.obs), ACTIVATIONS.index(activation)
+        self._keys = sorted(key for key in self.io.obs if key not in self._cameras)
+        self._all, self._code = [*self._keys, *self._cameras], ACTIVATIONS.index(activation)
         self._critic_keys = [*self._keys, PRIVILEGED] if layout.more else self._keys
         self._shared = params.device.type == "cpu"
         self._mirror = params.numpy() if self._shared else params.cpu().numpy()
@@ -134,12 +139,12 @@ class PpoPolicy:
             value (B, A) clipped to [-1, 1]; logp (B,) of the sample before clipping (None when deterministic);
             extras "raw" (B, A), that sample.
         """
-        first = obs[self._keys[0]]
+        first = obs[self._all[0]]
         if isinstance(first, Tensor):
             # also tensors of a GPU simulator for a CPU learner, and where a graph is written, which knows no NumPy
             if first.device.type != "cpu" or torch.compiler.is_exporting():
                 return self._act_on_device(obs, deterministic)
-            action = self.act({key: obs[key].numpy() for key in self._keys}, deterministic=deterministic)
+            action = self.act({key: obs[key].numpy() for key in self._all}, deterministic=deterministic)
             return Action(
                 torch.from_numpy(action.value),
                 None if action.logp is None else torch.from_numpy(np.asarray(action.logp)),
@@ -147,7 +152,7 @@ class PpoPolicy:
             )
         if self._act_rows is not None and len(first) <= COMPILED_ROWS:
             return self._act_compiled(obs, deterministic)
-        h = self.normalized(obs)
+        h = self.read(obs)
         for weight, bias in self._actor:
             h = np.dot(h, weight)
             h += bias
@@ -185,14 +190,15 @@ class PpoPolicy:
 
     def value(self, obs: Obs) -> Array:
         """(B,) the critic's estimates, in the kind of `obs`."""
-        first = obs[self._keys[0]]
+        first = obs[self._all[0]]
         if isinstance(first, Tensor):
             if first.device.type != "cpu":
                 with torch.no_grad():
-                    x = self.normalized_on_device(obs, critic=True)
+                    x = self._read_on_device(obs, critic=True)
                     return torch_outputs(self._views, self._layout, x, self._activation)["value"]
-            return torch.from_numpy(np.asarray(self.value({key: obs[key].numpy() for key in self._critic_keys})))
-        x, width = self.normalized(obs, critic=True), self._layout.obs_dim
+            keys = [*self._critic_keys, *self._cameras]
+            return torch.from_numpy(np.asarray(self.value({key: obs[key].numpy() for key in keys})))
+        x, width = self.read(obs, critic=True), self._layout.obs_dim
         h = x[:, :width]
         for i, (weight, bias) in enumerate(self._critic):
             h = np.dot(h, weight)
@@ -202,8 +208,37 @@ class PpoPolicy:
             activate(h, self._activation)
         return np.dot(h, self._np["critic_weight"]) + self._np["critic_bias"]
 
+    def read(self, obs: Obs, *, critic: bool = False) -> np.ndarray:
+        """(B, S) what the actor reads of NumPy observations; (B, S + P) with what the critic alone reads behind it."""
+        parts = [self._features(obs).cpu().numpy()] if self._cameras else []
+        if self._critic_keys if critic else self._keys:
+            parts.append(self.normalized(obs, critic=critic))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _read_on_device(self, obs: Obs, *, critic: bool = False) -> Tensor:
+        parts = [self._features(obs)] if self._cameras else []
+        if self._critic_keys if critic else self._keys:
+            parts.append(self.normalized_on_device(obs, critic=critic))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    @torch.no_grad()
+    def _features(self, obs: Obs) -> Tensor:
+        """(B, F) of pictures, on the learner's device."""
+        assert self._layout.eye is not None
+        images = {key: torch.as_tensor(obs[key]) for key in self._cameras}
+        if torch.compiler.is_exporting():  # a graph has any number of rows
+            return features_of(self._layout.eye, self._views, images)
+        parts = zip(*(image.split(_PICTURES) for image in images.values()))
+        device = self._params.device
+        return torch.cat(
+            [
+                features_of(self._layout.eye, self._views, {key: x.to(device) for key, x in zip(images, part)})
+                for part in parts
+            ]
+        )
+
     def normalized(self, obs: Obs, *, critic: bool = False) -> np.ndarray:
-        """(B, S) what the actor sees of NumPy observations; (B, S + P) with what the critic alone sees behind it."""
+        """The part of `read` that is vectors: (B, S + P) without the features of pictures."""
         keys = self._critic_keys if critic else self._keys
         x = obs[keys[0]] if len(keys) == 1 else np.concatenate([obs[key] for key in keys], axis=-1)
         if not self._normalize:
@@ -223,11 +258,11 @@ class PpoPolicy:
 
     def observe(self, obs: Obs) -> None:
         """Count tensors (M, ...) of observations into the moments; takes effect at once."""
-        if self._normalize:
+        if self._normalize and self._keys:
             self.moments.add(torch.cat([obs[key] for key in self._keys], dim=-1))
-            if self._layout.more:
-                self._critic_moments.add(obs[PRIVILEGED])
-            self.refresh()
+        if self._normalize and self._layout.more:
+            self._critic_moments.add(obs[PRIVILEGED])
+        self.refresh()
 
     def refresh(self) -> None:
         """Recompute what is derived from parameters and moments; called by whoever changes them."""
@@ -295,7 +330,7 @@ class PpoPolicy:
         if have != shapes:
             raise ValueError(
                 f"the saved PPO networks have shapes {have}, expected {shapes}; "
-                "use the same hidden, log_std and environment as the run that saved them"
+                "use the same hidden, log_std, encoder and environment as the run that saved them"
             )
         with torch.no_grad():
             for name in shapes:
@@ -314,7 +349,7 @@ class PpoPolicy:
 
     @torch.no_grad()
     def _act_on_device(self, obs: Obs, deterministic: bool) -> Action:
-        x = self.normalized_on_device(obs)
+        x = self._read_on_device(obs)
         outputs = torch_outputs(self._views, self._layout, x, self._activation)
         mean, log_std = outputs["mean"], outputs["log_std"].clamp(*LOG_STD_RANGE)
         if deterministic:
@@ -324,21 +359,22 @@ class PpoPolicy:
         return Action(raw.clamp(-1.0, 1.0), gaussian_logp(raw, mean, log_std), {"raw": raw})
 
 
-def obs_dim(io: IOSpec) -> int:
-    """Length S of all observation vectors together.
+def obs_dim(io: IOSpec, cameras: Collection[str] = ()) -> int:
+    """Length S of all observation vectors together, those of `cameras` left out.
 
     Raises:
         ValueError: an observation is no vector of floats.
     """
     for key, (shape, dtype) in io.obs.items():
-        if len(shape) != 1 or not dtype.startswith("float"):
+        if key not in cameras and (len(shape) != 1 or not dtype.startswith("float")):
             raise ValueError(
-                f"PPO reads vectors of floats, got observation '{key}' of shape {shape} and type {dtype}; "
-                "build the environment without cameras, or train with policy=online/sac, which has an image encoder"
+                f"this method reads vectors of floats, got observation '{key}' of shape {shape} and type {dtype}; "
+                "build the environment without cameras, or train with policy=online/ppo or policy=online/sac, which "
+                "have an image encoder"
             )
     if not io.obs:
         raise ValueError("the interface has no observation; expected at least 'state'")
-    return sum(shape[0] for shape, _ in io.obs.values())
+    return sum(shape[0] for key, (shape, _) in io.obs.items() if key not in cameras)
 
 
 def act_rows(

@@ -214,6 +214,8 @@ class Sac(SoftActorCritic[SacOptions]):
     critics in the actor loss). Where we differ: the actor step reads image features computed before the critic step.
     """
 
+    _centres = True
+
     def build(self) -> None:
         """Networks of soft actor-critic, whose step sizes fall where that was asked for."""
         super().build()

@@ -23,6 +23,7 @@ from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.segments import Segments
 from robot_rl.types import Batches, Episode, IOSpec, Obs, StateDict, Step, Transitions
+from robot_rl.types.state import OtherSettings
 
 
 class Replay:
@@ -125,7 +126,8 @@ class Replay:
         """Continue exactly as the buffer saved under `path` would have.
 
         Raises:
-            ValueError: the folder is damaged, or of a buffer with another interface, size or discount.
+            ValueError: the folder is damaged.
+            OtherSettings: it is of a buffer with another interface, size or discount.
         """
         self._restore(self._segments.load(self._ring, Path(path), self._check))
 
@@ -137,7 +139,7 @@ class Replay:
             if saved.get(key) != value and not (key == "capacity" and self._may_move(saved))
         ]
         if differing:
-            raise ValueError(
+            raise OtherSettings(
                 "the saved replay buffer is another one than this:\n  - "
                 + "\n  - ".join(differing)
                 + "\nuse the environments and settings that it was saved with"

@@ -28,6 +28,8 @@ EDGE = 0.99
 """From here on an action counts as at its limit."""
 CHOICES = 20
 """A component of the action that took no more values may be a choice."""
+TELLS = 0.02
+"""Share of a variance that something has to tell of steps that it was not fitted to."""
 VALUES, PAID = 20, 5
 """An observation that took fewer values is a flag or a count, a reward is sparse: their extremes are no limits."""
 
@@ -56,7 +58,8 @@ class StepSigns:
     - smooth: correlation of a reward with the one before it.
     - action_edge, action_spread: share of actions at their limits, where actions are numbers (the first and the last of
       some choices are no limits); the least deviation of a component.
-    - idle_actions: components that no observation answers to, of `actions`.
+    - idle_actions: components that neither an observation nor the reward nor an end answers to, of `actions`. What a
+      number costs alike in both directions is no answer: effort is paid where nothing moves, too.
     - obs_stuck, obs_largest: components that are at an extreme in most steps; the largest size of one.
     - terminated: share of steps that ended an episode for good.
     - success_steps, success_pays: steps with success, and what they paid above the others, in deviations; only where
@@ -185,12 +188,38 @@ def _actions(trace: _Traced) -> dict[str, float]:
     effect = np.array([_follows(_as_columns(component), d) if len(a) > 1 else 0.0 for component in a.T])
     # one that hardly moves tells nothing of what it does, nor do episodes of one step
     driven = (action.std(0) > 0.05) & (len(a) >= SHORTEST // 2)
+    idle = list(np.flatnonzero(driven & (effect < 3.5 / np.sqrt(max(len(a), 1)))))
+    if idle:
+        before = trace.next_obs[:-1][same]
+        answers = np.stack([trace.reward[1:][same], trace.terminated[1:][same]], 1)
+        idle = [i for i in idle if _idle(a[:, i], before, d, answers)]
     return {
         "action_edge": float((np.abs(action) >= EDGE).mean()),
         "action_spread": float(action.std(0).min()),
-        "idle_actions": float((driven & (effect < 3.5 / np.sqrt(max(len(a), 1)))).sum()),
+        "idle_actions": float(len(idle)),
         "actions": float(action.shape[-1]),
     }
+
+
+def _idle(component: np.ndarray, before: np.ndarray, moves: np.ndarray, answers: np.ndarray) -> bool:
+    """Whether nothing hangs on (M,) an action in a way that differs with (M, S) the observation it was taken in.
+
+    Moves (M, O) are looked at where observations are coarse, one of some places each: a step to the right leaves as
+    many places as it enters, so that no mean tells it. Where there are too many places for the steps nothing is told.
+    """
+    moving = before.std(0) > 1e-9
+    coarse = all(len(np.unique(column)) < VALUES for column in before[:, moving].T)
+    columns = _as_columns(component).astype(np.float64)
+    number = columns.shape[1] == 1
+    columns -= columns.mean(0)
+    seen = (before[:, moving] - before[:, moving].mean(0)) / np.maximum(before[:, moving].std(0), 1e-6)
+    odd = [columns, *(columns[:, i : i + 1] * seen for i in range(columns.shape[1]))]
+    without = _features(before[:, None], *((np.abs(component)[:, None, None],) if number else ()))[:, 0]
+    if without.shape[1] + sum(x.shape[1] for x in odd) > len(component) // 4:
+        return not coarse
+    both = np.concatenate([without, *odd], axis=1)
+    told = np.concatenate([answers, moves], axis=1) if coarse else answers
+    return all(_explained(both, y) - _explained(without, y) < TELLS for y in told.T if y.std() > 1e-9)
 
 
 def _as_columns(component: np.ndarray) -> np.ndarray:

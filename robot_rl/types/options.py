@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -71,7 +71,12 @@ class Options(BaseModel):
         expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
         \"\"\"Of the value loss; 0.9 for AntMaze.\"\"\"
     ```
+
+    Attributes:
+        of_pictures: names of options that act where pictures are observed, and on nothing elsewhere.
     """
+
+    of_pictures: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(
         frozen=True,

@@ -8,6 +8,10 @@ StateDict: TypeAlias = "dict[str, Any]"
 """What continues an object exactly: tensors, arrays, plain values, and collections of these; see `robot_rl.state`."""
 
 
+class OtherSettings(ValueError):
+    """What was saved is whole, and belongs to an object that was made with other settings; the message names them."""
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """Anything whose exact continuation a checkpoint can hold."""

@@ -103,7 +103,7 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
     elif bundle_of(path):
         policy = LeappPolicy(str(path), io, device=str(cfg.device), trust=cfg.get("trust") is True)
     else:
-        _tell_newer_options(plain(run_config.policy), path)
+        _tell_newer_options(plain(run_config.policy), path, own)
         made = OmegaConf.merge(run_config, {"device": cfg.device})
         learner = learner_factory(made)(io.acting)  # type: ignore[arg-type]
         learner.policy.load_state_dict(checkpoint.load_state(path / "policy.pt", device=cfg.device))
@@ -113,13 +113,16 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
     return in_units(policy, own, world, known, lambda line: print(line, file=sys.stderr))
 
 
-def _tell_newer_options(node: Mapping[str, Any], path: Path) -> None:
+def _tell_newer_options(node: Mapping[str, Any], path: Path, io: IOSpec) -> None:
     """Say which options came after a run: its weights were learned without them, and they act now."""
     name = str(node["name"])
     if ":" in name:  # somebody's own
         return
-    fields = build.options_of("policy", build.find("policy", name)).model_fields
-    newer = {key: field.default for key, field in fields.items() if key not in node and not field.is_required()}
+    options = build.options_of("policy", build.find("policy", name))
+    own = options.of_pictures if issubclass(options, Options) else frozenset[str]()
+    idle = frozenset[str]() if any(key.startswith("image.") for key in io.obs) else own
+    fields = {key: field for key, field in options.model_fields.items() if key not in node and key not in idle}
+    newer = {key: field.default for key, field in fields.items() if not field.is_required()}
     if newer:
         values = ", ".join(f"{key}={value}" for key, value in newer.items())
         print(

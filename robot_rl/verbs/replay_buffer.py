@@ -44,7 +44,8 @@ def make_replay(
     if env.parts.goals is None:
         raise ValueError(
             f"{name} replays steps under goals that were reached later, and this environment does not say what a step "
-            "earns under another goal; take a Gymnasium task with compute_reward (env=gym id=FetchReach-v4), "
+            "earns under another goal; take a Gymnasium task with compute_reward (env=gym id=FetchReach-v4; that of a "
+            "class of your own, compute_reward(achieved_goal, desired_goal, info), is asked with an empty info), "
             "env=reach, or env=pick env.world.reward=sparse, with its whole state and without pictures, rewarder and "
             "engine; or another policy, such as online/sac"
         )

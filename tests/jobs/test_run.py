@@ -83,6 +83,24 @@ def test_a_checkpoint_of_an_older_learner_is_refused_in_words(make_job, tmp_path
         make_job(tmp_path / "run", *SHORT, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ("gamma=0.5", r"gamma=0\.5 \(the run has 0\.99\)"),
+        ("num_envs=3", r"num_envs=3 \(the run has \d\)"),
+        ("policy.hidden=[5]", r"policy\.hidden=\[5\] \(the run has \[16, 16\]\)"),
+    ],
+)
+def test_a_resume_with_other_settings_names_them_and_both_ways_on(make_job, tmp_path, changed, told) -> None:
+    make_job(tmp_path / "run", *SHORT).run()
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(CheckpointError, match=rf"began with: {told}\. Leave these out .*init="):
+        make_job(tmp_path / "run", "total_steps=120", "eval_every=0", changed, resume=True)
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+    assert len(list((tmp_path / "run" / "checkpoints").glob("damaged_*"))) == 0
+    make_job(tmp_path / "run", *SHORT, resume=True)
+
+
 def test_resume_of_a_run_that_is_under_way_is_refused(make_job, tmp_path) -> None:
     make_job(tmp_path / "run", *SHORT).run()
     first = make_job(tmp_path / "run", "total_steps=120", "eval_every=0", resume=True)

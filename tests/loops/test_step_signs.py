@@ -75,6 +75,36 @@ def test_a_choice_whose_numbers_mean_no_order_is_no_dead_action(dead: bool) -> N
     assert signs.metrics()["steps/idle_actions"] == float(dead)
 
 
+@pytest.mark.parametrize("dead", [False, True])
+def test_steps_between_places_are_no_dead_action_though_no_mean_tells_them(dead: bool) -> None:
+    rng, signs, place = np.random.default_rng(0), StepSigns(), 0
+    for _ in range(800):  # a ring of twelve places, seen as flags: left, stay, right
+        choice = int(rng.integers(3))
+        place = (place + (int(rng.integers(3)) if dead else choice) - 1) % 12
+        add(signs, np.eye(12)[place], [choice - 1.0], 0.0)
+    assert signs.metrics()["steps/idle_actions"] == float(dead)
+
+
+def test_more_places_than_steps_can_tell_are_no_dead_action() -> None:
+    rng, signs, place = np.random.default_rng(0), StepSigns(), 0
+    for _ in range(800):
+        choice = int(rng.integers(3))
+        place = (place + choice - 1) % 300
+        add(signs, np.eye(300)[place], [choice - 1.0], 0.0)
+    assert signs.metrics()["steps/idle_actions"] == 0.0
+
+
+@pytest.mark.parametrize("costs", [False, True])
+def test_an_action_that_only_the_reward_sees_is_no_dead_one_but_its_effort_is_no_answer(costs: bool) -> None:
+    rng, signs, state = np.random.default_rng(0), StepSigns(), np.zeros(3)
+    for _ in range(800):
+        action = rng.uniform(-1, 1, 2)
+        pays = -(action[1] ** 2) if costs else -((action[1] - state[2]) ** 2)  # to say what was seen, or to do nothing
+        state = 0.9 * state + np.array([action[0], 0.0, rng.normal()])
+        add(signs, state, action, pays)
+    assert signs.metrics()["steps/idle_actions"] == float(costs)
+
+
 def test_the_first_and_the_last_of_two_choices_are_no_limits() -> None:
     signs = StepSigns(choices=True)
     for t in range(SHORTEST):

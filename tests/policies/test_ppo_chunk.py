@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,10 @@ def test_wrong_use_is_refused():
     with pytest.raises(ValueError, match="chunk"):
         PpoChunkOptions(chunk=0)
     env = Ring(2, limit=50)
+    n = env.io.action_dim
+    choices = replace(env.io, action_choices=(3,) * n, action_low=(0.0,) * n, action_high=(2.0,) * n)
+    with pytest.raises(ValueError, match=r"continuous numbers.*policy=online/ppo"):
+        PpoChunk(PpoChunkOptions(chunk=2), choices)
     learner = PpoChunk(PpoChunkOptions(chunk=2, estimator="grpo", rollout_steps=8, hidden=(8,)), env.io)
     with pytest.raises(ValueError, match="no episode ended inside the rollout"):
         OnPolicy(env, learner).run(16)

@@ -58,7 +58,22 @@ class Speechless(gymnasium.Env):
     observation_space, action_space = Walk.observation_space, Walk.action_space
 
 
-for name, kind in (("Walk", Walk), ("Speechless", Speechless)):
+class Picky(Walk):
+    """What it earns is said of one row at a time, and by an assertion."""
+
+    def compute_reward(self, achieved: Any, goal: Any, info: Any) -> Any:
+        assert np.shape(achieved) == (2,)
+        return super().compute_reward(achieved, goal, info)
+
+
+class Informed(Walk):
+    """What it earns is read out of the step's info."""
+
+    def compute_reward(self, achieved: Any, goal: Any, info: Any) -> Any:
+        return -float(info["far"])
+
+
+for name, kind in (("Walk", Walk), ("Speechless", Speechless), ("Picky", Picky), ("Informed", Informed)):
     gymnasium.register(f"{name}-v0", cast(Any, kind), max_episode_steps=8)
 
 
@@ -113,6 +128,13 @@ def test_gym_step_tells_the_goal_of_the_episode_that_ended() -> None:
 
 def test_goals_are_absent_where_a_task_does_not_say_what_they_earn() -> None:
     assert gym_env.make(1, 0, id="Speechless-v0").parts.goals is None
+    assert gym_env.make(1, 0, id="Informed-v0").parts.goals is None
+
+
+def test_a_task_that_takes_one_row_at_a_time_is_asked_so() -> None:
+    goals = gym_env.make(1, 0, id="Picky-v0").parts.goals
+    assert goals is not None
+    np.testing.assert_array_equal(goals.reward(np.zeros((2, 2)), np.array([[0.5, 0.5], [2.0, 0.0]])), [0.0, -1.0])
 
 
 def test_fetch_pays_what_its_goals_foretell() -> None:
