@@ -26,6 +26,8 @@ from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, IOSpec, Metrics
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, make_memory
 
+REALTIME = 20
+"""Priority of an actor's control loop that a person watches."""
 _AGREED = {"seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end"}
 
 
@@ -101,6 +103,16 @@ class HilActorJob(HilJob):
             return super().run()
         finally:
             self.link.close()
+
+    def _drive(self) -> None:
+        wanted = REALTIME if self.settings.realtime is None else self.settings.realtime
+        with self.pilot.lifted(wanted) as told:
+            if told not in ("on", "off"):
+                sys.stderr.write(
+                    f"the control loop has ordinary priority, {told}: on a busy machine its ticks come late. Allow "
+                    f"rtprio {wanted} for this user in /etc/security/limits.d, or say realtime=0\n"
+                )
+            super()._drive()
 
     def _prepare(self) -> None:
         loop = self.loop

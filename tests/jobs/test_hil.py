@@ -87,7 +87,7 @@ def test_hil_runs_reports_and_continues(tmp_path):
     assert json.loads((run / "evaluation.json").read_text())["steps"] == summary["steps"] == steps >= 120
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     episode = next(row for row in rows if "hil/human_steps" in row)
-    for name in ("rollout/intervention_rate", "rollout/autonomous_low", "hil/human_seconds", "hil/tick_ms_p99"):
+    for name in ("rollout/intervention_rate", "rollout/autonomous_low", "hil/human_seconds", "rollout/tick_ms_p99"):
         assert name in episode, name
     make(run, "total_steps=160", resume=True).run()
     assert len(read_manifest(run / "log")) > len(lines)
