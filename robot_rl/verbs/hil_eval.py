@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -13,21 +13,31 @@ from robot_rl.types import Policy
 from robot_rl.verbs.reading import ends_at_success, plain
 from robot_rl.words import Refused
 
+if TYPE_CHECKING:
+    from robot_rl.human.judge import Judge
 
-def evaluate_as_run(config: DictConfig | None, env: Any, policy: Policy, **how: Any) -> Evaluation:
+
+def evaluate_as_run(
+    config: DictConfig | None, env: Any, policy: Policy, judge: Judge | None = None, **how: Any
+) -> Evaluation:
     """Episodes of a policy, as its run counts them.
 
     Args:
         config: of the run that made the policy; None of a policy that comes without one.
         env: what it is tried in.
         policy: what acts.
+        judge: success classifier that says what a success is, in place of the environment.
         how: episodes, seed, deterministic and on_episode of `loops.evaluate.evaluate`.
 
     Raises:
         Refused: several copies of the environment of a run whose trials pass a safety layer, which watches one robot.
         ValueError: policy and environment do not fit.
     """
-    if config is None or not ends_at_success(config) or config.get("pilot") is None:
+    if judge is not None and (config is None or config.get("pilot") is None):
+        raise Refused(
+            "judge= says what a success is in trials of a run of robot-rl hil, which this is not; leave it out"
+        )
+    if config is None or config.get("pilot") is None or not (judge or ends_at_success(config)):
         return run_evaluation(env, policy, first_success=config is not None and ends_at_success(config), **how)
     from robot_rl.human.trials import trials  # the safety layer: only for runs that have one
 
@@ -37,5 +47,24 @@ def evaluate_as_run(config: DictConfig | None, env: Any, policy: Policy, **how: 
             "copies of the environment: num_envs=1 (rr.make(..., num_envs=1))"
         )
     policy.io.check(env.io)
-    block = trials(env, policy, build.make("pilot", plain(config.pilot), env=env, human=None), **how)
+    block = trials(env, policy, build.make("pilot", plain(config.pilot), env=env, human=None), judge=judge, **how)
     return Evaluation(block.returns, block.steps, block.successes, cut=block.cut)
+
+
+def unknown_success(config: DictConfig | None, run: str, result: Evaluation) -> str:
+    """What to say of a run whose successes a person named, where the environment saw none and may know none; or "".
+
+    Args:
+        config: of the run.
+        run: its folder.
+        result: of the evaluation.
+    """
+    if config is None or config.get("task_reward") not in ("labels", "classifier") or any(result.successes):
+        return ""
+    count = len(result.returns)
+    seen = f"it said so in none of {count} episodes, and may not know" if result.successes else "it does not know"
+    return (
+        f"unknown: in this run a person said what a success is (task_reward={config.task_reward}), and here only the "
+        f"environment could: {seen}. Label trials of it (robot-rl hil resume={run}), or ask a "
+        f"classifier that learned from labels (judge={config.get('judge') or '<folder of robot-rl classify>'})"
+    )

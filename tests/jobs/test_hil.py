@@ -9,18 +9,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import robot_rl as rr
-from robot_rl import build, checkpoint
+from robot_rl import build, checkpoint, cli
+from robot_rl.human.judge import Judge
 from robot_rl.human.log import read_manifest
 from robot_rl.human.stats import Trials
 from robot_rl.run import RunStart
 from robot_rl.verbs import hil_job
 from robot_rl.verbs.build import settings_of
+from robot_rl.verbs.hil_eval import evaluate_as_run, unknown_success
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
 from robot_rl.verbs.reading import ends_at_success, plain, stored_config
 
@@ -165,3 +169,24 @@ def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_pat
     assert best["step"] < newest["step"]
     assert best["rank"] == [0.5]
     assert torch.equal(checkpoint.load_state(run / "checkpoints" / "best" / "policy.pt")["actor"], weights[0])
+
+
+def test_what_a_person_called_success_is_unknown_to_an_evaluation_unless_a_judge_knows(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    make(run, "task_reward=labels", "demos=0", "demo_share=0", "total_steps=30", "env.world.seconds=2").run()
+    capsys.readouterr()
+    line = ["robot-rl", "eval", f"path={run}", "episodes=2", "video_episodes=0", f"output={tmp_path}"]
+    monkeypatch.setattr("sys.argv", line)
+    GlobalHydra.instance().clear()
+    cli.main()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "0/2" not in told
+    assert "a person said what a success is" in told
+    assert f"robot-rl hil resume={run})" in told
+    config = stored_config(run)
+    env = build.make("engine", plain(config.env), num_envs=1, seed=0, device="cpu")
+    judge = Judge(lambda obs: np.ones(1), 0.5, in_a_row=3)
+    found = evaluate_as_run(config, env, rr.load(run, env=env), judge, episodes=2, seed=0)
+    assert found.successes == [True, True]
+    assert found.lengths == [3, 3]
+    assert not unknown_success(config, str(run), found)

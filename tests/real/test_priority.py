@@ -35,4 +35,5 @@ def test_the_control_thread_comes_first_and_the_others_of_its_process_before_eve
 
 def test_without_a_person_nothing_is_lifted():
     with Pilot(LineEnv().io, None).lifted(20) as told:  # simulated time waits for nobody
-        assert told == "off" and priority_of(0) == (os.SCHED_OTHER, 0)
+        assert told == "off"
+        assert priority_of(0) == (os.SCHED_OTHER, 0)
