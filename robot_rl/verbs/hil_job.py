@@ -230,6 +230,7 @@ class HilJob:
                 evaluate=self.evaluate,
                 on_interrupt=self.loop.stop,
             )
+            self._run.goes_on = True  # a person drives, and the log has every step
             if start.resume:
                 self._restore()
             self._run.begin()
@@ -331,7 +332,10 @@ class HilJob:
             loop.run(s.total_steps, self._tick)
 
     def _tick(self, step: int, metrics: Metrics) -> bool:
-        return self._run.tick(step, metrics)
+        try:
+            return self._run.tick(step, metrics)
+        finally:
+            self.loop.unsaved = self._run.unsaved
 
     def evaluate(self, episodes: int) -> Trials:
         """A block of autonomous trials from natural starts, through the safety layer.

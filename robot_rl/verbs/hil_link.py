@@ -237,6 +237,7 @@ class HilLearnerJob:
             count=lambda: loop.rows,
             on_interrupt=loop.stop,
         )
+        run.goes_on = True  # the rows are on the disk, and the actor drives
         if checkpoint.complete(self.folder / "checkpoints"):
             run.restore()  # rows that came since then have their updates still to come
         elif self._start.resume:

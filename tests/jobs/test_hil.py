@@ -190,3 +190,39 @@ def test_what_a_person_called_success_is_unknown_to_an_evaluation_unless_a_judge
     assert found.successes == [True, True]
     assert found.lengths == [3, 3]
     assert not unknown_success(config, str(run), found)
+
+
+def test_a_checkpoint_that_a_full_disk_refuses_is_told_and_tried_again(tmp_path, capsys):
+    run = tmp_path / "run"
+    job = make(run, "checkpoint_every=10", "eval_every=0", "keep_checkpoints=2", "env.world.seconds=2")
+    disk, tick, seen = run / "checkpoints", job._tick, []
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+
+        def between(step: int, metrics: Any) -> bool:
+            over = tick(step, metrics)
+            whole = checkpoint.complete(disk)
+            seen.append((len(whole), job.loop.problem))
+            if len(seen) == 1:  # the first is written; from now on there is no room
+                free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+                (disk / "filler").write_bytes(b"0" * (free - 8192))
+            elif "free some space" in job.loop.problem and len(seen) > 3:
+                for path in whole[-1].glob("*.pt"):
+                    checkpoint.load_state(path)
+                (disk / "filler").unlink(missing_ok=True)
+            return over
+
+        job._tick = between
+        job.run()
+        assert seen[0] == (1, "")
+        troubled = [problem for _, problem in seen if problem]
+        assert troubled
+        assert all("no checkpoint could be written" in problem for problem in troubled)
+        assert seen[-1] == (2, "")  # written as soon as there was room
+        told = capsys.readouterr().err
+        assert told.count("free space there") == 1
+        assert "could not be written is there now" in told
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
