@@ -24,6 +24,7 @@ from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
 from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
+from robot_rl.stats import upper_bound
 from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options, Stateful
 from robot_rl.types.options import Count, Part, Whole
 from robot_rl.verbs import answer
@@ -295,7 +296,30 @@ def rescore(
         )
     write_bytes(out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     agree = sum(line["recorded"] == line["classifier"] for line in lines)
-    return {"episodes": len(lines), "agree": agree, "scores": str(out)}
+    return {
+        "episodes": len(lines),
+        "agree": agree,
+        **_against_labels(model, facts, episodes, corrections),
+        "scores": str(out),
+    }
+
+
+def _against_labels(
+    model: Classifier, facts: dict[str, Any], episodes: Sequence[Episode], corrections: Sequence[object]
+) -> dict[str, float]:
+    """What it is worth on recordings that hold labels: as training measures it, with the margin of the default."""
+    try:
+        data = frames(episodes, model.keys, LabelRules(), corrections)
+    except ValueError:  # nobody labelled anything
+        return {}
+    p, threshold = model.probability(data.obs), float(facts["threshold"])
+    alarms, count = false_alarms(p, data, threshold, int(facts["in_a_row"]))
+    return {
+        **quality(p, data.label, threshold),
+        "false_alarm_episodes": alarms,
+        "false_alarm_high": upper_bound(alarms, count),
+        "labelled_episodes": count,
+    }
 
 
 def examples(probability: np.ndarray, data: LabelledFrames, positive: bool, count: int) -> list[dict[str, object]]:
