@@ -108,7 +108,9 @@ def evaluate(cfg: DictConfig) -> None:
         lines["success in all"] = unknown
         summary.pop("success", None)
     elif result.successes:
-        ends = " in episodes that end at the first success, as in the run" if first_success else ""
+        first = first_success or cfg.judge is not None
+        ends = " in episodes that end at the first success, as in the run" if first else ""
+        ends += f", which {cfg.judge} judges" if cfg.judge is not None else ""
         lines["success in all"] = answer.rate(sum(result.successes), len(result.successes)) + ends
     answer.note(returns=result.returns, successes=result.successes)
     answer.table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})

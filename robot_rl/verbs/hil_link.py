@@ -99,20 +99,17 @@ class HilActorJob(HilJob):
 
     def run(self) -> dict[str, object]:
         """As `HilJob.run`; the learner is asked for its last weights before the last block."""
+        wanted = REALTIME if self.settings.realtime is None else self.settings.realtime
         try:
-            return super().run()
+            with self.pilot.lifted(wanted) as told:
+                if told not in ("on", "off"):
+                    sys.stderr.write(
+                        f"the control loop has ordinary priority, {told}: on a busy machine its ticks come late. Allow "
+                        f"rtprio {wanted} for this user in /etc/security/limits.d, or say realtime=0\n"
+                    )
+                return super().run()
         finally:
             self.link.close()
-
-    def _drive(self) -> None:
-        wanted = REALTIME if self.settings.realtime is None else self.settings.realtime
-        with self.pilot.lifted(wanted) as told:
-            if told not in ("on", "off"):
-                sys.stderr.write(
-                    f"the control loop has ordinary priority, {told}: on a busy machine its ticks come late. Allow "
-                    f"rtprio {wanted} for this user in /etc/security/limits.d, or say realtime=0\n"
-                )
-            super()._drive()
 
     def _prepare(self) -> None:
         loop = self.loop

@@ -37,3 +37,13 @@ def test_without_a_person_nothing_is_lifted():
     with Pilot(LineEnv().io, None).lifted(20) as told:  # simulated time waits for nobody
         assert told == "off"
         assert priority_of(0) == (os.SCHED_OTHER, 0)
+
+
+def test_who_may_not_have_it_is_told_and_goes_on(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with lifted(20) as told:
+        assert told.startswith("not allowed")
+        assert "Operation not permitted" in told
