@@ -116,6 +116,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
             step(loss, self.actor, *self.encoders)  # what pictures show is learned here first: rewards come late
             last = float(loss.detach())
             first = last if math.isnan(first) else first
+        self.settle_encoders()
         if self.o.bc_steps:
             self.clone.soft_update(self.actor, 1.0)
             self.acting.blend(self.actor.params, 1.0)

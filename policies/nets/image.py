@@ -62,24 +62,6 @@ def _shift_bytes(image: Tensor, offset: list[list[int]]) -> Tensor:
     return torch.from_numpy(out)
 
 
-def with_places(image: Tensor) -> Tensor:
-    """Two more channels that say where a pixel is, so that a shifted picture still tells where what it shows was.
-
-    Args:
-        image: (B, H, W, C) uint8.
-
-    Returns:
-        (B, H, W, C + 2) uint8: beside the picture row and column, 0 to 255 from one edge to the other.
-
-    Source: Liu et al., An Intriguing Failing of Convolutional Neural Networks and the CoordConv Solution. Where we
-        differ: the channels are added before random shifts, and move with the picture.
-    """
-    batch, height, width = image.shape[:3]
-    down, along = (torch.linspace(0.0, 255.0, n, device=image.device).round().to(image.dtype) for n in (height, width))
-    places = torch.stack([down[:, None].expand(height, width), along.expand(height, width)], dim=-1)
-    return torch.cat([image, places.expand(batch, -1, -1, -1)], dim=-1)
-
-
 @dataclass(frozen=True)
 class EncoderShape:
     """Sizes of one encoder per camera: 3x3 convolutions with ReLU, then a linear layer, LayerNorm and tanh.
@@ -90,7 +72,6 @@ class EncoderShape:
         strides: of each convolution.
         latent: features per camera.
         prefix: of the parameter names.
-        places: pictures are read `with_places`, which are added to those that lack them.
     """
 
     cameras: Mapping[str, tuple[int, ...]]
@@ -98,7 +79,6 @@ class EncoderShape:
     strides: tuple[int, ...] = (2, 2, 1, 1)
     latent: int = 50
     prefix: str = "encoder."
-    places: bool = False
 
     def __post_init__(self) -> None:
         if len(self.channels) != len(self.strides):
@@ -128,7 +108,7 @@ class EncoderShape:
         """Parameter name -> shape."""
         result: dict[str, tuple[int, ...]] = {}
         for key, shape in self.cameras.items():
-            name, fan_in = f"{self.prefix}{key}.", shape[2] + 2 * self.places
+            name, fan_in = f"{self.prefix}{key}.", shape[2]
             for i, channel in enumerate(self.channels):
                 result[f"{name}conv{i}"] = (channel, fan_in, 3, 3)
                 result[f"{name}conv_bias{i}"] = (channel,)
@@ -168,7 +148,7 @@ class ImageEncoder(Leaves):
         """Features of a batch.
 
         Args:
-            images: camera key -> (B, H, W, C) uint8, or C + 2 `with_places`.
+            images: camera key -> (B, H, W, C) uint8.
 
         Returns:
             (B, latent * cameras) in (-1, 1).
@@ -177,10 +157,7 @@ class ImageEncoder(Leaves):
         view, shape = self._view, self.shape
         for key in shape.cameras:
             name = f"{shape.prefix}{key}."
-            x = images[key]
-            if shape.places and x.shape[-1] == shape.cameras[key][2]:
-                x = with_places(x)
-            x = x.permute(0, 3, 1, 2).to(view[f"{name}project"].dtype).mul(1.0 / 255.0).sub(0.5)
+            x = images[key].permute(0, 3, 1, 2).to(view[f"{name}project"].dtype).mul(1.0 / 255.0).sub(0.5)
             for i, stride in enumerate(shape.strides):
                 x = conv2d(x, view[f"{name}conv{i}"], view[f"{name}conv_bias{i}"], stride=stride).relu()
             x = linear(x.flatten(1), view[f"{name}project"], view[f"{name}project_bias"])

@@ -11,7 +11,7 @@ from pydantic import StrictBool
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift, with_places
+from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift
 from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.mean_policy import MeanPolicy
 from robot_rl.policies.nets.mlp import MlpShape
@@ -317,7 +317,7 @@ class TdRows:
         reward: (B,).
         discount: (B,) gamma^k (1 - terminated): the only bootstrap multiplier.
         next_state: (B, F) features of s'.
-        next_target: (B, C) what target critics read of s'.
+        next_target: (B, C) what target critics read of s', by the target encoder.
         batch: where they come from.
     """
 
@@ -366,12 +366,14 @@ class TdLearner(NetLearner[T]):
         self.norm = RunningNorm(size, device=device) if wanted and size else None
         self.eye: EncoderShape | None = None
         self.encoders: list[ImageEncoder] = []
+        self._target_encoders: list[ImageEncoder] = []
         if cameras:
-            shape = options.encoder_channels, options.encoder_strides, options.latent
-            self.eye = EncoderShape(cameras, *shape, places=True)
+            self.eye = EncoderShape(cameras, options.encoder_channels, options.encoder_strides, options.latent)
             params = FlatParams(self.eye.shapes(), device=device)
             self.eye.initialise(params, self.generator)
             self.encoders.append(self.keep(ImageEncoder(self.eye, params, lr=options.lr)))
+            self._target_encoders.append(ImageEncoder(self.eye, params.twin()))
+            self.state.include({"target_encoder": self._target_encoders[0]})
         self._sized = bool(size)
         self.features = size + (self.eye.outputs if self.eye else 0)
         more = io.obs[PRIVILEGED][0][0] if PRIVILEGED in io.obs else 0
@@ -394,18 +396,17 @@ class TdLearner(NetLearner[T]):
     def rows(self, batch: Transitions) -> TdRows:
         """A batch as networks read it; states are counted into the moments, images are shifted.
 
-        Every picture is read once: critics and their targets, actor and imitation share the features.
-
-        Source: Yarats et al., Mastering Visual Continuous Control (DrQ-v2; no target encoder).
-
         Raises:
             ValueError: every row is masked out.
         """
         batch = valid_rows(batch)
         state = self.look(batch.obs)
+        next_obs = self._shifted(batch.next_obs)
         with torch.no_grad():
-            next_state = self.see(self._shifted(batch.next_obs), self.encoders)
-        judged, next_target = self.judge(state, batch.obs), self.judge(next_state, batch.next_obs)
+            next_state = next_target = self.see(next_obs, self.encoders)
+            if self.encoders:
+                next_target = self.see(next_obs, self._target_encoders)
+        judged, next_target = self.judge(state, batch.obs), self.judge(next_target, batch.next_obs)
         return TdRows(state, judged, batch.action, batch.reward, batch.discount, next_state, next_target, batch)
 
     def look(self, obs: Obs) -> Tensor:
@@ -437,8 +438,15 @@ class TdLearner(NetLearner[T]):
         if self.eye is None:
             return obs
         pad, draw = self.o.shift_pad, self.generator
-        return {**obs, **{key: random_shift(with_places(obs[key]), pad, draw) for key in self.eye.cameras}}
+        return {**obs, **{key: random_shift(obs[key], pad, draw) for key in self.eye.cameras}}
+
+    def settle_encoders(self) -> None:
+        """The target encoder takes over the encoder: before critics learn from either."""
+        for slow, fast in zip(self._target_encoders, self.encoders):
+            slow.params.blend(fast.params, 1.0)
 
     def follow(self, target: Net, net: Net) -> None:
-        """A target network moves towards what it follows, by `tau`."""
+        """A target network and the target encoder move towards what they follow, by `tau`."""
         target.soft_update(net, self.o.tau)
+        for slow, fast in zip(self._target_encoders, self.encoders):
+            slow.params.blend(fast.params, self.o.tau)

@@ -450,6 +450,7 @@ def test_cloning_teaches_the_image_encoder_what_to_look_for():
     found = learner.pretrain(batches())
     after = learner.encoders[0].params.flat.detach()
     assert not torch.equal(before, after)
+    assert torch.equal(learner._target_encoders[0].params.flat, after)
     assert torch.equal(learner.policy.state_dict()["encoder"], after)
     assert found["pretrain/nll"] < found["pretrain/nll_first"] - 1.0
     pictures, side = dots(64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift, with_places
+from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift
 from robot_rl.policies.nets.net import step
 from robot_rl.policies.nets.normalizer import RunningNorm
 
@@ -33,28 +33,6 @@ def test_random_shift_of_bytes_is_that_of_other_numbers(size, pad):
 def test_random_shift_of_zero_is_the_image_itself():
     image = torch.zeros(1, 4, 4, 3, dtype=torch.uint8)
     assert random_shift(image, 0, torch.Generator()) is image
-
-
-def test_a_shifted_picture_still_tells_where_what_it_shows_was():
-    image = torch.zeros(30, 18, 52, 3, dtype=torch.uint8)
-    image[:, 9, 20] = 200
-    shifted = random_shift(with_places(image), 4, torch.Generator().manual_seed(0))
-    picture, row, column = (shifted[shifted[..., 0] == 200][:, i].tolist() for i in (0, 3, 4))
-    assert picture == [200] * 30
-    assert row == [9 * 255 // 17] * 30  # 135, of 0 to 255 over 18 rows
-    assert column == [20 * 255 // 51] * 30  # 100, over 52 columns
-    places = (shifted[..., 0] == 200).nonzero()[:, 1:]
-    assert len(places.unique(dim=0)) > 10  # while the dot itself is elsewhere in every picture
-
-
-def test_an_encoder_adds_places_to_pictures_that_lack_them():
-    shape = EncoderShape({"image.a": (16, 16, 3)}, (4, 4), (2, 2), 5, places=True)
-    params = FlatParams(shape.shapes())
-    shape.initialise(params, torch.Generator().manual_seed(0))
-    assert params.view["encoder.image.a.conv0"].shape == (4, 5, 3, 3)
-    encoder = ImageEncoder(shape, params)
-    image = torch.randint(0, 255, (2, 16, 16, 3), dtype=torch.uint8)
-    assert torch.equal(encoder({"image.a": image}), encoder({"image.a": with_places(image)}))
 
 
 def test_encoder_of_two_cameras_has_one_latent_each():

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from robot_rl.policies.nets.image import ImageEncoder
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Transitions
 
@@ -221,20 +220,6 @@ def test_encoder_learns_from_the_critic_alone():
     kernel = learner.encoders[0].params.view["encoder.image.front.conv0"].detach().clone()
     learner.update(stream(io))
     assert not torch.equal(kernel, learner.encoders[0].params.view["encoder.image.front.conv0"])
-
-
-def test_every_picture_of_a_batch_is_read_once(monkeypatch):
-    io, read, call = spec(image=(16, 16, 3)), [], ImageEncoder.__call__
-
-    def counted(self, images):
-        read.append(len(images["image.front"]))
-        return call(self, images)
-
-    monkeypatch.setattr(ImageEncoder, "__call__", counted)
-    options = {"hidden": (8, 8), "encoder_channels": (4, 4), "encoder_strides": (2, 2), "latent": 6}
-    learner, rows = sac(io, utd=1, **options), stream(io)
-    learner.update(rows)
-    assert read == [len(next(rows).reward)] * 2  # observations and their successors
 
 
 VARIANTS = {
