@@ -2,8 +2,7 @@
 
 Configuration is data. A node says `name` (a world's node `engine` and `world`) and options; a name leads to one file of
 our rooms, to an entry point of an installed package, or to a class of the user's own that stood on the command line or
-was trusted aloud. Nothing that is read from a folder can name anything else, so evaluating a stranger's run executes
-none of its words.
+was trusted aloud. Nothing that is read from a folder can name anything else: no word of a run is executed.
 """
 
 from __future__ import annotations
@@ -180,7 +179,8 @@ def find(kind: str, name: str) -> Callable[..., Any]:
             raise Refused(f"{name} is no learner; a method inherits from robot_rl.types.Learner (docs/add_a_method.md)")
         return found
     if not NAME.fullmatch(name):
-        raise Refused(f"{kind}: '{name}' is no name; expected one such as {_example(kind)}")
+        example = {"policy": "online/sac", "world": "reach"}.get(kind) or next(iter(PLACES[kind]))
+        raise Refused(f"{kind}: '{name}' is no name; expected one such as {example}")
     if name in PLACES[kind]:
         return _load(PLACES[kind][name])
     if kind in ROOMS:
@@ -485,8 +485,7 @@ def _named_files(kind: str) -> frozenset[str]:
             name for name, found in heads.items() if any(x.lower() == name.replace("_", "") for x, _ in found)
         )
     classes = [head for found in heads.values() for head in found]
-    contracts = [item for item in vars(import_module(Learner.__module__)).values() if isinstance(item, type)]
-    learners, size = {item.__name__ for item in contracts if issubclass(item, Learner)}, 0
+    learners, size = {item.__name__ for item in _heirs(Learner)}, 0
     while len(learners) > size:  # heirs of heirs
         size = len(learners)
         learners |= {name for name, bases in classes if {x.split("[")[0].strip() for x in bases.split(",")} & learners}
@@ -497,5 +496,5 @@ def _named_files(kind: str) -> frozenset[str]:
     )
 
 
-def _example(kind: str) -> str:
-    return {"policy": "online/sac", "world": "reach"}.get(kind) or next(iter(PLACES[kind]))
+def _heirs(kind: type) -> list[type]:
+    return [kind, *(item for below in kind.__subclasses__() for item in _heirs(below))]

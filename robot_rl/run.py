@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.atomic import write_bytes
-from robot_rl.checkpoint import DoesNotFit, write_json
+from robot_rl.checkpoint import CheckpointError, DoesNotFit, write_json
 from robot_rl.claim import Claim, claim_existing, claim_new
 from robot_rl.diagnosis import diagnose
 from robot_rl.interrupt import Interrupt
@@ -114,6 +114,10 @@ class Run:
         self._callback: Callback | None = None
         self.keeps_best = True
         """Whether a better evaluation than all before keeps the policy; not where an earlier one is tried again."""
+        self.goes_on = False
+        """A checkpoint on the way that cannot be written is told and tried again at the next tick, and ends nothing."""
+        self.unsaved = ""
+        """Why the last one was not written, or ""."""
         if claim.note:
             self.note(claim.note)
 
@@ -257,8 +261,8 @@ class Run:
         self.tracker.log(metrics, step)
         if self._callback is not None:
             stop |= self._callback(step, metrics) is False
-        if s.passed(s.checkpoint_every, self._last, step):
-            self.save()
+        if self.unsaved or s.passed(s.checkpoint_every, self._last, step):
+            self._on_the_way(self.save)
         self._last = step
         self._watch.resume()
         return parallel.agree(stop or self.interrupt.asked)
@@ -288,9 +292,26 @@ class Run:
             )
         rank = [metrics[name] for name in ("eval/success", "eval/score", "eval/return") if name in metrics]
         if rank and self.keeps_best and (self._best is None or rank >= self._best):  # as good, and newer
-            self._best = rank
-            self.checkpoints.save_best(self._count(), {"rank": rank, "evaluation": metrics})
+            facts = {"rank": rank, "evaluation": metrics}
+            if self._on_the_way(lambda: self.checkpoints.save_best(self._count(), facts)):
+                self._best = rank
         return result, metrics
+
+    def _on_the_way(self, save: Callable[[], object]) -> bool:
+        """Write a checkpoint, or tell why not and go on, where this run does; whether it was written."""
+        try:
+            save()
+        except CheckpointError as error:
+            if not self.goes_on:
+                raise
+            if not self.unsaved:
+                self.say(f"NOTE: {error} The session goes on and tries again after every episode")
+            self.unsaved = f"no checkpoint could be written, which is tried again: free some space ({error})"
+            return False
+        if self.unsaved:
+            self.say("the checkpoint that could not be written is there now")
+        self.unsaved = ""
+        return True
 
     def save(self) -> None:
         """Write a checkpoint of now.
@@ -298,8 +319,9 @@ class Run:
         Raises:
             CheckpointError: disk full or folder not writable.
         """
-        self._saved_at = self._count()
-        self.checkpoints.save(self._saved_at)
+        step = self._count()
+        self.checkpoints.save(step)
+        self._saved_at = step
 
     # --- the end
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -24,7 +24,8 @@ SLOPE, BLOCKS = 0.45, 32
 of a Go2's physics longer by a fifth of what it takes on a plane."""
 DEPTH, STAIRS = (0.26, 0.34), 4
 """Range of the depth of stairs [m], and how many lead up to the middle."""
-KINDS = ("slope", "stairs", "rubble")
+Kind = Literal["slope", "stairs", "rubble"]
+KINDS: tuple[Kind, ...] = ("slope", "stairs", "rubble")
 CELL = 0.05
 """Distance of the points at which heights are known [m]."""
 
@@ -90,7 +91,7 @@ class Ground:
     """Tiles on a plane.
 
     Attributes:
-        middles: (LEVELS, columns, 2) of the tiles [m].
+        middles: (LEVELS, kinds, 2) of the tiles [m].
         blocks: all that lies on the plane.
         heights: (rows along y, columns along x) float32 of the surface at points `CELL` apart around the origin [m].
     """
@@ -113,28 +114,26 @@ class Ground:
         return xp.reshape(xp.take(self._tables[key], flat, axis=0), column.shape)
 
 
-def lay_tiles(kinds: Sequence[str], variants: int, seed: int, *, step: float) -> Ground:
-    """`LEVELS` rows of tiles along x, in each every kind `variants` times.
+def lay_tiles(kinds: Sequence[str], seed: int, *, step: float) -> Ground:
+    """`LEVELS` rows of tiles along x, one of each kind in each.
 
     Args:
         kinds: of `KINDS`.
-        variants: of each kind and level.
         seed: of what is random in tiles.
         step: see `tile`.
 
     Raises:
         ValueError: there is no such kind.
     """
-    columns = [kind for kind in kinds for _ in range(variants)]
-    middles = np.empty((LEVELS, len(columns), 2))
+    middles = np.empty((LEVELS, len(kinds), 2))
     size = round(TILE / CELL)
-    heights = np.zeros((len(columns) * size + 1, LEVELS * size + 1), np.float32)
+    heights = np.zeros((len(kinds) * size + 1, LEVELS * size + 1), np.float32)
     line = np.linspace(-0.5 * TILE, 0.5 * TILE, size + 1)
     x, y = np.meshgrid(line, line)
     blocks = []
     for level in range(LEVELS):
-        for i, kind in enumerate(columns):
-            middle = middles[level, i] = [(level - (LEVELS - 1) / 2) * TILE, (i - (len(columns) - 1) / 2) * TILE]
+        for i, kind in enumerate(kinds):
+            middle = middles[level, i] = [(level - (LEVELS - 1) / 2) * TILE, (i - (len(kinds) - 1) / 2) * TILE]
             found = tile(kind, level / (LEVELS - 1), np.random.default_rng([seed, level, i]), step=step)
             here = heights[i * size : (i + 1) * size + 1, level * size : (level + 1) * size + 1]
             for block in found:

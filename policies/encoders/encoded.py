@@ -179,7 +179,11 @@ class EncodedPolicy:
         """It looks, and perhaps remembers what stands still."""
         inner = self._policy.parts
         return PolicyParts(
-            executed=inner.executed, reseed=inner.reseed, look=self.look, remembers=self._encoder.remembers
+            executed=inner.executed,
+            reseed=inner.reseed,
+            look=self.look,
+            features=lambda obs: self._see(obs)[1].cpu().numpy(),
+            remembers=self._encoder.remembers,
         )
 
     def reset(self, rows: Array | None = None) -> None:
@@ -192,9 +196,7 @@ class EncodedPolicy:
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Actions (N, A); extras["sight"] (N, W) is what was seen, to be recorded."""
-        sight = self._look(obs)
-        state, tool = (torch.as_tensor(obs[key]).to(sight) if key in obs else None for key in ("state", "tool"))
-        features = self._encoder.read(sight, state, tool)
+        sight, features = self._see(obs)
         self.features = features.cpu().numpy()
         arrays = isinstance(obs["state"], np.ndarray)
         found = self._policy.act({"state": self.features if arrays else features}, deterministic=deterministic)
@@ -203,6 +205,12 @@ class EncodedPolicy:
     def look(self, obs: Obs) -> np.ndarray:
         """(N, W) what `act` would record of these observations, without acting."""
         return self._look(obs).cpu().numpy()
+
+    def _see(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was seen (N, W), and what the method reads of it (N, F)."""
+        sight = self._look(obs)
+        state, tool = (torch.as_tensor(obs[key]).to(sight) if key in obs else None for key in ("state", "tool"))
+        return sight, self._encoder.read(sight, state, tool)
 
     def _look(self, obs: Obs) -> torch.Tensor:
         sight, self._trail = self._encoder.look(obs, self._trail)

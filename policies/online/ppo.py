@@ -91,7 +91,7 @@ class VectorPpoOptions(SurrogateOptions):
 class PpoOptions(VectorPpoOptions):
     """Of PPO, with those of what reads pictures: one small encoder per camera, trained by actor and critic alike."""
 
-    of_pictures = frozenset({"encoder_channels", "encoder_strides", "latent"})
+    pictures_only = frozenset({"encoder_channels", "encoder_strides", "latent"})
 
     encoder_channels: tuple[Count, ...] = (32, 32, 32, 32)
     """Channels of the image encoder's convolutions."""
@@ -428,7 +428,7 @@ class Ppo(PpoLearner[PpoOptions]):
         cameras = {key: shape for key, (shape, _) in io.obs.items() if key.startswith("image.")}
         if not cameras:
             fields = type(self.o).model_fields
-            idle = [name for name, x in self.o if name in self.o.of_pictures and x != fields[name].default]
+            idle = [name for name, x in self.o if name in self.o.pictures_only and x != fields[name].default]
             if idle:
                 raise ValueError(
                     f"{', '.join(idle)}: of the encoder of pictures, and here are none ({', '.join(sorted(io.obs))}); "

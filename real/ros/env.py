@@ -18,13 +18,13 @@ from pydantic import Field
 
 from robot_rl.real.cameras import Crop, cropped, resized
 from robot_rl.real.core.codec import ActionCodec
+from robot_rl.real.core.priority import lift
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
 from robot_rl.real.port import JudgePort, SpecPort
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.env_link import EnvLink
 from robot_rl.real.ros.env_reset import LATCHED, MODES, EnvClosed, ResetFailed, RobotUnavailable, StartOptions, StartWay
-from robot_rl.real.ros.priority import lift
 from robot_rl.types import IOSpec, Obs, Port
 from robot_rl.types.options import NotNegative, Pixels, Positive, Whole
 

@@ -24,6 +24,7 @@ from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from std_msgs.msg import Bool, Float64, Float64MultiArray, String  # noqa: E402
 from std_srvs.srv import SetBool, Trigger  # noqa: E402
 
+from robot_rl.real.core.priority import lift  # noqa: E402
 from robot_rl.real.core.scheduler import Tick  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.robot import RobotState  # noqa: E402
@@ -47,7 +48,6 @@ from robot_rl.real.ros.node_base import (  # noqa: E402
     spare_garbage,
     subscribe,
 )
-from robot_rl.real.ros.priority import lift  # noqa: E402
 
 
 class EnvLink:

@@ -36,9 +36,9 @@ from rclpy.node import Node  # noqa: E402
 from rclpy.qos import QoSCompatibility, qos_check_compatible, qos_policy_name_from_kind  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 
+from robot_rl.real.core.priority import lift_all  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
 from robot_rl.real.ros.parameters import OVERRIDE, told_overrides  # noqa: E402
-from robot_rl.real.ros.priority import lift_all  # noqa: E402
 from robot_rl.real.ros.transport import spare_shared_memory  # noqa: E402
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3

@@ -19,13 +19,13 @@ from std_srvs.srv import Trigger  # noqa: E402
 
 from robot_rl.data import session  # noqa: E402
 from robot_rl.real.core.assembler import TICKS, StepRules  # noqa: E402
+from robot_rl.real.core.priority import lift  # noqa: E402
 from robot_rl.real.core.recording import RecordSettings, SessionRecorder, topic_table  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
 from robot_rl.real.ros.message_kinds import message_class  # noqa: E402
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, steady_timer  # noqa: E402
 from robot_rl.real.ros.parameters import check_parameters, declare  # noqa: E402
-from robot_rl.real.ros.priority import lift  # noqa: E402
 
 LOW_DISK = 1 << 30
 

@@ -22,10 +22,10 @@ from rclpy.qos import qos_profile_sensor_data
 from std_msgs.msg import Bool
 from std_srvs.srv import SetBool
 
+from robot_rl.real.core.priority import lift
 from robot_rl.real.core.spec import FIELDS, PD, VELOCITY, RobotSpec
 from robot_rl.real.ros.controller_check import controller_name
 from robot_rl.real.ros.io import JointState, JointTrajectory, joint_arrays, qos, read_executed, trajectory
-from robot_rl.real.ros.priority import lift
 
 AMPLITUDE, SECONDS, RATE = 0.01, 1.2, 50.0
 """Of one joint's way out and back [rad, s], and commands per second; at most 0.026 rad/s fast."""

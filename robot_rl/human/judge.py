@@ -34,19 +34,28 @@ class Judge:
         classify: observations (1, ...) -> (1,) probability.
         threshold: of the probability.
         in_a_row: observations above it that it takes; a person's key ends the episode at once and has the last word.
+        begin: called when an episode begins, where the classifier remembers.
     """
 
-    def __init__(self, classify: Callable[[Obs], np.ndarray], threshold: float, in_a_row: int = 2) -> None:
+    def __init__(
+        self,
+        classify: Callable[[Obs], np.ndarray],
+        threshold: float,
+        in_a_row: int = 2,
+        *,
+        begin: Callable[[], object] = lambda: None,
+    ) -> None:
         if not 0.0 < threshold < 1.0 or in_a_row < 1:
             raise ValueError(f"threshold is {threshold} and in_a_row {in_a_row}, expected in (0, 1) and at least 1")
         self._classify, self.threshold, self._needed = classify, threshold, in_a_row
-        self._run = 0
+        self._begin, self._run = begin, 0
         self.unknown = 0
         """Observations without a verdict."""
         self.problem = ""
 
     def begin(self) -> None:
         """A new episode."""
+        self._begin()
         self._run = 0
 
     def __call__(self, obs: Obs, patience: float = math.inf) -> Judgement:

@@ -70,6 +70,7 @@ class HumanInTheLoop(Session):
             mark, steps = now, self.env_steps
             effective = self.updates / max(self.env_steps, 1)
             extra = {"time/sps": speed, "train/updates": float(self.updates), "train/updates_per_step": effective}
+            extra |= {f"rollout/tick_ms_p{q}": self.stats.tick(q) for q in (50, 99)}
             row = {**self.improver.metrics, **facts.metrics(), **self.stats.metrics(), **extra}
             row |= {f"buffer/{name}": float(len(view)) for name, view in self.memory.views.items()}
             if hook(self.env_steps, row):

@@ -149,6 +149,8 @@ class Session:
             learner, self.sampler.batches(batch_rows(learner)), rate, most_credit=50.0 * max(rate, 1.0)
         )
         self._trouble, self._full = "", False  # what a person has to put right; it is the disk
+        self.unsaved = ""
+        """Why the last checkpoint was not written, or ""."""
         self.rng = np.random.default_rng(seed)
         self.live = env if isinstance(env, LiveRobot) else None
         self.stepper = Stepper(env, reset_ended=self.live is None)  # a robot's way to its start takes its time
@@ -188,7 +190,8 @@ class Session:
         """What a person should know, or ""."""
         words = len(self.log.unwritten)
         kept = f"{words} words about episodes wait for room on the disk; free some space" if words else ""
-        return self._trouble or kept or self.watch.problem or self.grippers.problem or self.improver.problem
+        troubles = (self._trouble, kept, self.unsaved, self.watch.problem, self.grippers.problem, self.improver.problem)
+        return next(filter(None, troubles), "")
 
     def here(self) -> Obs:
         """What the robot sees now, without a batch axis."""

@@ -146,10 +146,9 @@ class HilStats:
         self.steps += facts.steps
         self.reasons[facts.end_reason] = self.reasons.get(facts.end_reason, 0) + 1
 
-    @property
-    def tick_p99(self) -> float:
-        """How long ticks lasted, 99th percentile of the newest ones of this process [ms]; 0 before the first."""
-        return float(np.percentile(self._ticks, 99)) if self._ticks else 0.0
+    def tick(self, percentile: float) -> float:
+        """How long ticks lasted, a percentile of the newest ones of this process [ms]; 0 before the first."""
+        return float(np.percentile(self._ticks, percentile)) if self._ticks else 0.0
 
     def add_demo(self, steps: int) -> None:
         """Count a demonstration."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from robot_rl.human.judge import Judge
 from robot_rl.human.pilot import Pilot
 from robot_rl.human.stats import Trials
 from robot_rl.loops.evaluate import LONGEST
@@ -31,6 +33,7 @@ def trials(
     stopped: Callable[[], bool] = lambda: False,
     on_episode: Callable[[int], object] | None = None,
     on_tick: Callable[[], object] = lambda: None,
+    judge: Judge | None = None,
 ) -> Trials:
     """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
 
@@ -46,6 +49,7 @@ def trials(
         stopped: asked before every trial; True ends the block.
         on_episode: called with the number of finished trials.
         on_tick: called before every step, while the environment is as the policy sees it.
+        judge: says what is a success, in place of the environment.
     """
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
@@ -57,6 +61,8 @@ def trials(
         if refused:
             raise RuntimeError(f"the safety layer does not allow a trial: {', '.join(refused)}")
         policy.reset()
+        if judge is not None:
+            judge.begin()
         steps, success, ended, earned = 0, False, False, 0.0
         while not (ended or success):
             on_tick()
@@ -71,7 +77,10 @@ def trials(
             pilot.wait()
             steps += 1
             earned += float(row.reward[0])
-            success = bool(row.info["success"][0]) if "success" in row.info else False
+            if judge is not None:
+                success = judge({name: value[0] for name, value in row.next_obs.items()}, math.inf).success
+            else:
+                success = bool(row.info["success"][0]) if "success" in row.info else False
             ended = bool(row.terminated[0] or row.truncated[0])
             if steps >= LONGEST and not (ended or success):
                 out.cut += 1

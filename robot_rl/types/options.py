@@ -73,10 +73,10 @@ class Options(BaseModel):
     ```
 
     Attributes:
-        of_pictures: names of options that act where pictures are observed, and on nothing elsewhere.
+        pictures_only: names of options that act where pictures are observed, and on nothing elsewhere.
     """
 
-    of_pictures: ClassVar[frozenset[str]] = frozenset()
+    pictures_only: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(
         frozen=True,

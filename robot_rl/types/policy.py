@@ -62,6 +62,7 @@ class PolicyParts:
         set_target_return: (return): ask for another one, from the next episode on.
         look: observations -> (N, W) what `act` would record of them as `Action.extras["sight"]`, without acting: of the
             last observation of an episode nobody asks for an action.
+        features: observations -> (N, F) what its method sees of them behind an encoder, as if it had acted.
         remembers: its action depends on more than the observation, so estimators of single states refuse it.
         at_interval: (steps) -> the same policy, asked every that many ticks.
         graph: (observations as tensors) -> (B, A) the best action in torch alone, of a policy whose `act` leaves torch.
@@ -80,6 +81,7 @@ class PolicyParts:
     use_student: Callable[[bool], None] | None = None
     set_target_return: Callable[[float], None] | None = None
     look: Callable[[Obs], Array] | None = None
+    features: Callable[[Obs], np.ndarray] | None = None
     remembers: bool = False
     at_interval: Callable[[int], Policy] | None = None
     graph: Callable[[Obs], Tensor] | None = None

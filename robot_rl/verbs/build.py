@@ -119,7 +119,7 @@ def _tell_newer_options(node: Mapping[str, Any], path: Path, io: IOSpec) -> None
     if ":" in name:  # somebody's own
         return
     options = build.options_of("policy", build.find("policy", name))
-    own = options.of_pictures if issubclass(options, Options) else frozenset[str]()
+    own = options.pictures_only if issubclass(options, Options) else frozenset[str]()
     idle = frozenset[str]() if any(key.startswith("image.") for key in io.obs) else own
     fields = {key: field for key, field in options.model_fields.items() if key not in node and key not in idle}
     newer = {key: field.default for key, field in fields.items() if not field.is_required()}

@@ -24,10 +24,12 @@ from robot_rl.loops.fit import Fit
 from robot_rl.parts import Parts
 from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
+from robot_rl.stats import upper_bound
 from robot_rl.types import Episode, IOSpec, Metrics, Obs, Options, Stateful
 from robot_rl.types.options import Count, Part, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, choice, run_folder, settings_of, start_of, threads
+from robot_rl.verbs.classify_features import Features
 from robot_rl.verbs.options import Machine, Resume
 from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
@@ -99,8 +101,10 @@ def log_folder(path: str | Path) -> Path:
     raise ValueError(f"{path} holds no recording; expected a run folder of robot-rl hil")
 
 
-def read(paths: Sequence[str | Path]) -> tuple[list[Episode], list[dict[str, object]]]:
-    """Episodes and a person's corrections of several runs."""
+def read(
+    paths: Sequence[str | Path], features: Features | None = None
+) -> tuple[list[Episode], list[dict[str, object]]]:
+    """Episodes, as `features` sees them, and a person's corrections of several runs."""
     if not paths:
         raise ValueError("logs is empty; give run folders of robot-rl hil, e.g. logs=[runs/hil/<run>]")
     episodes: list[Episode] = []
@@ -112,6 +116,10 @@ def read(paths: Sequence[str | Path]) -> tuple[list[Episode], list[dict[str, obj
     keys = [episode_key(episode.meta) for episode in episodes]
     if len(set(keys)) < len(keys):
         raise ValueError("two of the recordings hold episodes of the same name; give runs with different seeds")
+    if features is not None:
+        for episode in episodes:
+            features.check(episode.meta["io"])
+        episodes = features.episodes(episodes)
     return episodes, corrections
 
 
@@ -125,6 +133,7 @@ class ClassifyJob:
         start: RunStart,
         *,
         make: Callable[[IOSpec], Classifier],
+        features: Features | None = None,
     ) -> None:
         """Read the recordings, build the classifier, or restore it.
 
@@ -133,13 +142,14 @@ class ClassifyJob:
             logs: run folders of robot-rl hil.
             start: where the run begins.
             make: (io) -> classifier.
+            features: what it looks at, in place of the observations.
 
         Raises:
             ValueError: no recordings, of different robots, or without both kinds of labels.
             CheckpointError: nothing to resume from, or the run began with other recordings.
             InUse: another process runs in the folder that is to be resumed.
         """
-        episodes, corrections = read(logs)
+        episodes, corrections = read(logs, features)
         io = episodes[0].meta["io"]
         for episode in episodes:
             differences = io.differences(episode.meta["io"])
@@ -250,7 +260,9 @@ def load(folder: Path, make: Callable[[IOSpec], Classifier]) -> tuple[Classifier
     return model, facts
 
 
-def rescore(model: Classifier, facts: dict[str, Any], logs: Sequence[str], out: Path) -> dict[str, Any]:
+def rescore(
+    model: Classifier, facts: dict[str, Any], logs: Sequence[str], out: Path, features: Features | None = None
+) -> dict[str, Any]:
     """Judge recordings anew: probability of every step, and what the classifier would have said about every episode.
 
     Args:
@@ -258,8 +270,9 @@ def rescore(model: Classifier, facts: dict[str, Any], logs: Sequence[str], out: 
         facts: threshold and in_a_row.
         logs: run folders.
         out: JSON-lines file: one episode per line.
+        features: what the classifier looks at, in place of the observations.
     """
-    episodes, corrections = read(logs)
+    episodes, corrections = read(logs, features)
     fixes = {episode_key(line): bool(line["success"]) for line in corrections}
     lines: list[dict[str, object]] = []
     for episode in episodes:
@@ -283,7 +296,30 @@ def rescore(model: Classifier, facts: dict[str, Any], logs: Sequence[str], out: 
         )
     write_bytes(out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     agree = sum(line["recorded"] == line["classifier"] for line in lines)
-    return {"episodes": len(lines), "agree": agree, "scores": str(out)}
+    return {
+        "episodes": len(lines),
+        "agree": agree,
+        **_against_labels(model, facts, episodes, corrections),
+        "scores": str(out),
+    }
+
+
+def _against_labels(
+    model: Classifier, facts: dict[str, Any], episodes: Sequence[Episode], corrections: Sequence[object]
+) -> dict[str, float]:
+    """What it is worth on recordings that hold labels: as training measures it, with the margin of the default."""
+    try:
+        data = frames(episodes, model.keys, LabelRules(), corrections)
+    except ValueError:  # nobody labelled anything
+        return {}
+    p, threshold = model.probability(data.obs), float(facts["threshold"])
+    alarms, count = false_alarms(p, data, threshold, int(facts["in_a_row"]))
+    return {
+        **quality(p, data.label, threshold),
+        "false_alarm_episodes": alarms,
+        "false_alarm_high": upper_bound(alarms, count),
+        "labelled_episodes": count,
+    }
 
 
 def examples(probability: np.ndarray, data: LabelledFrames, positive: bool, count: int) -> list[dict[str, object]]:
@@ -336,6 +372,8 @@ class ClassifyOptions(Machine, Resume, ClassifySettings):
 
     logs: tuple[str, ...] = ()
     """Run folders of robot-rl hil."""
+    features: str | None = None
+    """A run of robot-rl hil with encoder=: the classifier looks at what that run's policy sees, not at pictures."""
     path: str | None = None
     """A run of this verb: judge the logs with it instead of training."""
 
@@ -346,15 +384,27 @@ def load_classifier(folder: Path, device: str) -> tuple[Classifier, dict[str, An
     return load(folder, lambda io: build.make("classifier", plain(made.classifier), io, seed=made.seed, device=device))
 
 
+def features_of(folder: Path, device: str) -> Features | None:
+    """What a classifier of robot-rl classify looks at in place of the observations; None where it does not."""
+    run = stored_config(checkpoint.find(folder)).get("features")
+    return None if run is None else Features(str(run), device)
+
+
 def judge_factory(cfg: DictConfig) -> Callable[[IOSpec], Judge]:
     """(io) -> the classifier named in the configuration, on duty."""
 
     def make(io: IOSpec) -> Judge:
-        model, facts = load_classifier(Path(cfg.judge), str(cfg.device))
+        folder, device = Path(cfg.judge), str(cfg.device)
+        model, facts = load_classifier(folder, device)
+        threshold, in_a_row = float(facts["threshold"]), int(facts["in_a_row"])
+        features = features_of(folder, device)
+        if features is not None:
+            features.check(io)
+            return Judge(lambda obs: model.probability(features(obs)), threshold, in_a_row, begin=features.begin)
         differences = [f"'{key}'" for key in model.keys if model.io.obs[key] != io.obs.get(key)]
         if differences:
             raise Refused(f"the classifier looks at {', '.join(differences)}, which this robot has not, or otherwise")
-        return Judge(model.probability, float(facts["threshold"]), int(facts["in_a_row"]))
+        return Judge(model.probability, threshold, in_a_row)
 
     return make
 
@@ -364,16 +414,20 @@ def classify(cfg: DictConfig) -> None:
     threads(cfg)
     if cfg.path is not None:
         model, facts = load_classifier(Path(cfg.path), str(cfg.device))
+        features = features_of(Path(cfg.path), str(cfg.device))
         folder = run_folder(cfg, "classify", "scores")
-        answer.table(rescore(model, facts, [str(path) for path in cfg.logs], folder / "scores.jsonl"))
+        answer.table(rescore(model, facts, [str(path) for path in cfg.logs], folder / "scores.jsonl", features))
         return
     name = f"{choice('classifier').split('/')[-1]}_seed{cfg.seed}"
     cfg, folder = begin(cfg, "classify", ClassifyOptions, ("classifier", "track"), name)
+    if cfg.features is not None:  # it is read again by who uses the classifier, from wherever that stands
+        cfg.features = str(Path(cfg.features).resolve())
     job = ClassifyJob(
         settings_of(ClassifySettings, cfg),
         [str(path) for path in cfg.logs],
         start_of(cfg, folder),
         make=lambda io: build.make("classifier", plain(cfg.classifier), io, seed=cfg.seed, device=str(cfg.device)),
+        features=None if cfg.features is None else Features(str(cfg.features), str(cfg.device)),
     )
     found = answer.run(job, "classify")
     lists = ("advice", "hard_negatives", "hard_positives", "reliability")

@@ -14,7 +14,8 @@ from robot_rl.types.option_words import Meaning
 from robot_rl.types.options import Count, Discount, Number, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, load_subject, run_folder, threads
-from robot_rl.verbs.hil_eval import evaluate_as_run
+from robot_rl.verbs.classify import judge_factory
+from robot_rl.verbs.hil_eval import evaluate_as_run, unknown_success
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
 from robot_rl.verbs.reading import ends_at_success, stored_config
@@ -39,6 +40,8 @@ class EvalOptions(Machine, Env, ActionMeaning):
     """Whether the one-step student of a diffusion policy acts; null = as trained."""
     target_return: Number | None = None
     """Return to ask for, of a decision transformer; null = as trained."""
+    judge: str | None = None
+    """A folder of robot-rl classify that says what a success is, in place of the environment; of runs of hil."""
     video_episodes: Whole = 1
     """Episodes in the film; 0 = no film."""
 
@@ -48,6 +51,11 @@ def _source(path: Path) -> str:
     if path.parent.name != "checkpoints":
         return path.stem
     return f"{path.parent.parent.name}_{path.name.removeprefix('step_').lstrip('0') or '0'}"
+
+
+def _run_of(path: Path) -> str:
+    """The run that a checkpoint is of."""
+    return str(path.parent.parent if path.parent.name == "checkpoints" else path)
 
 
 def evaluate(cfg: DictConfig) -> None:
@@ -71,7 +79,8 @@ def evaluate(cfg: DictConfig) -> None:
         policy.parts.set_target_return(float(cfg.target_return))
     config = stored_config(path) if cfg.get("policy") is None else None
     first_success = config is not None and ends_at_success(config)
-    trial = partial(evaluate_as_run, config)
+    judge = None if cfg.judge is None else judge_factory(cfg)(env.io)
+    trial = partial(evaluate_as_run, config, judge=judge)
     with answer.bar(cfg.episodes, "episode") as bar:
         result = trial(
             env,
@@ -95,8 +104,14 @@ def evaluate(cfg: DictConfig) -> None:
         lines["cut"] = (
             f"{result.cut} of {len(result.returns)} episodes had no end after {LONGEST:,} steps: no time limit?"
         )
-    if result.successes:
-        ends = " in episodes that end at the first success, as in the run" if first_success else ""
+    unknown = "" if cfg.judge is not None else unknown_success(config, _run_of(path), result)
+    if unknown:
+        lines["success in all"] = unknown
+        summary.pop("success", None)
+    elif result.successes:
+        first = first_success or cfg.judge is not None
+        ends = " in episodes that end at the first success, as in the run" if first else ""
+        ends += f", which {cfg.judge} judges" if cfg.judge is not None else ""
         lines["success in all"] = answer.rate(sum(result.successes), len(result.successes)) + ends
     answer.note(returns=result.returns, successes=result.successes)
     answer.table({**summary, **lines, "video": str(video), "numbers": str(folder / "evaluation.json")})

@@ -69,6 +69,11 @@ def hil(cfg: DictConfig) -> None:
             "default) says nothing: nothing would ever succeed. Take human=browser, keyboard, gamepad or ros, or leave "
             "task_reward out where the world knows its success"
         )
+    if cfg.get("realtime") is not None and cfg.role != "actor":
+        raise Refused(
+            f"realtime={cfg.realtime} is for a process that only drives, and with role={cfg.role} the learner would "
+            "run at that priority too; take role=actor (docs/hil_link.md), or leave realtime out"
+        )
     threads(cfg)
     settings = settings_of(HilSettings, cfg)
     start = start_of(cfg, folder)

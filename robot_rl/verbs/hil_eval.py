@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -15,12 +15,16 @@ from robot_rl.types import Policy
 from robot_rl.verbs.reading import ends_at_success, plain
 from robot_rl.words import Refused
 
+if TYPE_CHECKING:
+    from robot_rl.human.judge import Judge
+
 
 def evaluate_as_run(
     config: DictConfig | None,
     env: Any,
     policy: Policy,
     *,
+    judge: Judge | None = None,
     frames: int = 0,
     first_success: bool | None = None,
     **how: Any,
@@ -33,6 +37,7 @@ def evaluate_as_run(
         policy: what acts.
         frames: how many to film.
         first_success: episodes end at their first success; None: if those of the run do. Trials always do.
+        judge: success classifier that says what a success is, in place of the environment.
         how: episodes, seed, deterministic and on_episode of `loops.evaluate.evaluate`.
 
     Raises:
@@ -40,7 +45,12 @@ def evaluate_as_run(
         ValueError: policy and environment do not fit.
     """
     ends = config is not None and ends_at_success(config)
-    if config is None or not ends or config.get("pilot") is None:
+    piloted = config is not None and config.get("pilot") is not None
+    if judge is not None and not piloted:
+        raise Refused(
+            "judge= says what a success is in trials of a run of robot-rl hil, which this is not; leave it out"
+        )
+    if config is None or not piloted or not (judge or ends):
         ends = ends if first_success is None else first_success
         return run_evaluation(env, policy, frames=frames, first_success=ends, **how)
     from robot_rl.human.trials import trials  # the safety layer: only for runs that have one
@@ -53,5 +63,24 @@ def evaluate_as_run(
     policy.io.check(env.io)
     taken: list[np.ndarray] = []
     pilot = build.make("pilot", plain(config.pilot), env=env, human=None)
-    block = trials(env, policy, pilot, on_tick=partial(film, env, taken, frames), **how)
+    block = trials(env, policy, pilot, judge=judge, on_tick=partial(film, env, taken, frames), **how)
     return Evaluation(block.returns, block.steps, block.successes, frames=taken, cut=block.cut)
+
+
+def unknown_success(config: DictConfig | None, run: str, result: Evaluation) -> str:
+    """What to say of a run whose successes a person named, where the environment saw none and may know none; or "".
+
+    Args:
+        config: of the run.
+        run: its folder.
+        result: of the evaluation.
+    """
+    if config is None or config.get("task_reward") not in ("labels", "classifier") or any(result.successes):
+        return ""
+    count = len(result.returns)
+    seen = f"it said so in none of {count} episodes, and may not know" if result.successes else "it does not know"
+    return (
+        f"unknown: in this run a person said what a success is (task_reward={config.task_reward}), and here only the "
+        f"environment could: {seen}. Label trials of it (robot-rl hil resume={run}), or ask a "
+        f"classifier that learned from labels (judge={config.get('judge') or '<folder of robot-rl classify>'})"
+    )

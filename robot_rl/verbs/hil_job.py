@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -90,6 +91,9 @@ class HilSettings(SessionOptions):
     """Own steps between checkpoints; 0 = only at the end."""
     keep_checkpoints: Count = 3
     """How many stay."""
+    realtime: Annotated[int, Field(ge=0, le=98)] | None = None
+    """With role=actor and a person at the seat: SCHED_FIFO priority of the control loop, where the system allows it,
+    and one less of this process's other threads; 0 = ordinary, None = 20."""
 
     def rules(self) -> EpisodeRules:
         """Rewards and ends."""
@@ -226,6 +230,7 @@ class HilJob:
                 evaluate=self.evaluate,
                 on_interrupt=self.loop.stop,
             )
+            self._run.goes_on = True  # a person drives, and the log has every step
             if start.resume:
                 self._restore()
             self._run.begin()
@@ -300,6 +305,7 @@ class HilJob:
                 self._choose()
                 return self._run.finish(calls={"log": self._hash_log}, more=self._summary)
         finally:
+            gc.unfreeze()
             self._run.close()
             if self._painter is not None:
                 self._painter.close()
@@ -315,6 +321,9 @@ class HilJob:
 
     def _drive(self) -> None:
         s, loop = self.settings, self.loop
+        if self.pilot.realtime:  # what is there now is left out of later collections, of which one takes 0.1 s and more
+            gc.collect()
+            gc.freeze()
         if s.demos > loop.demos:
             with tqdm(total=s.demos, initial=loop.demos, unit="demo", file=sys.stderr, dynamic_ncols=True) as bar:
                 loop.collect_demos(s.demos, lambda done: bar.update(done - bar.n))
@@ -323,7 +332,10 @@ class HilJob:
             loop.run(s.total_steps, self._tick)
 
     def _tick(self, step: int, metrics: Metrics) -> bool:
-        return self._run.tick(step, metrics)
+        try:
+            return self._run.tick(step, metrics)
+        finally:
+            self.loop.unsaved = self._run.unsaved
 
     def evaluate(self, episodes: int) -> Trials:
         """A block of autonomous trials from natural starts, through the safety layer.
@@ -409,7 +421,7 @@ class HilJob:
         loop, block = self.loop, self._run.result
         assert isinstance(block, Trials)
         stats = loop.stats
-        against = block.gate(self.settings.gate, stats.tick_p99, 1e3 / self.env.io.control_hz)
+        against = block.gate(self.settings.gate, stats.tick(99), 1e3 / self.env.io.control_hz)
         return {
             "human_seconds": stats.human_seconds,
             "demonstrations": loop.demos,

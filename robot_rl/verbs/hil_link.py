@@ -26,6 +26,8 @@ from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, IOSpec, Metrics
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings, make_memory
 
+REALTIME = 20
+"""Priority of an actor's control loop that a person watches."""
 _AGREED = {"seed", "gamma", "demos", "task_reward", "reaction_ms", "stop_is_end"}
 
 
@@ -97,8 +99,15 @@ class HilActorJob(HilJob):
 
     def run(self) -> dict[str, object]:
         """As `HilJob.run`; the learner is asked for its last weights before the last block."""
+        wanted = REALTIME if self.settings.realtime is None else self.settings.realtime
         try:
-            return super().run()
+            with self.pilot.lifted(wanted) as told:
+                if told not in ("on", "off"):
+                    sys.stderr.write(
+                        f"the control loop has ordinary priority, {told}: on a busy machine its ticks come late. Allow "
+                        f"rtprio {wanted} for this user in /etc/security/limits.d, or say realtime=0\n"
+                    )
+                return super().run()
         finally:
             self.link.close()
 
@@ -225,6 +234,7 @@ class HilLearnerJob:
             count=lambda: loop.rows,
             on_interrupt=loop.stop,
         )
+        run.goes_on = True  # the rows are on the disk, and the actor drives
         if checkpoint.complete(self.folder / "checkpoints"):
             run.restore()  # rows that came since then have their updates still to come
         elif self._start.resume:

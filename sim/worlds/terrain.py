@@ -6,18 +6,18 @@ import math
 from dataclasses import replace
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import array_api_compat
 from pydantic import Field
 
 from robot_rl.sim.arrays import constant
-from robot_rl.sim.terrain import LEVELS, TILE, Ground, lay_tiles
+from robot_rl.sim.terrain import KINDS, LEVELS, TILE, Ground, Kind, lay_tiles
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.sim.worlds.walk import Walk
 from robot_rl.types import Array
 from robot_rl.types.card import Card
-from robot_rl.types.options import Count, Interval, NotNegative, Positive, Whole
+from robot_rl.types.options import Interval, NotNegative, Positive, Whole
 
 if TYPE_CHECKING:
     from robot_rl.sim.legs_scene import LegsScene
@@ -32,7 +32,6 @@ at once (36 of 750 steps after 450,000); with sums below 0 counted as 0, none of
 SCAN = tuple((0.2 * i, 0.2 * j) for i in range(-2, 5) for j in range(-2, 3))
 """Places ahead and to the left of the trunk where the ground's height is told to critics and teachers [m]."""
 Level = Annotated[int, Field(ge=0, lt=LEVELS)]
-Kind = Literal["slope", "stairs", "rubble"]
 
 
 class Terrain(Walk):
@@ -51,15 +50,10 @@ class Terrain(Walk):
     Args:
         levels: [easiest, hardest] that are drawn, of 0 to 7.
         kinds: of ground.
-        variants: tiles of each kind and level.
         map_seed: of what is random in tiles: with another one the ground is such as training has not seen.
         step: height of stairs and of the highest rubble on level 7 [m]; .14 is a third of the Go2's leg.
         curriculum: start at the easiest level and change it by success; else every episode draws one.
         forward: range of the commanded forward speed [m/s].
-        side: range of the commanded speed to the left [m/s].
-        turn: range of what heading for the goal may command [rad/s].
-        reach: as in walk.
-        period: as in walk.
         lift: as in walk.
         robot: as in walk.
 
@@ -77,25 +71,19 @@ class Terrain(Walk):
     def __init__(
         self,
         levels: tuple[Level, Level] = (0, LEVELS - 1),
-        kinds: tuple[Kind, ...] = ("slope", "stairs", "rubble"),
-        variants: Count = 1,
+        kinds: tuple[Kind, ...] = KINDS,
         map_seed: Whole = 0,
         step: Positive = 0.14,
         curriculum: bool = True,
         forward: Interval = (0.3, 0.6),
-        side: Interval = (0.0, 0.0),
-        turn: Interval = (-0.4, 0.4),
-        reach: Positive = 0.7,
-        period: Positive = 0.4,
         lift: NotNegative = 0.08,
         robot: Card | None = None,
     ) -> None:
-        super().__init__(forward, side, turn, reach, period, lift, robot)
+        super().__init__(forward, side=(0.0, 0.0), lift=lift, robot=robot)
         if levels[0] > levels[1]:
             raise ValueError(f"levels is {list(levels)}, expected [easiest, hardest]")
         self._levels, self._curriculum = levels, curriculum
-        self._ask, self._columns = (tuple(kinds), variants, map_seed), variants * len(kinds)
-        self._variants, self._step, self.task_names = variants, float(step), tuple(kinds)
+        self._ask, self._step, self.task_names = (tuple(kinds), map_seed), float(step), tuple(kinds)
 
     @cached_property
     def ground(self) -> Ground:
@@ -124,7 +112,7 @@ class Terrain(Walk):
         """
         start, chance, (low, high) = super().reset(draw, n, xp), draw.uniform(4), self._levels
         level = low + xp.floor(chance[:, 0] * (1 if self._curriculum else high - low + 1))
-        column = xp.floor(chance[:, 1] * self._columns)
+        column = xp.floor(chance[:, 1] * len(self.task_names))
         side, aside = 0.5 * math.pi * xp.floor(4.0 * chance[:, 2]), chance[:, 3] - 0.5
         return self._on_tile(start, xp.astype(level, xp.int64), xp.astype(column, xp.int64), side, aside)
 
@@ -158,13 +146,13 @@ class Terrain(Walk):
         zero = 0.0 * side
         turned = xp.stack([xp.cos(0.5 * side), zero, zero, xp.sin(0.5 * side)], axis=1)
         qpos = xp.concat([begin, start.qpos[:, 2:3], turned, start.qpos[:, 7:]], axis=1)
-        task = {"level": level, "column": column, "goal": column // self._variants, "begin": begin, "end": end}
+        task = {"level": level, "column": column, "goal": column, "begin": begin, "end": end}
         return replace(start, qpos=qpos, task={**start.task, **task, "far": zero, "crossed": zero > 0.0})
 
     def _middle(self, level: Array, column: Array, like: Array) -> Array:
         xp = array_api_compat.array_namespace(like)
         table = constant(self.ground.middles.reshape(-1, 2), like)
-        return xp.take(table, level * self._columns + column, axis=0)
+        return xp.take(table, level * len(self.task_names) + column, axis=0)
 
     def update(self, view: View) -> None:
         """How far the trunk has come, and the turning that heads for the goal."""

@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import robot_rl as rr
-from robot_rl import build, checkpoint
+from robot_rl import build, checkpoint, cli
+from robot_rl.human.judge import Judge
 from robot_rl.human.log import read_manifest
 from robot_rl.human.stats import Trials
 from robot_rl.run import RunStart
 from robot_rl.verbs import hil_job
 from robot_rl.verbs.build import settings_of
-from robot_rl.verbs.hil_eval import evaluate_as_run
+from robot_rl.verbs.hil_eval import evaluate_as_run, unknown_success
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
 from robot_rl.verbs.reading import ends_at_success, plain, stored_config
 
@@ -98,7 +100,7 @@ def test_hil_runs_reports_and_continues(tmp_path, robot_rl, monkeypatch):
     assert json.loads((run / "evaluation.json").read_text())["steps"] == summary["steps"] == steps >= 120
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     episode = next(row for row in rows if "hil/human_steps" in row)
-    for name in ("rollout/intervention_rate", "rollout/autonomous_low", "hil/human_seconds", "hil/tick_ms_p99"):
+    for name in ("rollout/intervention_rate", "rollout/autonomous_low", "hil/human_seconds", "rollout/tick_ms_p99"):
         assert name in episode, name
     make(run, "total_steps=160", resume=True).run()
     assert len(read_manifest(run / "log")) > len(lines)
@@ -176,3 +178,60 @@ def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_pat
     assert best["step"] < newest["step"]
     assert best["rank"] == [0.5]
     assert torch.equal(checkpoint.load_state(run / "checkpoints" / "best" / "policy.pt")["actor"], weights[0])
+
+
+def test_what_a_person_called_success_is_unknown_to_an_evaluation_unless_a_judge_knows(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    make(run, "task_reward=labels", "demos=0", "demo_share=0", "total_steps=30", "env.world.seconds=2").run()
+    capsys.readouterr()
+    line = ["robot-rl", "eval", f"path={run}", "episodes=2", "video_episodes=0", f"output={tmp_path}"]
+    monkeypatch.setattr("sys.argv", line)
+    GlobalHydra.instance().clear()
+    cli.main()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "0/2" not in told
+    assert "a person said what a success is" in told
+    assert f"robot-rl hil resume={run})" in told
+    config = stored_config(run)
+    env = build.make("engine", plain(config.env), num_envs=1, seed=0, device="cpu")
+    judge = Judge(lambda obs: np.ones(1), 0.5, in_a_row=3)
+    found = evaluate_as_run(config, env, rr.load(run, env=env), judge=judge, episodes=2, seed=0)
+    assert found.successes == [True, True]
+    assert found.lengths == [3, 3]
+    assert not unknown_success(config, str(run), found)
+
+
+def test_a_checkpoint_that_a_full_disk_refuses_is_told_and_tried_again(tmp_path, capsys):
+    run = tmp_path / "run"
+    job = make(run, "checkpoint_every=10", "eval_every=0", "keep_checkpoints=2", "env.world.seconds=2")
+    disk, tick, seen = run / "checkpoints", job._tick, []
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+
+        def between(step: int, metrics: Any) -> bool:
+            over = tick(step, metrics)
+            whole = checkpoint.complete(disk)
+            seen.append((len(whole), job.loop.problem))
+            if len(seen) == 1:  # the first is written; from now on there is no room
+                free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+                (disk / "filler").write_bytes(b"0" * (free - 8192))
+            elif "free some space" in job.loop.problem and len(seen) > 3:
+                for path in whole[-1].glob("*.pt"):
+                    checkpoint.load_state(path)
+                (disk / "filler").unlink(missing_ok=True)
+            return over
+
+        job._tick = between
+        job.run()
+        assert seen[0] == (1, "")
+        troubled = [problem for _, problem in seen if problem]
+        assert troubled
+        assert all("no checkpoint could be written" in problem for problem in troubled)
+        assert seen[-1] == (2, "")  # written as soon as there was room
+        told = capsys.readouterr().err
+        assert told.count("free space there") == 1
+        assert "could not be written is there now" in told
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -2,14 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import robot_rl as rr
 from robot_rl import checkpoint
+from robot_rl.human.judge import Judge
+from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
 from robot_rl.real.port import ported
+from robot_rl.verbs.classify import read
+from robot_rl.verbs.classify_features import Features
 from robot_rl.verbs.robot_policy import load_robot_policy
+from robot_rl.words import Refused
 
 TINY = [
     "env=reach",
@@ -161,3 +168,31 @@ def test_what_cannot_be_is_refused_in_a_paragraph(robot_rl, tmp_path, words, sai
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_success_classifier_looks_at_what_the_policy_sees(runs, tmp_path):
+    plain, _ = read([runs[0]])
+    features = Features(str(runs[0]), "cpu")
+    seen, _ = read([runs[0]], features)
+    policy: Any = rr.load(runs[0])
+    episode, state = plain[0], seen[0].obs["state"]
+    policy.reset()
+    for t in range(1, len(episode) + 1):  # in the order in which a judge gets them
+        policy.act({key: episode.obs[key][t : t + 1] for key in policy.io.obs}, deterministic=True)
+        assert np.array_equal(policy.features[0], state[t])
+    model = SuccessClassifier(SuccessOptions(), seen[0].meta["io"])
+    assert model.keys == ("state",)
+    judge = Judge(lambda obs: model.probability(features(obs)), 0.5, begin=features.begin)
+    said = []
+    for _ in range(2):  # the second time as the first: a new episode begins with nothing seen
+        judge.begin()
+        rows = [{key: value[t] for key, value in episode.obs.items()} for t in range(1, len(episode) + 1)]
+        said.append([judge(row).probability for row in rows])
+    assert said[0] == said[1]
+    assert said[0] == pytest.approx(model.probability({"state": state[1:]}), abs=1e-5)
+
+
+def test_features_of_a_policy_without_an_encoder_are_refused(tmp_path, make_job):
+    make_job(tmp_path / "run", "total_steps=60", "eval_every=0").run()
+    with pytest.raises(Refused, match="has no encoder"):
+        Features(str(tmp_path / "run"), "cpu")

@@ -91,6 +91,7 @@ offline data=none.hdf5 ope=null -> estimate=0 for no estimate
 offline data=none.hdf5 ope.members=0 -> ope.members is 0, expected a whole number of at least 1
 hil demo_share=1 -> expected a number in [0, 1)
 hil task_reward=sucess -> did you mean success?
+hil realtime=20 -> take role=actor
 hil task_reward=labels -> Take human=browser
 hil human=scriptd -> did you mean scripted?
 hil human.skill=2 -> human.skill is 2, expected a number in [0, 1]

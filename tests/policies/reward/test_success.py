@@ -296,6 +296,9 @@ def test_job_trains_reports_asks_for_what_it_lacks_and_judges_anew(tmp_path):
     scores = rescore(model, {**again, "in_a_row": 1}, [str(tmp_path / "run")], tmp_path / "scores.jsonl")
     assert scores["episodes"] == 30
     assert scores["agree"] >= 24
+    assert scores["labelled_episodes"] == 30
+    assert scores["recall"] >= 0.6
+    assert scores["false_alarm_episodes"] <= 2
     line = json.loads((tmp_path / "scores.jsonl").read_text().splitlines()[0])
     assert len(line["probability"]) == 8
     with pytest.raises(ValueError, match="logs is empty"):

@@ -7,6 +7,7 @@ import ctypes
 import os
 import sys
 import threading
+from collections.abc import Iterator
 
 NOT_HERE = "not allowed (Linux alone has it)"
 
@@ -28,7 +29,20 @@ def lift(priority: int, names: tuple[str, ...] = ()) -> str:
 
 
 def lift_all(priority: int) -> str:
-    """Give the calling thread SCHED_FIFO, the process's other threads one priority less, and lock the memory.
+    """`lift_process`, and lock the memory.
+
+    Returns:
+        "on", "off" or why not.
+    """
+    told = lift_process(priority)
+    if told == "on":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).mlockall(3)  # MCL_CURRENT | MCL_FUTURE
+    return told
+
+
+def lift_process(priority: int) -> str:
+    """Give the calling thread SCHED_FIFO, and the process's other threads one priority less.
 
     The others too: a control thread that waits for the interpreter lock of an ordinary thread is an ordinary thread.
 
@@ -41,13 +55,27 @@ def lift_all(priority: int) -> str:
         return NOT_HERE
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
-        own = threading.get_native_id()
-        for thread in os.listdir("/proc/self/task"):
-            if int(thread) != own:
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(max(priority - 1, 1)))
+        _others(os.SCHED_FIFO, max(priority - 1, 1))
     except OSError as error:
         return f"not allowed ({error})"
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mlockall(3)  # MCL_CURRENT | MCL_FUTURE
     return "on"
+
+
+@contextlib.contextmanager
+def lifted(priority: int) -> Iterator[str]:
+    """`lift_process` for a while; yields what it returns."""
+    told = lift_process(priority)
+    try:
+        yield told
+    finally:
+        if told == "on":
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+            _others(os.SCHED_OTHER, 0)
+
+
+def _others(policy: int, priority: int) -> None:
+    own = threading.get_native_id()
+    for thread in os.listdir("/proc/self/task"):
+        if int(thread) != own:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
