@@ -19,9 +19,12 @@ import os, sys, time
 from pathlib import Path
 from robot_rl.claim import claim_new
 claim = claim_new(Path(sys.argv[1]))
+told, tell = os.pipe()
 if os.fork() == 0:  # a worker that outlives its parent must not keep the folder
+    os.write(tell, b"1")  # it runs, and has let go
     time.sleep(30)
     os._exit(0)
+os.read(told, 1)
 (claim.folder / "config.yaml").write_text("")
 print(claim.folder, flush=True)
 time.sleep(60)

@@ -197,6 +197,11 @@ def clear_refused() -> bool:
     return begun
 
 
+def keep_planned() -> None:
+    """A run is done: whatever is refused next, in a sweep, has nothing to do with its folder."""
+    _planned.clear()
+
+
 def run_folder(cfg: DictConfig, verb: str, default_name: str) -> Path:
     """A new folder for a run, not made yet."""
     if HydraConfig.get().mode == RunMode.MULTIRUN:

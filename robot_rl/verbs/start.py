@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from robot_rl import extras
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import REFUSALS, clear_refused
+from robot_rl.verbs.build import REFUSALS, clear_refused, keep_planned
 from robot_rl.verbs.compose import (
     choices,
     find_unreadable,
@@ -84,6 +84,7 @@ def _guard(verb: Verb, debug: bool, several: _Several) -> Callable[[DictConfig],
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb.run(cfg)
             several.add(answer.folder())
+            keep_planned()
         except KeyboardInterrupt:
             answer.note(interrupted=True)
             print("\ninterrupted", file=sys.stderr)

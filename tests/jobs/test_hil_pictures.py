@@ -174,7 +174,7 @@ def test_a_success_classifier_looks_at_what_the_policy_sees(runs, tmp_path):
     plain, _ = read([runs[0]])
     features = Features(str(runs[0]), "cpu")
     seen, _ = read([runs[0]], features)
-    policy: Any = rr.load(runs[0])
+    policy: Any = rr.load(runs[0]).policy
     episode, state = plain[0], seen[0].obs["state"]
     policy.reset()
     for t in range(1, len(episode) + 1):  # in the order in which a judge gets them

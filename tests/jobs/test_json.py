@@ -94,6 +94,13 @@ def test_a_refusal_is_a_document_too(answer: Run, words: tuple[str, ...], text: 
     assert text in found["error"]
 
 
+def test_what_is_refused_behind_a_run_of_the_same_process_is_a_refusal_all_the_same(answer: Run):
+    assert answer("train", *SHORT)[0] == 0
+    code, found = answer("train", "env=pendulum", "total_steps=-3")
+    assert code == 2
+    assert "total_steps" in found["error"]
+
+
 def test_logs_tell_facts_and_findings(answer: Run, tmp_path: Path):
     with h5py.File(tmp_path / "log.hdf5", "w") as file:
         file["observations"] = np.zeros((20, 3), np.float32)
