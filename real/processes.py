@@ -123,7 +123,7 @@ class Launcher:
         self._command = command or (lambda node: run_module(NODES, node.executable, *node.arguments(), abrupt=True))
         self.children: dict[str, _Child] = {}
         self._restarts: dict[str, list[float]] = {}
-        self._ending = threading.Event()
+        self._ending = False  # no Event: a signal may come while its lock is held
 
     def run(self) -> int:
         """Start everything and wait.
@@ -135,7 +135,8 @@ class Launcher:
         try:
             for node in self._nodes:
                 self._start(node)
-            while not self._ending.wait(0.1):
+            while not self._ending:
+                time.sleep(0.1)
                 ended = self._look()
                 if ended is not None:
                     status = ended
@@ -146,7 +147,7 @@ class Launcher:
 
     def stop(self) -> None:
         """End soon; callable from a signal handler."""
-        self._ending.set()
+        self._ending = True
 
     def end(self) -> None:
         """End all processes: sources and supervisor at once, then the robot, then the recorder, who sees it all.

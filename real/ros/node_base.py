@@ -372,11 +372,12 @@ def run(
     Returns:
         Exit status: 0 after an orderly end, 1 when the callback thread died, 2 when the node could not be made.
     """
-    ending, over = threading.Event(), threading.Event()
-    made = False
+    over = threading.Event()
+    made = ending = False
 
     def on_signal(*_: object) -> None:
-        ending.set()
+        nonlocal ending
+        ending = True  # no Event: its lock may be held by the very thread that the next signal interrupts
         if not made:  # nothing moves yet: give up at once instead of first finishing to load
             raise KeyboardInterrupt
 
@@ -395,7 +396,8 @@ def run(
         work = functools.partial(survive, node) if survive is not None else None
         spinning = threading.Thread(target=_spin, args=(executor, over, work), name="callbacks", daemon=True)
         spinning.start()
-        while not ending.wait(0.05):
+        while not ending:
+            time.sleep(0.05)
             if not spinning.is_alive() or (parent and os.getppid() != parent):
                 break
         healthy = spinning.is_alive()
@@ -407,7 +409,7 @@ def run(
     except KeyboardInterrupt:
         return 0
     except (ValueError, OSError, ImportError, ParameterException, InvalidParameterTypeException) as error:
-        if ending.is_set():  # the signal came while a library was loading, which calls that an error of its own
+        if ending:  # the signal came while a library was loading, which calls that an error of its own
             return 0
         sys.stderr.write(f"{sys.argv[0].rsplit('/', 1)[-1]}: {error}\n")
         return 2

@@ -384,6 +384,7 @@ class Processes:
         env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
         env.pop("FASTDDS_DEFAULT_PROFILES_FILE", None)  # of this process; a node finds its own
         env |= {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", **(environment or {})}
+        env["PYTHONFAULTHANDLER"] = "1"
         env["ROBOT_RL_PARENT"] = str(os.getpid())  # no orphans, even when the tests are killed
         self.running[key] = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=self.folder)
         return self.running[key]
@@ -399,10 +400,10 @@ class Processes:
             process.send_signal(sign)
             try:
                 return process.wait(limit)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                raise
+            except subprocess.TimeoutExpired as error:
+                process.send_signal(signal.SIGABRT)  # Python's fault handler says where each thread was
+                process.wait(5.0)
+                raise AssertionError(f"{key} did not end within {limit} s:\n{self.log(key)[-4000:]}") from error
         return process.returncode
 
     def close(self):
