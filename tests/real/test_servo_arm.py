@@ -418,8 +418,8 @@ def test_leader_moves_the_follower_through_the_supervisor_and_its_jump_is_limite
     assert (np.abs(np.diff(path, axis=0)) <= 3.0 * took[:, None] + 1e-9).all()
     assert (path <= upper + 1e-9).all()
     assert (path >= lower - 1e-9).all()
+    assert safety.state == "ACTIVE", safety.faults
     np.testing.assert_allclose(joints.read().position, np.minimum(upper, leader.read().position), atol=0.02)
-    assert safety.state == "ACTIVE"
     begun, ended = np.array([row[0] for row in seen[:-10]]), np.array([row[1] for row in seen[10:]])
     way = np.abs(np.diff([row[2] for row in seen], axis=0)).max(axis=1)
     way = np.convolve(way, np.ones(10), "valid")
