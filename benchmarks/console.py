@@ -11,6 +11,8 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -97,6 +99,19 @@ def _measure(rate: float, seconds: float, size: tuple[int, int]) -> dict[str, An
     }
 
 
+@asynccontextmanager
+async def page_socket(url: str) -> AsyncIterator[Any]:
+    """The socket of a session's page, whose address with its token this is."""
+    aiohttp: Any = require("aiohttp")
+    base, _, token = url.partition("?")
+    address = base.replace("http", "ws", 1) + "socket?" + token
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(address, headers={"Origin": base.rstrip("/")}, max_msg_size=1 << 24) as socket,
+    ):
+        yield socket
+
+
 class _Client:
     """What the page does, without a browser: 30 inputs per second, takes every picture."""
 
@@ -113,13 +128,7 @@ class _Client:
         asyncio.run(self._session())
 
     async def _session(self) -> None:
-        aiohttp: Any = require("aiohttp")
-        base, _, token = self._url.partition("?")
-        address = base.replace("http", "ws", 1) + "socket?" + token
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(address, headers={"Origin": base.rstrip("/")}, max_msg_size=1 << 24) as socket,
-        ):
+        async with page_socket(self._url) as socket:
             self.ready.set()
             listening = asyncio.ensure_future(self._listen(socket))
             number = 0

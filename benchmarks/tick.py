@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.extras import require
+from benchmarks.console import page_socket
 
 SESSION = (
     *("env=pick", "cameras=[front,side]", "env.world.seconds=8", "demos=0", "task_reward=env", "eval_every=0"),
@@ -148,13 +148,7 @@ class _Page:
         self.thread.start()
 
     async def _watch(self) -> None:
-        aiohttp: Any = require("aiohttp")
-        base, _, token = self._url.partition("?")
-        address = base.replace("http", "ws", 1) + "socket?" + token
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(address, headers={"Origin": base.rstrip("/")}, max_msg_size=1 << 24) as socket,
-        ):
+        async with page_socket(self._url) as socket:
             speaking = asyncio.ensure_future(self._speak(socket))
             pressed = 0.0
             async for message in socket:

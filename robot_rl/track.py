@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,7 +20,10 @@ R = TypeVar("R")
 
 
 class Jsonl:
-    """One JSON object per line in `metrics.jsonl`; each line is flushed, so a killed run keeps its rows."""
+    """One JSON object per line in `metrics.jsonl`; each is written at once, so a killed run keeps its rows.
+
+    On a full disk rows wait, and are written with the next one for which there is room.
+    """
 
     def __init__(self, folder: str | Path, *, resume_step: int | None = None) -> None:
         """Open for appending.
@@ -33,7 +37,7 @@ class Jsonl:
         if resume_step is not None and self.path.exists():
             rows = [row for row in read_metrics(self.path) if row["step"] <= resume_step]
             write_bytes(self.path, "".join(json.dumps(row) + "\n" for row in rows).encode())
-        self._file = self.path.open("a")
+        self._file, self._waiting = self.path.open("ab", buffering=0), b""
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Append one row; numbers that JSON cannot hold become null."""
@@ -41,8 +45,13 @@ class Jsonl:
             if not isinstance(value, (int, float)):  # NumPy's float64 is a float
                 raise TypeError(f"metric {name} is a {type(value).__name__}, expected a number; use float(...)")
         row = {name: (value if math.isfinite(value) else None) for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": int(step), **row}) + "\n")
-        self._file.flush()
+        self._waiting += (json.dumps({"step": int(step), **row}) + "\n").encode()
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def close(self) -> None:
         """Close the file."""

@@ -1,6 +1,7 @@
 """Metrics survive kills and resumes; wandb works offline with the real package."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,27 @@ def test_jsonl_resume_drops_rows_after_the_checkpoint(tmp_path: Path) -> None:
     again.log({"a": 31.0}, 30)
     again.close()
     assert [(r["step"], r["a"]) for r in track.read_metrics(again.path)] == [(10, 10.0), (20, 20.0), (30, 31.0)]
+
+
+def test_rows_wait_while_the_disk_is_full_and_come_whole_and_in_order(tmp_path: Path) -> None:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True
+    ).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        log, filler = track.Jsonl(tmp_path), tmp_path / "filler"
+        log.log({"a": 1.0}, 0)
+        filler.write_bytes(b"0" * 15 * 4096)  # all but the page in which the rows begin
+        for step in range(1, 600):  # 20 bytes and more each: two pages and a half would be needed
+            log.log({"a": 1.0}, step)
+        kept = len(track.read_metrics(log.path))
+        assert 100 < kept < 600
+        filler.unlink()
+        log.log({"a": 1.0}, 600)
+        log.close()
+        assert [row["step"] for row in track.read_metrics(log.path)] == list(range(601))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_files_writes_tensorboard_events(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -94,6 +95,10 @@ def evaluate(cfg: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed, trial=trial)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
+    unknown = "" if cfg.judge is not None else unknown_success(config, _run_of(path), result)
+    if unknown:  # no file says that none succeeded
+        summary.pop("success", None)
+        result = replace(result, successes=[])
     tasks = by_task(result, env.parts.task_names)
     lines = {f"success, {name}": answer.rate(won, count) for name, (won, count) in tasks.items() if count}
     write_json(
@@ -104,10 +109,8 @@ def evaluate(cfg: DictConfig) -> None:
         lines["cut"] = (
             f"{result.cut} of {len(result.returns)} episodes had no end after {LONGEST:,} steps: no time limit?"
         )
-    unknown = "" if cfg.judge is not None else unknown_success(config, _run_of(path), result)
     if unknown:
         lines["success in all"] = unknown
-        summary.pop("success", None)
     elif result.successes:
         first = first_success or cfg.judge is not None
         ends = " in episodes that end at the first success, as in the run" if first else ""

@@ -8,7 +8,6 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
-import array_api_compat
 from pydantic import Field
 
 from robot_rl.sim.arrays import constant
@@ -107,14 +106,12 @@ class Terrain(Walk):
             xp: array namespace.
 
         Returns:
-            Initial states; also task "level", "column" (n,) int64 of the tile, "goal" (n,) int64 the kind of ground,
-            "begin", "end" (n, 2) [m], "far" (n,) how much of the way was made [m], "crossed" (n,) bool.
+            Initial states; also task "level", "goal" (n,) int64, level and kind of the tile, "begin", "end" (n, 2) [m],
+            "far" (n,) how much of the way was made [m], "crossed" (n,) bool.
         """
-        start, chance, (low, high) = super().reset(draw, n, xp), draw.uniform(4), self._levels
-        level = low + xp.floor(chance[:, 0] * (1 if self._curriculum else high - low + 1))
-        column = xp.floor(chance[:, 1] * len(self.task_names))
-        side, aside = 0.5 * math.pi * xp.floor(4.0 * chance[:, 2]), chance[:, 3] - 0.5
-        return self._on_tile(start, xp.astype(level, xp.int64), xp.astype(column, xp.int64), side, aside)
+        low, high = self._levels
+        level = low + xp.floor(draw.uniform() * (1 if self._curriculum else high - low + 1))
+        return self._on_tile(draw, xp.astype(level, xp.int64), n, xp)
 
     def reset_after(self, draw: Draw, view: View) -> Reset:
         """Initial states behind an episode: a level up or down, by how far it came.
@@ -124,35 +121,27 @@ class Terrain(Walk):
             view: the final state of these n environments.
         """
         xp, task, (low, high) = view.xp, view.task, self._levels
-        fresh = self.reset(draw, len(view.step), xp)
         if not self._curriculum:
-            return fresh
+            return self.reset(draw, len(view.step), xp)
         level = task["level"] + xp.astype(task["crossed"], xp.int64) - xp.astype(task["far"] < 0.5 * WAY, xp.int64)
         any_level = low + xp.astype(xp.floor(draw.uniform() * (high - low + 1)), xp.int64)
         level = xp.where(level > high, any_level, xp.clip(level, low, high))
-        moved = self._middle(level, fresh.task["column"], fresh.qpos) - self._middle(
-            fresh.task["level"], fresh.task["column"], fresh.qpos
-        )
-        qpos = xp.concat([fresh.qpos[:, :2] + moved, fresh.qpos[:, 2:]], axis=1)
-        places = {key: fresh.task[key] + moved for key in ("begin", "end")}
-        return replace(fresh, qpos=qpos, task={**fresh.task, **places, "level": level})
+        return self._on_tile(draw, level, len(view.step), xp)
 
-    def _on_tile(self, start: Reset, level: Array, column: Array, side: Array, aside: Array) -> Reset:
-        xp = array_api_compat.array_namespace(level)
+    def _on_tile(self, draw: Draw, level: Array, n: int, xp: ModuleType) -> Reset:
+        start, chance = super().reset(draw, n, xp), draw.uniform(3)
+        kind = xp.astype(xp.floor(chance[:, 0] * len(self.task_names)), xp.int64)
+        side, aside = 0.5 * math.pi * xp.floor(4.0 * chance[:, 1]), chance[:, 2:] - 0.5
         along = xp.stack([xp.cos(side), xp.sin(side)], axis=1)
         across = xp.stack([-along[:, 1], along[:, 0]], axis=1)
-        middle = self._middle(level, column, start.qpos) + aside[:, None] * across
+        middles = constant(self.ground.middles.reshape(-1, 2), start.qpos)
+        middle = xp.take(middles, level * len(self.task_names) + kind, axis=0) + aside * across
         begin, end = middle - 0.5 * WAY * along, middle + 0.5 * WAY * along
         zero = 0.0 * side
         turned = xp.stack([xp.cos(0.5 * side), zero, zero, xp.sin(0.5 * side)], axis=1)
         qpos = xp.concat([begin, start.qpos[:, 2:3], turned, start.qpos[:, 7:]], axis=1)
-        task = {"level": level, "column": column, "goal": column, "begin": begin, "end": end}
+        task = {"level": level, "goal": kind, "begin": begin, "end": end}
         return replace(start, qpos=qpos, task={**start.task, **task, "far": zero, "crossed": zero > 0.0})
-
-    def _middle(self, level: Array, column: Array, like: Array) -> Array:
-        xp = array_api_compat.array_namespace(like)
-        table = constant(self.ground.middles.reshape(-1, 2), like)
-        return xp.take(table, level * len(self.task_names) + column, axis=0)
 
     def update(self, view: View) -> None:
         """How far the trunk has come, and the turning that heads for the goal."""

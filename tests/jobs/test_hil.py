@@ -192,6 +192,9 @@ def test_what_a_person_called_success_is_unknown_to_an_evaluation_unless_a_judge
     assert "0/2" not in told
     assert "a person said what a success is" in told
     assert f"robot-rl hil resume={run})" in told
+    written = json.loads(next((tmp_path / "eval").rglob("evaluation.json")).read_text())
+    assert "success" not in written
+    assert written["successes"] == []
     config = stored_config(run)
     env = build.make("engine", plain(config.env), num_envs=1, seed=0, device="cpu")
     judge = Judge(lambda obs: np.ones(1), 0.5, in_a_row=3)

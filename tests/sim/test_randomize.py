@@ -1,10 +1,13 @@
+import mujoco
 import numpy as np
 import pytest
+import torch
 
 from robot_rl import build
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
-from robot_rl.sim.randomize import Randomize
+from robot_rl.sim.randomize import Randomize, Randomizer
+from robot_rl.sim.randomize_torch import TorchRandomizer
 from robot_rl.sim.world import Reset
 from robot_rl.words import Refused
 
@@ -263,3 +266,14 @@ def test_pushes_come_every_four_seconds_in_any_direction_with_the_speed_asked_fo
 def test_pushes_of_a_robot_that_stands_fast_are_refused(slider):
     with pytest.raises(ValueError, match="pushes a trunk that is free to move"):
         make(2, 0, world=slider(), options=EngineOptions(randomize=Randomize(push=(0.2, 0.4))))
+
+
+def test_pushes_are_the_same_on_tensors():
+    model = mujoco.MjModel.from_xml_string(FREE)
+    options = Randomize(push=(0.2, 0.4))
+    arrays = Randomizer(options, 40, 3, model, 4)
+    tensors = TorchRandomizer(options, 40, 3, model, 4, device=torch.device("cpu"))
+    pushes = np.array([arrays.push() for _ in range(50)])
+    assert pushes.any(axis=(1, 2)).sum() > 5
+    twins = torch.stack([found for found in (tensors.push() for _ in range(50)) if found is not None])
+    assert twins.numpy() == pytest.approx(pushes, abs=1e-6)
