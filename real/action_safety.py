@@ -182,6 +182,12 @@ class ActionSafety:
         """A stop is latched."""
         return self.supervisor.state in ("FAULT", "ESTOP") or bool(self.supervisor.faults)
 
+    @property
+    def stopped_by(self) -> str:
+        """The fault that latched first, with what was measured and what was allowed; "" while nothing is latched."""
+        code, numbers = next(iter(self.supervisor.numbers.items()), ("", ""))
+        return f"{code} ({numbers})" if numbers else code
+
     def watch(self, axes: Axes | None, now: float) -> None:
         """Look at the robot without moving it: before an episode, and while nobody drives."""
         self.supervisor.filter(None, self._state(axes, now), now)
@@ -229,7 +235,7 @@ class ActionSafety:
         finite = bool(np.isfinite(asked).all())
         self._bad = 0 if finite else self._bad + 1
         if self._bad >= self._limits.bad_actions:
-            self.supervisor.report("cmd_nonfinite")
+            self.supervisor.report("cmd_nonfinite", f"{self._bad} actions in a row are not finite")
         value = np.zeros(0)  # release: brake and hold
         if moving and finite:
             top = self._limits.human_speed if human else 1.0

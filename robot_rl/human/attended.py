@@ -169,7 +169,7 @@ class AttendedTrials:
         self._hear(tuple(words))  # about what is over
         kinds = [press.kind for press in driven.presses if press not in words]
         if driven.stopped:
-            self.found.stops += not driven.pressed
+            self.found.stops += [] if driven.pressed else [driven.stopped_by]
             trial.touched = True
         elif driven.lost or self._session.watch.lost or "rerecord" in kinds:
             trial.counts = False

@@ -44,6 +44,7 @@ class Driven:
         clip_frac: share of the command that was cut.
         finite: the command was finite.
         stopped: a stop is latched.
+        stopped_by: the limit or fault that latched it, with its numbers; "" without a stop.
         pressed: a person did it.
         warning: about the device.
         gripper: (G,) where the grippers stand, in units of their actions; None where that is not measured.
@@ -68,6 +69,7 @@ class Driven:
     clip_frac: float
     finite: bool
     stopped: bool
+    stopped_by: str
     pressed: bool
     warning: str
     gripper: np.ndarray | None = None
@@ -304,6 +306,7 @@ class Pilot:
             clip_frac=done.clip_frac,
             finite=done.finite,
             stopped=self.safety.stopped,
+            stopped_by=self.safety.stopped_by,
             pressed=self._pressed,
             warning=decision.warning,
             gripper=None if self._seen is None else self._seen.gripper,

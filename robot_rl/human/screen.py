@@ -21,7 +21,9 @@ def telemetry(session: Session, demo: bool, driven: Driven | None, problem: str 
         problem: what stands in the way now, before what the session itself has to say.
     """
     rolling, options = session.stats.metrics(), session.options
-    begun = session.episode_began_ns
+    begun, fault = session.episode_began_ns, ""
+    if driven is not None and (driven.lost or driven.level >= 3):
+        fault = driven.warning or driven.stopped_by or "fault"
     return {
         "phase": "demonstration" if demo else "training",
         "demos": session.demos,
@@ -45,7 +47,7 @@ def telemetry(session: Session, demo: bool, driven: Driven | None, problem: str 
         "next_eval": options.eval_every - session.env_steps % options.eval_every if options.eval_every else None,
         "age_s": (session.pilot.now_ns() - session.updated_ns) * 1e-9,
         "probability": round(session.probability, 3) if math.isfinite(session.probability) else None,
-        "fault": "" if driven is None or not (driven.lost or driven.level >= 3) else driven.warning or "fault",
+        "fault": fault,
         "mode": session.pilot.mode,
         "pausing": session.pilot.pausing,
         "scene": session.scene.told if session.scene.asks else None,

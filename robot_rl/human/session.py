@@ -149,6 +149,7 @@ class Session:
             learner, self.sampler.batches(batch_rows(learner)), rate, most_credit=50.0 * max(rate, 1.0)
         )
         self._trouble, self._full = "", False  # what a person has to put right; it is the disk
+        self._stopped_by = ""  # the limit or fault that ended the last episode
         self.unsaved = ""
         """Why the last checkpoint was not written, or ""."""
         self.rng = np.random.default_rng(seed)
@@ -190,8 +191,9 @@ class Session:
         """What a person should know, or ""."""
         words = len(self.log.unwritten)
         kept = f"{words} words about episodes wait for room on the disk; free some space" if words else ""
+        stop = self._stopped_by and f"the safety layer stopped the robot: {self._stopped_by}"
         troubles = (self._trouble, kept, self.unsaved, self.watch.problem, self.grippers.problem, self.improver.problem)
-        return next(filter(None, troubles), "")
+        return next(filter(None, (*troubles, stop)), "")
 
     def here(self) -> Obs:
         """What the robot sees now, without a batch axis."""

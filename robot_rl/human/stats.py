@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,13 @@ LATE_MS = 5.0
 """How late a tick may be for unattended operation: a real robot's ticks last a period, not less."""
 
 
+def count_stops(stops: Sequence[str]) -> str:
+    """Safety stops in words: each limit or fault, how often, and the numbers of the last time."""
+    last = {stop.partition(" (")[0]: stop for stop in stops}
+    times = Counter(stop.partition(" (")[0] for stop in stops)
+    return ", ".join(f"{times[code]} x {stop}" for code, stop in last.items())
+
+
 @dataclass
 class EpisodeFacts:
     """One episode in numbers.
@@ -29,6 +37,7 @@ class EpisodeFacts:
     Attributes:
         success: it ended in success.
         end_reason: why it ended.
+        stopped_by: the limit or fault behind a safety stop, with its numbers.
         autonomous: no human step.
         steps: driven steps.
         returned: undiscounted task reward.
@@ -49,6 +58,7 @@ class EpisodeFacts:
 
     success: bool = False
     end_reason: str = "none"
+    stopped_by: str = ""
     autonomous: bool = True
     steps: int = 0
     returned: float = 0.0
@@ -126,6 +136,8 @@ class HilStats:
         self.steps = 0
         self._ticks: deque[float] = deque(maxlen=TICKS)
         self.reasons: dict[str, int] = {}
+        self.stops: list[str] = []
+        """What latched each safety stop, with its numbers."""
 
     @property
     def last(self) -> list[EpisodeFacts]:
@@ -145,6 +157,7 @@ class HilStats:
         self.human_steps += facts.human_steps
         self.steps += facts.steps
         self.reasons[facts.end_reason] = self.reasons.get(facts.end_reason, 0) + 1
+        self.stops += [facts.stopped_by] if facts.stopped_by else []
 
     def tick(self, percentile: float) -> float:
         """How long ticks lasted, a percentile of the newest ones of this process [ms]; 0 before the first."""
@@ -198,6 +211,7 @@ class HilStats:
             "human_steps": self.human_steps,
             "steps": self.steps,
             "reasons": dict(self.reasons),
+            "stops": list(self.stops),
             "last": kept,
         }
 
@@ -205,7 +219,7 @@ class HilStats:
         """Continue."""
         self.episodes, self.steps = int(state["episodes"]), int(state["steps"])
         self.demo_steps, self.human_steps = int(state["demo_steps"]), int(state["human_steps"])
-        self.reasons = dict(state["reasons"])
+        self.reasons, self.stops = dict(state["reasons"]), list(state.get("stops", []))
         self._last.clear()
         self._last.extend(EpisodeFacts(**facts) for facts in state["last"])
 
@@ -218,7 +232,7 @@ class Trials:
         successes: one entry per trial.
         steps: length of each.
         deterministic: the policy's mode, not samples.
-        stops: safety stops.
+        stops: one entry per safety stop: the limit or fault, with its numbers.
         cut: trials that did not end by themselves.
         returns: undiscounted return of each, where they were counted.
     """
@@ -226,7 +240,7 @@ class Trials:
     successes: list[bool] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     deterministic: bool = True
-    stops: int = 0
+    stops: list[str] = field(default_factory=list)
     cut: int = 0
     returns: list[float] = field(default_factory=list)
 
@@ -244,7 +258,7 @@ class Trials:
             "eval/success_high": high,
             "eval/episodes": float(len(self.successes)),
             "eval/streak": float(best),
-            "eval/safety_stops": float(self.stops),
+            "eval/safety_stops": float(len(self.stops)),
             "eval/length": float(np.mean(good)) if good else math.nan,
             **({"eval/cut": float(self.cut)} if self.cut else {}),
         }
@@ -268,7 +282,7 @@ class Trials:
         if low < threshold:
             out.append(f"lower bound of success {low:.3f}, expected at least {threshold:g}")
         if self.stops:
-            out.append(f"{self.stops} safety stops, expected none")
+            out.append(f"safety stops, expected none: {count_stops(self.stops)}")
         if tick_p99_ms > period_ms + LATE_MS:
             most = f"at most {LATE_MS:g} ms above the period of {period_ms:.1f} ms"
             out.append(f"p99 of the tick is {tick_p99_ms:.1f} ms, expected {most}")

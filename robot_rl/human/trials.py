@@ -71,7 +71,7 @@ def trials(
             driven = pilot.drive(obs, proposal)
             tell(policy, driven.executed)
             if driven.stopped:
-                out.stops += 1
+                out.stops.append(driven.stopped_by)
                 break
             row = stepper.step(driven.executed[None])
             pilot.wait()

@@ -253,9 +253,9 @@ def begin(
     given = Path(cfg.resume)
     folder = given.parent.parent if given.parent.name == "checkpoints" else given
     kept = stored_config(folder)
-    changes = [item for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
+    changes = [item.lstrip("+") for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
     groups = (*groups, "robot")
-    fixed = [item for item in changes if item.split("=")[0].lstrip("+~") in groups]
+    fixed = [item for item in changes if item.split("=")[0].lstrip("~") in groups]
     if fixed:
         names = ", ".join(groups[:-1]) + " and " + groups[-1]
         raise Refused(f"{fixed[0]}: a resumed run keeps its {names}; start a new run")

@@ -214,10 +214,15 @@ def find_wrong_value(config: str, items: Sequence[str]) -> str:
     return ""
 
 
-def find_wrong_name(config: str, items: Sequence[str]) -> str:
+def find_wrong_name(config: str, items: Sequence[str], kept: DictConfig | None = None) -> str:
     """What is wrong with the first choice or option that does not exist, with the near name, or "".
 
     Hydra would answer a choice with its search path and an option with the advice to add it.
+
+    Args:
+        config: of the verb.
+        items: words of the command.
+        kept: configuration of the run that goes on, whose groups have these options; None: what the words choose.
     """
     groups = set(groups_of(config))
     chosen, options = [], []
@@ -236,7 +241,7 @@ def find_wrong_name(config: str, items: Sequence[str]) -> str:
         chosen.append(f"{key}={value.split(',')[0]}")
     if not options:
         return ""
-    node = composed(config, chosen)
+    node = composed(config, chosen) if kept is None else kept
     for key in options:
         found = _wrong_option(node, key.split("."))
         if found:

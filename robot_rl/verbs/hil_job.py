@@ -32,7 +32,7 @@ from robot_rl.human.painter import Painter
 from robot_rl.human.pilot import LiveRobot
 from robot_rl.human.recovery import Recovery, of_environment
 from robot_rl.human.session import Helpers, Records, batch_rows
-from robot_rl.human.stats import Trials
+from robot_rl.human.stats import Trials, count_stops
 from robot_rl.human.trials import trials
 from robot_rl.human.waiting import meanwhile
 from robot_rl.parts import Parts
@@ -430,6 +430,7 @@ class HilJob:
             **({} if self.elicitor is None else {"demonstrations_asked_for_again": self.elicitor.refused}),
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),
+            **({"safety_stops": count_stops(stats.stops)} if stats.stops else {}),
             "unattended": "allowed" if not against else "no: " + "; ".join(against),
             **self._chosen,
             **self._further(),

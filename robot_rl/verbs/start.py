@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -37,7 +37,7 @@ from robot_rl.verbs.help import page
 from robot_rl.verbs.lines import find_slip
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.pictures import put_pictures
-from robot_rl.verbs.reading import read_options
+from robot_rl.verbs.reading import read_options, stored_config
 from robot_rl.verbs.replay import as_replay_option
 from robot_rl.verbs.robot import put_card, robot
 from robot_rl.verbs.sweep import VERBS as SWEPT
@@ -217,12 +217,15 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         if verb in ("eval", "export", "deploy"):
             rest = [as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest]
         rest = take_own(rest)
+        kept = _resumed(rest)
         wrong = (
             find_unknown(verb, rest)
             or find_unreadable(rest)
             or find_wrong_value(config, rest)
-            or find_wrong_name(config, rest)
+            or find_wrong_name(config, rest, kept)
         )
+        if kept is not None:  # what Hydra composes are the defaults, which may lack an option that the run has
+            rest = [f"++{item}" if "." in item.split("=")[0] and item[0] not in "+-~" else item for item in rest]
     except (Refused, ValueError, ImportError) as error:
         if debug:
             raise
@@ -243,6 +246,18 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         _refuse(f"{' '.join(str(error).split())} (all keys: robot-rl {verb} --help)")
     if verb in SWEPT:
         conclude(several.words, several.folder)
+
+
+def _resumed(items: Sequence[str]) -> DictConfig | None:
+    """The configuration of the run that `resume=` names; None without one, or where none can be read (told later)."""
+    named = [item.partition("=")[2].strip("'\"") for item in items if item.startswith("resume=")]
+    if not named:
+        return None
+    given = Path(named[-1])
+    try:
+        return stored_config(given.parent.parent if given.parent.name == "checkpoints" else given)
+    except (*REFUSALS, OSError):
+        return None
 
 
 def _refuse(text: str) -> NoReturn:

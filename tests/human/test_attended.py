@@ -114,7 +114,7 @@ def test_stop_and_hold_fail_the_trial_and_success_does_not_mend_it(tmp_path, key
     found, hands = block(tmp_path, act)
     assert found.successes == [False, False]
     assert found.steps[0] < 20
-    assert found.stops == 0  # a person's stop is none of the safety layer's
+    assert found.stops == []  # a person's stop is none of the safety layer's
     assert any(page["label"] == "trial 1 stays failed: it was stopped, held or taken over" for page in hands.pages)
 
 

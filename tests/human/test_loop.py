@@ -25,7 +25,7 @@ from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.human.session import Records
-from robot_rl.human.stats import EpisodeFacts, HilStats, Trials
+from robot_rl.human.stats import EpisodeFacts, HilStats, Trials, count_stops
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.stats import wilson
@@ -238,9 +238,29 @@ def test_fault_non_finite_actions_hold_and_three_in_a_row_stop(tmp_path, bad):
     steps = episode(loop)
     assert loop.pilot.driver == "STOPPED"
     assert next(loop.log.episodes()).meta["end_reason"] == EndReason.SAFETY_STOP
+    assert loop.stats.stops == ["cmd_nonfinite (3 actions in a row are not finite)"]  # the page and the answer say why
     assert len(steps) == 2
     assert all(not step.valid and step.invalid_reason == Invalid.NONFINITE for step in steps)
     assert all(step.action_exec[0] == 0.0 for step in steps)
+
+
+def test_a_safety_stop_says_which_limit_it_was(tmp_path):
+    env = LineEnv()
+    learner, calls = Fixed(env.io, 0.0), iter(range(1000))
+    loop = build(tmp_path, None, env=env, learner=learner)
+
+    def act(obs, deterministic=False):
+        if next(calls) == 3:
+            loop.pilot.safety.supervisor.report("limit_position", "x at 0.31, its limit is 0.3")
+        return SimpleNamespace(value=np.zeros((1, 1), np.float32))
+
+    learner.act = act
+    loop._episode(demo=False)
+    assert loop.problem == "the safety layer stopped the robot: limit_position (x at 0.31, its limit is 0.3)"
+    assert count_stops([*loop.stats.stops, "tracking (y)", "limit_position (z)"]) == (
+        "2 x limit_position (z), 1 x tracking (y)"
+    )
+    assert next(loop.log.episodes()).meta["end_reason"] == EndReason.SAFETY_STOP
 
 
 def test_fault_one_bad_action_costs_one_step(tmp_path):
@@ -447,7 +467,7 @@ def test_one_late_tick_of_a_short_episode_is_not_the_99th_percentile_of_a_sessio
 def test_gate_needs_trials_success_no_stops_and_time():
     good = Trials([True] * 50, [10] * 50)
     assert good.gate(0.9, 5.0, 100.0) == []
-    assert len(Trials([True] * 10, [1] * 10, stops=1).gate(0.9, 200.0, 100.0)) == 4
+    assert len(Trials([True] * 10, [1] * 10, stops=["limit_position (x)"]).gate(0.9, 200.0, 100.0)) == 4
     assert good.metrics()["eval/streak"] == 50
 
 
@@ -457,7 +477,7 @@ def test_trials_of_the_expert_succeed_alone(tmp_path):
     policy.act = lambda obs, deterministic=False: SimpleNamespace(value=env.expert(obs))
     block = trials(env, policy, simulated(env, None), episodes=12, seed=0)
     assert block.successes == [True] * 12
-    assert block.stops == 0
+    assert block.stops == []
 
 
 def test_a_stop_costs_its_own_trial_and_no_other():
@@ -468,7 +488,7 @@ def test_a_stop_costs_its_own_trial_and_no_other():
         value=np.full((1, 1), math.nan if next(calls) < 3 else 0.3, np.float32)
     )
     found = trials(env, learner, simulated(env, None), episodes=3, seed=0)
-    assert found.stops == 1
+    assert len(found.stops) == 1
     assert len(found.successes) == 3
     assert not found.successes[0]
     assert found.steps[1] > found.steps[0]

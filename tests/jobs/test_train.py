@@ -226,6 +226,19 @@ def test_train_killed_run_resumes_to_the_same_result(tmp_path: Path, robot_rl, m
     assert not differing(states(run), states(other))
 
 
+def test_resume_takes_options_that_the_method_of_the_run_has_and_the_default_method_has_not(tmp_path, robot_rl) -> None:
+    small = ("env=reach", "policy.hidden=[16]", "eval_every=0", "final_episodes=1", "video_episodes=0", "name=ppo")
+    first = robot_rl("train", "policy=online/ppo", *small, "policy.rollout_steps=32", "total_steps=64")
+    assert first.returncode == 0, first.stderr
+    run = next(tmp_path.glob("runs/train/*_ppo"))
+    wrong = robot_rl("train", f"resume={run}", "policy.epoch=3")
+    assert wrong.returncode == 2
+    assert "epochs" in wrong.stderr, wrong.stderr
+    more = robot_rl("train", f"resume={run}", "total_steps=128", "policy.epochs=3")
+    assert more.returncode == 0, more.stderr
+    assert checkpoint.find(run).name == "step_000000128"
+
+
 def test_train_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
