@@ -1,6 +1,7 @@
 """The Warp engine against the CPU engine. The first run builds kernels for minutes: what steps is marked slow."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.engines import run as compare_returns
+from robot_rl import card
 from robot_rl.sim import mujoco_env
 from robot_rl.sim.check import check
 from robot_rl.sim.engine_options import WarpOptions
@@ -19,6 +21,18 @@ from robot_rl.sim.worlds.pick import Pick
 from robot_rl.sim.worlds.quadruped import Quadruped
 from robot_rl.sim.worlds.race import Race
 from robot_rl.sim.worlds.reach import Reach
+from robot_rl.sim.worlds.terrain import Terrain
+from robot_rl.types.card_model import MODELS
+
+
+def go2_on_terrain() -> Terrain:
+    robots = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), None)
+    if robots is None:
+        pytest.skip("the folder shared/data/robots is absent")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MODELS, str(robots))
+        return Terrain(robot=card.read("go2"), levels=(2, 2))
+
 
 # World, steps over which every observation agrees, and the tolerance. Contact amplifies rounding by about ten in five
 # to ten steps of the half cheetah and by less elsewhere; those worlds are held to the distribution of returns below.
@@ -30,6 +44,7 @@ AGREEMENT = [
     (Pick, 30, 1e-3),
     (Insert, 30, 1e-2),
     (HalfCheetah, 10, 5e-3),
+    (go2_on_terrain, 25, 2e-3),
 ]
 
 
@@ -70,7 +85,7 @@ def test_options_of_the_cpu_engine_are_refused_with_a_way_out(make: Any) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("world", "steps", "tolerance"), AGREEMENT, ids=lambda x: getattr(x, "name", x))
+@pytest.mark.parametrize(("world", "steps", "tolerance"), AGREEMENT, ids=lambda x: getattr(x, "__name__", x))
 def test_engines_agree_from_the_same_seed_and_actions(make: Any, world: Any, steps: int, tolerance: float) -> None:
     count = 4
     ours, theirs = make(count, 3, world=world()), mujoco_env.make(count, 3, world=world())
