@@ -1,6 +1,7 @@
 """Train agents of the zoo with their presets, keep the actors, and write down what they do.
 
     python -m benchmarks.online.zoo tasks=Hopper-v5,Walker2d-v5 seed=0
+    python -m benchmarks.online.zoo tasks=terrain-go2 run=runs/train/<run>   # of a run made by hand, in pieces
 
 An agent is the last one of its run, of the seed that was named: none is chosen. Agents that are there stay.
 """
@@ -21,7 +22,7 @@ from benchmarks.online.matrix import commit
 from robot_rl import checkpoint, zoo
 from robot_rl.atomic import new_folder, write_json
 
-APART = {"walk-go2": ("preset=walk", "robot=go2")}
+APART = {"walk-go2": ("preset=walk", "robot=go2"), "terrain-go2": ("preset=terrain", "robot=go2", "eval_every=0")}
 """Agents whose names are no presets, and the words that train them."""
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "preset"
 VERSIONS = ("robot_rl", "torch", "gymnasium", "mujoco", "numpy")
@@ -36,13 +37,13 @@ def said(folder: str, *words: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def make(task: str, seed: int) -> None:
-    """Train and keep one agent."""
+def make(task: str, seed: int, run: str | None = None) -> None:
+    """Train and keep one agent, or keep that of a run that ended."""
     place = zoo.FOLDER / task
     words = (*APART.get(task, (f"preset={task}",)), f"seed={seed}")
     with tempfile.TemporaryDirectory() as runs:
-        run = said(runs, "train", *words, "video_episodes=0")
-        found = checkpoint.find(Path(runs) / run["folder"])
+        made = run or str(Path(runs, said(runs, "train", *words, "video_episodes=0")["folder"]))
+        found = checkpoint.find(Path(made))
         with new_folder(place) as temporary:
             for name in ("policy.pt", "io.json", "config.yaml", "meta.json"):
                 shutil.copyfile(found / name, temporary / name)
@@ -68,7 +69,7 @@ def main(words: list[str]) -> None:
     tasks = options["tasks"].split(",") if "tasks" in options else [path.stem for path in PRESETS.glob("*-v*.yaml")]
     for task in tasks:
         if task not in zoo.names():
-            make(task, int(options.get("seed", 0)))
+            make(task, int(options.get("seed", 0)), options.get("run"))
 
 
 if __name__ == "__main__":
