@@ -92,6 +92,8 @@ class WarpPhysics:
             warp.to_torch(array)
             for array in (data.qpos, data.qvel, data.ctrl, data.time, data.qacc_warmstart, data.overflow)
         )
+        # equalities of a step read the velocities that the last one left
+        self._left = {name: warp.to_torch(getattr(data, name)) for name in ("cvel", "cdof_dot", "subtree_linvel")}
         self.sensors = sensors(model, warp.to_torch(data.sensordata)) if model.nsensor else {}
         self._scaled = {name: warp.to_torch(getattr(self._model, name)) for key in scaled for name in SCALED_FIELDS[key]
                         if name in own}  # fmt: skip
@@ -119,6 +121,8 @@ class WarpPhysics:
         for target, value in ((self.qpos, qpos), (self.qvel, qvel), (self.ctrl, ctrl)):
             target.copy_(torch.where(column, value.to(target.dtype), target))
         self._warmstart.masked_fill_(column, 0.0)
+        for left in self._left.values():
+            left.masked_fill_(column[..., None], 0.0)
         self.time.masked_fill_(mask, 0.0)
 
     def scale(self, mask: Tensor, factors: dict[str, Tensor]) -> None:
@@ -155,20 +159,22 @@ class WarpPhysics:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of what the next step depends on."""
-        return {
-            "qpos": self.qpos.clone(),
-            "qvel": self.qvel.clone(),
-            "ctrl": self.ctrl.clone(),
-            "time": self.time.clone(),
-            "warmstart": self._warmstart.clone(),
-        } | {f"sensor.{name}": value.clone() for name, value in self.sensors.items()}
+        return {name: value.clone() for name, value in self._kept().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict`; the arrays stay where they are."""
-        targets = {"qpos": self.qpos, "qvel": self.qvel, "ctrl": self.ctrl, "time": self.time}
-        targets |= {"warmstart": self._warmstart} | {f"sensor.{name}": value for name, value in self.sensors.items()}
-        for name, target in targets.items():
+        for name, target in self._kept().items():
             target.copy_(state[name])
+
+    def _kept(self) -> dict[str, Tensor]:
+        kept = {
+            "qpos": self.qpos,
+            "qvel": self.qvel,
+            "ctrl": self.ctrl,
+            "time": self.time,
+            "warmstart": self._warmstart,
+        }
+        return kept | self._left | {f"sensor.{name}": value for name, value in self.sensors.items()}
 
     def close(self) -> None:
         """Free the graphs."""
