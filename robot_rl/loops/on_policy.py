@@ -139,23 +139,16 @@ class RolloutStorage:
 
     def add(self, step: Step, raw: Array, logp: Array, extras: dict[str, Array]) -> bool:
         """Store one step; whether an episode ended, or a row was no step but a reset."""
+        values = {"action": raw, "logp": logp, "reward": step.reward, "terminated": step.terminated}
+        values |= {"truncated": step.truncated, "valid": step.valid}
         if not self._columns:
-            like = {"action": raw, "logp": logp, "reward": step.reward, "terminated": step.terminated}
-            like |= {"truncated": step.truncated, "valid": step.valid}
             self._obs = {key: self._column(value) for key, value in step.obs.items()}
-            self._columns = {key: self._column(value) for key, value in like.items()}
+            self._columns = {key: self._column(value) for key, value in values.items()}
             self._extras = {key: self._column(value) for key, value in extras.items()}
-        row, columns = self._row, self._columns
-        for key, value in extras.items():
-            self._extras[key][row] = value
-        for key, column in self._obs.items():
-            column[row] = step.obs[key]
-        columns["action"][row] = raw
-        columns["logp"][row] = logp
-        columns["reward"][row] = step.reward
-        columns["terminated"][row] = step.terminated
-        columns["truncated"][row] = step.truncated
-        columns["valid"][row] = step.valid
+        row = self._row
+        for columns, given in ((self._obs, step.obs), (self._columns, values), (self._extras, extras)):
+            for key, column in columns.items():
+                column[row] = given[key]
         self._row, self._last = row + 1, step
         ended = _any(step.terminated) or _any(step.truncated)
         if ended:
