@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from robot_rl.tables import TableError, read_table
+from robot_rl.tables import TableError, read_table, table_text
 from robot_rl.types import card_model
 from robot_rl.types.card import CameraCard, Card, ServosCard
 from robot_rl.types.card_model import READY, find_model, with_model
@@ -111,27 +111,14 @@ def write(card: Card, path: Path) -> None:
         table["model"]["path"] = str(model.relative_to(path.resolve().parent))
     if not card.action.scale:
         del table["action"]
-    lines = [
-        f"# Card of {card.name}: the one source for simulation, safety and the ROS bridge. '?' = nobody knows yet."
-    ]
-    for key, value in table.items():
-        if not value and not isinstance(value, (int, float)) and key != "controller_topic":
-            continue
-        if key == "joints":
-            rows = [
-                yaml.safe_dump(
-                    {k: v for k, v in row.items() if v or k in ("lower", "upper")},
-                    default_flow_style=True, sort_keys=False, width=1000,
-                ).strip()
-                for row in table["joints"]
-            ]  # fmt: skip
-            lines += ["joints:", *(f"  - {row}" for row in rows)]
-        else:
-            flow = None if isinstance(value, (dict, list)) else False
-            lines.append(yaml.safe_dump({key: value}, default_flow_style=flow, sort_keys=False, width=1000).strip())
-    partial = path.with_name(path.name + ".part")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    table["joints"] = [{k: v for k, v in row.items() if v or k in ("lower", "upper")} for row in table["joints"]]
+    known = {
+        key: value
+        for key, value in table.items()
+        if value or isinstance(value, (int, float)) or key == "controller_topic"
+    }
+    head = f"Card of {card.name}: the one source for simulation, safety and the ROS bridge. '?' = nobody knows yet."
+    _replace(path, table_text(head, known))
 
 
 def put_camera(path: Path, name: str, camera: CameraCard) -> None:
@@ -173,8 +160,12 @@ def _put(path: Path, name: str, table: Mapping[str, Any]) -> None:
             last = end.line + (end.column > 0)
     first = len(lines) if first is None else first
     made = [*lines[:first], f"{name}:", *rows, *lines[first if last is None else max(last, first + 1) :]]
+    _replace(path, "\n".join(made) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".part")
-    partial.write_text("\n".join(made) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 

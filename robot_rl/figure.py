@@ -51,3 +51,13 @@ def save(made: Figure, path: Path, *, dpi: int = 110) -> Path:
     made.savefig(content, dpi=dpi, format=path.suffix.removeprefix(".") or "png")
     write_bytes(path, content.getvalue())
     return path
+
+
+def main_directions(rows: np.ndarray) -> tuple[np.ndarray, float]:
+    """Rows (N, n), standardised, along their two main directions (N, 2), and the share of the variance there."""
+    spread = rows.std(0)
+    scaled = (rows - rows.mean(0)) / np.where(spread < 1e-6, 1.0, spread)
+    _, value, direction = np.linalg.svd(scaled, full_matrices=False)
+    flat = scaled @ direction[:2].T
+    share = np.square(value[:2]).sum() / max(np.square(value).sum(), 1e-12)
+    return np.column_stack((flat, np.zeros(len(flat))))[:, :2], float(share)

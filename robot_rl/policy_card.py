@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from robot_rl.tables import TableError, read_table
+from robot_rl.tables import TableError, read_table, table_text
 from robot_rl.types.card import Card
 from robot_rl.types.policy_card import FILE, PolicyCard, Term
 from robot_rl.words import Refused, near
@@ -170,15 +168,9 @@ def write(description: Path, weights: Path, robot: Card) -> Path:
     kind = "onnx" if weights.suffix == ".onnx" else "torchscript"
     made = made.model_copy(update={"weights": weights.name, "format": kind})
     table = made.model_dump(mode="json", exclude_none=True)
-    rows = table.pop("observation")
+    table["observation"] = table.pop("observation")  # behind the numbers
     warning = "" if kind == "onnx" else " It is a program: deploy runs it with trust=true only."
-    text = [f"# What {weights.name} sees and does.{warning}"]
-    for key, value in table.items():
-        flow = None if isinstance(value, list) else False
-        text.append(yaml.safe_dump({key: value}, default_flow_style=flow, sort_keys=False, width=1000).strip())
-    text.append("observation:")
-    text += [f"  - {yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=1000).strip()}" for row in rows]
     partial = file.with_name(file.name + ".part")
-    partial.write_text("\n".join(text) + "\n", encoding="utf-8")
+    partial.write_text(table_text(f"What {weights.name} sees and does.{warning}", table), encoding="utf-8")
     os.replace(partial, file)
     return file

@@ -6,17 +6,18 @@ import base64
 import html
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import git_commit
 from robot_rl.extras import require
-from robot_rl.figure import panels, save
+from robot_rl.figure import main_directions, panels, save
 from robot_rl.version import VERSION
 
 CURVES = (
@@ -170,18 +171,29 @@ def write_terms(path: Path, rows: Sequence[Mapping[str, object]]) -> Path | None
     return save(figure, path)
 
 
-class _Support(Protocol):
+@dataclass(frozen=True)
+class Support:
+    """Where the policy stays with the data and where it leaves them, at logged states (at most 4,096).
+
+    Attributes:
+        state: (N, n).
+        logged: (N, A) the data's actions.
+        chosen: (N, A) the policy's.
+        outside: (N,) bool: the behaviour would hardly have taken the policy's action.
+    """
+
+    state: np.ndarray
+    logged: np.ndarray
+    chosen: np.ndarray
+    outside: np.ndarray
+
     @property
-    def state(self) -> np.ndarray: ...
-    @property
-    def logged(self) -> np.ndarray: ...
-    @property
-    def chosen(self) -> np.ndarray: ...
-    @property
-    def outside(self) -> np.ndarray: ...
+    def share(self) -> float:
+        """Of the actions that are outside."""
+        return float(self.outside.mean())
 
 
-def write_support(path: str | Path, support: _Support, *, actions: int = 6) -> Path:
+def write_support(path: str | Path, support: Support, *, actions: int = 6) -> Path:
     """Plot where a policy leaves its data: states where it does, and the logged and its own actions side by side.
 
     Args:
@@ -191,10 +203,7 @@ def write_support(path: str | Path, support: _Support, *, actions: int = 6) -> P
     """
     shown = min(actions, support.logged.shape[1])
     figure, axes = panels(1, 1 + shown, width=3, height=3.2)
-    spread = support.state.std(0)
-    scaled = (support.state - support.state.mean(0)) / np.where(spread < 1e-6, 1.0, spread)
-    flat = scaled @ np.linalg.svd(scaled, full_matrices=False)[2][:2].T
-    flat = np.column_stack((flat, np.zeros(len(flat))))[:, :2]
+    flat, _ = main_directions(support.state)
     first = axes[0][0]
     for part, colour, name in ((~support.outside, "#9db4cc", "inside"), (support.outside, "#b5562f", "outside")):
         first.scatter(*flat[part].T, s=3, c=colour, label=f"{name}: {part.mean():.0%}")

@@ -123,6 +123,39 @@ class Run:
 
     # --- the beginning
 
+    @classmethod
+    def open(
+        cls,
+        start: RunStart,
+        schedule: Schedule,
+        parts: Parts,
+        *,
+        sources: Mapping[str, Mapping[str, object]],
+        skip: Sequence[str] = (),
+        **how: Any,
+    ) -> Run:
+        """Take the folder, go on from its newest checkpoint where that is asked for, and begin.
+
+        Args:
+            start: where it begins.
+            schedule: when what is due.
+            parts: what checkpoints hold.
+            sources: what a new run comes from, see `begin`.
+            skip: see `restore`.
+            how: `count`, `evaluate` and `on_interrupt` of the class.
+
+        Raises:
+            InUse: another process runs in the folder that is to be resumed.
+            CheckpointError: no checkpoint can be read, or it does not fit.
+        """
+        claim = start.claim()
+        with claim.building():
+            run = cls(start, claim, schedule, parts, **how)
+            if start.resume:
+                run.restore(skip=skip)
+            run.begin(sources=sources)
+        return run
+
     def restore(self, *, skip: Sequence[str] = ()) -> None:
         """Continue from the newest checkpoint that can be read; see `Checkpoints.restore`.
 

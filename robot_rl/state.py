@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -65,6 +66,14 @@ class Saved:
         """Called behind `load_state_dict`: forget or make anew what was derived from the older values."""
 
 
+@dataclass(frozen=True)
+class Calls:
+    """A part of a state that two functions of its owner take and put back."""
+
+    state_dict: Callable[[], StateDict]
+    load_state_dict: Callable[[StateDict], None]
+
+
 def take(parts: Mapping[str, object]) -> StateDict:
     """Copies of the states of parts by their names."""
     return {name: _take(part) for name, part in parts.items()}
@@ -79,9 +88,10 @@ def put_back(parts: Mapping[str, object], state: Mapping[str, object], what: str
         what: name of the whole, for messages.
 
     Raises:
-        ValueError: an entry is missing, unknown or of another size.
+        ValueError: an entry is missing, unknown (and not None) or of another size.
     """
-    lacks, more = sorted(parts.keys() - state.keys()), sorted(state.keys() - parts.keys())
+    lacks = sorted(parts.keys() - state.keys())
+    more = sorted(key for key in state.keys() - parts.keys() if state[key] is not None)
     if lacks or more:
         told = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(more)} besides"] * bool(more)
         raise ValueError(
@@ -171,8 +181,10 @@ def _plain(part: object, saved: object) -> object:
         if isinstance(part, deque):
             return deque(items, part.maxlen)
         return tuple(items) if isinstance(part, tuple) else items
-    if isinstance(saved, (Tensor, np.ndarray)):  # a number that was kept as a tensor of no dimensions
-        return saved.item()
+    if isinstance(part, Mapping) and isinstance(saved, Mapping):
+        return {key: _plain(part.get(key), value) for key, value in saved.items()}
+    if isinstance(saved, (Tensor, np.ndarray)) and isinstance(part, (int, float)):
+        return saved.item()  # a number that was kept as a tensor of no dimensions
     return _take(saved)
 
 

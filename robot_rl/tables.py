@@ -6,7 +6,7 @@ stand for gigabytes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +73,17 @@ def read_table(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TableError(f"{path} holds a {type(value).__name__}, expected keys and values")
     return value
+
+
+def table_text(head: str, table: Mapping[str, Any]) -> str:
+    """A table as YAML that people edit: a comment, a line for each key, and one for each row of a list of tables."""
+    style: dict[str, Any] = {"sort_keys": False, "width": 10_000}
+    lines = [f"# {head}"]
+    for key, value in table.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            rows = (yaml.safe_dump(row, default_flow_style=True, **style).strip() for row in value)
+            lines += [f"{key}:", *(f"  - {row}" for row in rows)]
+        else:
+            flow = None if isinstance(value, (dict, list)) else False
+            lines.append(yaml.safe_dump({key: value}, default_flow_style=flow, **style).strip())
+    return "\n".join(lines) + "\n"

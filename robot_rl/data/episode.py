@@ -163,6 +163,15 @@ def _columns(episode: Episode) -> dict[str, np.ndarray]:
     return named | {name: np.asarray(value) for name, value in episode.columns().items()}
 
 
+def success_of(meta: Mapping[str, Any]) -> bool | None:
+    """Whether an episode of these facts was a success; None where nothing says so."""
+    if "success" in meta:
+        return bool(meta["success"])
+    columns = meta.get("columns", {})
+    column = columns.get("success", columns.get("infos/success"))
+    return None if column is None or not len(column) else bool(np.asarray(column)[-1])
+
+
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:
     """Interface of data that names nothing: actions a0 ... of unknown range, observations as in `obs` (T, ...)."""
     return IOSpec(

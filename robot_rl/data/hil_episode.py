@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from robot_rl.data.hil_record import COLUMNS, ControlStep, EndReason, Invalid, RewardSource, Source
-from robot_rl.types import Episode
+from robot_rl.types import Episode, Options
+from robot_rl.types.options import Count, Discount, NotNegative
 
 _DRIVEN = (Source.POLICY, Source.HUMAN, Source.SCRIPTED, Source.BLEND)
 
 
-@dataclass(frozen=True)
-class EpisodeRules:
+class EpisodeRules(Options):
     """How an episode of control steps is turned into rewards and ends.
 
     Attributes:
@@ -38,21 +38,13 @@ class EpisodeRules:
     not act; spans of one tick are dropped; every step is stored.
     """
 
-    gamma: float = 0.99
-    min_span: int = 2
-    reaction_ms: float = 200.0
+    gamma: Discount = 0.99
+    min_span: Count = 2
+    reaction_ms: NotNegative = 200.0
     success_reward: float = 1.0
     stop_as_intv: bool = False
     stop_is_end: bool = False
     terminal_on_takeover: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ValueError(f"gamma is {self.gamma}, expected a number in [0, 1]")
-        if self.min_span < 1 or self.reaction_ms < 0:
-            raise ValueError(
-                f"min_span is {self.min_span} and reaction_ms {self.reaction_ms}, expected at least 1 and 0"
-            )
 
     def settle_steps(self, control_hz: float) -> int:
         """How many of the newest steps may still change."""
@@ -299,13 +291,13 @@ def to_steps(episode: Episode) -> list[ControlStep]:
     lacking = sorted(set(COLUMNS) - set(columns))
     if lacking:
         raise ValueError(f"the episode lacks the columns {lacking}; expected one written by robot-rl hil")
-    kinds = {item.name: str(item.type) for item in fields(ControlStep)}
     steps: list[ControlStep] = []
     valid = np.flatnonzero(columns["valid"])
     final = int(valid[-1]) if len(valid) else len(episode) - 1
     obs = [{key: value[t] for key, value in episode.obs.items()} for t in range(len(episode) + 1)]
     for t in range(len(episode)):
-        values = {name: _plain(columns[name][t], kinds[name]) for name in COLUMNS}
+        values: dict[str, Any] = {name: columns[name][t] for name in COLUMNS}
+        values = {name: value if value.ndim else value.item() for name, value in values.items()}
         steps.append(
             ControlStep(
                 obs=obs[t],
@@ -319,10 +311,6 @@ def to_steps(episode: Episode) -> list[ControlStep]:
             )
         )
     return steps
-
-
-def _plain(value: object, kind: str) -> Any:
-    return {"int": int, "float": float, "bool": bool}.get(kind, lambda x: x)(value)
 
 
 def _meets(last: ControlStep, step: ControlStep) -> bool:

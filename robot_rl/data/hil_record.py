@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -113,43 +114,43 @@ class ControlStep:
     obs: Obs
     next_obs: Obs
     action_policy: np.ndarray
-    action_human: np.ndarray
-    action_cmd: np.ndarray
+    action_human: Annotated[np.ndarray, "float32"]
+    action_cmd: Annotated[np.ndarray, "float32"]
     action_exec: np.ndarray
-    source: int = Source.POLICY
-    t_obs: int = 0
-    t_cmd: int = 0
-    t_next: int = 0
-    cam_age_ms: float = 0.0
-    prop_age_ms: float = 0.0
-    human_valid: bool = False
-    intv_start: bool = False
-    intv_end: bool = False
-    intv_id: int = -1
-    intv_step: int = -1
-    deadman: bool = False
-    input_norm: float = 0.0
-    operator_id: int = 0
-    device_id: int = 0
-    grip_action: int = 0
-    grip_penalty: float = 0.0
+    source: Annotated[int, "uint8"] = Source.POLICY
+    t_obs: Annotated[int, "int64"] = 0
+    t_cmd: Annotated[int, "int64"] = 0
+    t_next: Annotated[int, "int64"] = 0
+    cam_age_ms: Annotated[float, "float32"] = 0.0
+    prop_age_ms: Annotated[float, "float32"] = 0.0
+    human_valid: Annotated[bool, "bool"] = False
+    intv_start: Annotated[bool, "bool"] = False
+    intv_end: Annotated[bool, "bool"] = False
+    intv_id: Annotated[int, "int32"] = -1
+    intv_step: Annotated[int, "int32"] = -1
+    deadman: Annotated[bool, "bool"] = False
+    input_norm: Annotated[float, "float32"] = 0.0
+    operator_id: Annotated[int, "uint16"] = 0
+    device_id: Annotated[int, "uint16"] = 0
+    grip_action: Annotated[int, "int8"] = 0
+    grip_penalty: Annotated[float, "float32"] = 0.0
     reward: float = 0.0
-    reward_task: float = 0.0
-    reward_rlif: float = 0.0
-    reward_source: int = RewardSource.ENV
-    reward_prob: float = float("nan")
+    reward_task: Annotated[float, "float32"] = 0.0
+    reward_rlif: Annotated[float, "float32"] = 0.0
+    reward_source: Annotated[int, "uint8"] = RewardSource.ENV
+    reward_prob: Annotated[float, "float32"] = float("nan")
     terminated: bool = False
     truncated: bool = False
-    discount: float = 1.0
-    policy_version: int = 0
-    policy_lag_ms: float = 0.0
-    logp_policy: float = float("nan")
-    safety_bits: int = 0
-    clip_frac: float = 0.0
+    discount: Annotated[float, "float32"] = 1.0
+    policy_version: Annotated[int, "int64"] = 0
+    policy_lag_ms: Annotated[float, "float32"] = 0.0
+    logp_policy: Annotated[float, "float32"] = float("nan")
+    safety_bits: Annotated[int, "uint32"] = 0
+    clip_frac: Annotated[float, "float32"] = 0.0
     sight: np.ndarray | None = None
     next_sight: np.ndarray | None = None
-    valid: bool = True
-    invalid_reason: int = Invalid.NONE
+    valid: Annotated[bool, "bool"] = True
+    invalid_reason: Annotated[int, "uint8"] = Invalid.NONE
 
     @property
     def human(self) -> bool:
@@ -158,37 +159,9 @@ class ControlStep:
 
 
 COLUMNS: dict[str, str] = {
-    "action_human": "float32",
-    "action_cmd": "float32",
-    "source": "uint8",
-    "t_obs": "int64",
-    "t_cmd": "int64",
-    "t_next": "int64",
-    "cam_age_ms": "float32",
-    "prop_age_ms": "float32",
-    "human_valid": "bool",
-    "intv_start": "bool",
-    "intv_end": "bool",
-    "intv_id": "int32",
-    "intv_step": "int32",
-    "deadman": "bool",
-    "input_norm": "float32",
-    "operator_id": "uint16",
-    "device_id": "uint16",
-    "grip_action": "int8",
-    "grip_penalty": "float32",
-    "reward_task": "float32",
-    "reward_rlif": "float32",
-    "reward_source": "uint8",
-    "reward_prob": "float32",
-    "discount": "float32",
-    "policy_version": "int64",
-    "policy_lag_ms": "float32",
-    "logp_policy": "float32",
-    "safety_bits": "uint32",
-    "clip_frac": "float32",
-    "valid": "bool",
-    "invalid_reason": "uint8",
+    name: get_args(kind)[1]
+    for name, kind in get_type_hints(ControlStep, include_extras=True).items()
+    if get_origin(kind) is Annotated
 }
 """Per-step columns of an episode on disk (`Episode.meta["columns"]`) -> dtype; the rest is in `Episode` itself."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from robot_rl.data import checks, scores
 from robot_rl.data.actions import settle
-from robot_rl.data.episode import Logs
+from robot_rl.data.episode import Logs, success_of
 from robot_rl.data.foreign import reading
 from robot_rl.data.formats import FORMATS, detect, load
 from robot_rl.types import Episode
@@ -50,7 +50,7 @@ def _facts(path: Path, logs: Logs) -> dict[str, Any]:
     action = np.concatenate([episode.action for episode in episodes])
     length = np.array([len(episode) for episode in episodes])
     returns = np.array([float(episode.reward.sum(dtype=np.float64)) for episode in episodes])
-    success = [s for s in map(_success, episodes) if s is not None]
+    success = [s for e in episodes if (s := success_of(e.meta)) is not None]
     facts: dict[str, Any] = {
         "path": str(path),
         "format": logs.meta["format"],
@@ -131,14 +131,6 @@ def _meaning(logs: Logs) -> str:
         units = sorted({unit for unit in logs.io.action_units if unit != "1"})
         return f"{min(low):.4g} to {max(high):.4g}" + (f" {', '.join(units)}" if units else "")
     return "the bounds of the robot" if logs.bounds is not None else "unknown"
-
-
-def _success(episode: Episode) -> bool | None:
-    if "success" in episode.meta:
-        return bool(episode.meta["success"])
-    columns = episode.meta.get("columns", {})
-    column = columns.get("success", columns.get("infos/success"))
-    return None if column is None or not len(column) else bool(np.asarray(column)[-1])
 
 
 def _periods(episodes: list[Episode]) -> dict[str, float] | None:

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.data.arrays import HostArrays, arrays_for
 from robot_rl.data.chains import all_true, check_sizes, sum_ahead
 from robot_rl.data.normalize import DataNorm
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.store import Store
-from robot_rl.types import Array, Batches, Obs, StateDict, Transitions
+from robot_rl.types import Batches, Obs, StateDict, Transitions
 
 _BLOCK = 1 << 15
 """Indices drawn at once."""
@@ -81,8 +80,8 @@ class LogDataset:
     With `seeds` S > 1 a batch of S * B rows holds, one behind another, the rows that S data sets of B rows with the
     seeds `seed`, `seed` + 1, ... would have given.
 
-    Batches lie in memory of their own. On the CPU columns stay in the mapped files and only sampled rows are read, so
-    that data may exceed memory; on another device the columns are copied there once.
+    Batches lie in memory of their own. Columns stay in the mapped files and only sampled rows are read, so that data
+    may exceed memory.
 
     Args:
         store: the data.
@@ -93,7 +92,6 @@ class LogDataset:
         keys: observations to read; None for all.
         derived: further observations: key -> (M, ...) rows that are not in the store, one for each observation row of
             it (what a frozen reader made of its pictures, see `robot_rl.data.features`).
-        device: where batches are made.
 
     Raises:
         ValueError: an argument is out of range, names an unknown column, or no step is left to sample.
@@ -111,7 +109,6 @@ class LogDataset:
         episodes: Sequence[int] | np.ndarray | None = None,
         keys: Sequence[str] | None = None,
         derived: Mapping[str, np.ndarray] | None = None,
-        device: str = "cpu",
     ) -> None:
         view = view or LogView()
         if seeds < 1:
@@ -130,15 +127,14 @@ class LogDataset:
         self._segments(view.require_next)
         self.reward_scale = self._scale(view.reward_scale)
         self.reward_bias, self._clip = float(view.reward_bias), view.action_clip
-        self._arrays = arrays_for(device)
-        self._held: dict[str, object] = {}
+        self._held: dict[str, np.ndarray] = {}  # columns that are not in the store
         self.derived = dict(derived or {})
         self._add_derived()
         self._next_action, self._extras = view.next_action, tuple(view.extras)
         self._powers = (view.gamma ** np.arange(view.n_step)).astype(np.float32)
         if view.return_to_go:
             gamma = view.gamma if view.return_gamma is None else view.return_gamma
-            self._held["return_to_go"] = self._arrays.put(self.returns_to_go(gamma, view.return_bootstrap), "float32")
+            self._held["return_to_go"] = self.returns_to_go(gamma, view.return_bootstrap)
         self._streams = [_Stream(seed + i, self._length) for i in range(seeds)]
 
     def __len__(self) -> int:
@@ -220,7 +216,7 @@ class LogDataset:
 
     def initial_obs(self) -> dict[str, Tensor]:
         """First observation of every episode in use, (E', ...) per key."""
-        rows = self._arrays.put(self.store.start_obs[self.episodes], "int64")
+        rows = self.store.start_obs[self.episodes]
         return {key: self._read(f"obs/{key}", rows) for key in self.keys}
 
     def look(self, most: int) -> tuple[Obs, Any, int]:
@@ -263,8 +259,7 @@ class LogDataset:
                     f"derived observation '{key}' has {len(value)} rows, the store {rows}; expected one for each, and "
                     f"a name that is not among {', '.join(self.store.obs_keys)}"
                 )
-            host = isinstance(self._arrays, HostArrays)
-            self._held[f"obs/{key}"] = value if host else _upload(value, self._arrays.device)
+            self._held[f"obs/{key}"] = value
         self.keys = (*self.keys, *self.derived)
 
     def _segments(self, require_next: bool) -> None:
@@ -343,22 +338,21 @@ class LogDataset:
         discount = self._powers.take(steps) * np.float32(self.gamma) * ~terminated
         if mask is not None:
             reward, discount = reward * mask, discount * mask
-        here = self._arrays.put(row, "int64")
-        first, after = self._arrays.put(row + episode, "int64"), self._arrays.put(final + episode + 1, "int64")
-        action = self._read("action", here)
+        first, after = row + episode, final + episode + 1
+        action = self._read("action", row)
         if self._clip is not None:
             action.clamp_(-self._clip, self._clip)
         return Transitions(
             obs={key: self._read(f"obs/{key}", first) for key in self.keys},
             action=action,
-            reward=self._out(reward),
-            discount=self._out(discount),
+            reward=torch.from_numpy(reward),
+            discount=torch.from_numpy(discount),
             next_obs={key: self._read(f"obs/{key}", after) for key in self.keys},
-            terminated=self._out(terminated),
-            truncated=self._out(at_end & self._truncated.take(episode)),
-            intervened=self._read("intervened", here) if self._human else self._out(np.zeros(row.shape, bool)),
-            mask=all_true(len(row), self._arrays.device) if mask is None else self._out(mask),
-            extras=self._more(row, here, final, episode),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(at_end & self._truncated.take(episode)),
+            intervened=self._read("intervened", row) if self._human else torch.zeros(row.shape, dtype=torch.bool),
+            mask=all_true(len(row), torch.device("cpu")) if mask is None else torch.from_numpy(mask),
+            extras=self._more(row, final, episode),
         )
 
     def _reward(self, row: np.ndarray) -> np.ndarray:
@@ -367,36 +361,31 @@ class LogDataset:
             return reward
         return reward * np.float32(self.reward_scale) + np.float32(self.reward_bias)
 
-    def _more(self, row: np.ndarray, here: Array, final: np.ndarray, episode: np.ndarray) -> dict[str, Tensor]:
+    def _more(self, row: np.ndarray, final: np.ndarray, episode: np.ndarray) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         if self._next_action:
             last = self._last.take(episode)
             valid = final < last
-            following = self._read("action", self._arrays.put(np.minimum(final + 1, last), "int64"))
+            following = self._read("action", np.minimum(final + 1, last))
             if self._clip is not None:
                 following.clamp_(-self._clip, self._clip)
-            found["next_action_valid"] = self._out(valid)
+            found["next_action_valid"] = torch.from_numpy(valid)
             found["next_action"] = following * found["next_action_valid"][..., None]
         if "return_to_go" in self._held:
-            found["return_to_go"] = self._arrays.tensor(self._arrays.take(self._held["return_to_go"], here))
+            found["return_to_go"] = self._read("return_to_go", row)
         for name in self._extras:
             if name in _VIRTUAL:
                 full = np.broadcast_to(episode, row.shape)
                 value = {"row": row, "episode": full, "step": row - self.store.start_step[full]}[name]
-                found[name] = self._out(np.array(value, np.int64))
+                found[name] = torch.from_numpy(np.array(value, np.int64))
             else:
-                found[name] = self._read(name if name == "proposed" else f"info/{name}", here).float()
+                found[name] = self._read(name if name == "proposed" else f"info/{name}", row).float()
         return found
 
-    def _read(self, name: str, index: Array) -> Tensor:
+    def _read(self, name: str, index: np.ndarray) -> Tensor:
         """Rows of a column, copied."""
-        if name not in self._held:
-            column = self.store.column(name)
-            self._held[name] = column if isinstance(self._arrays, HostArrays) else _upload(column, self._arrays.device)
-        return self._arrays.tensor(self._arrays.take(self._held[name], index))
-
-    def _out(self, value: np.ndarray) -> Tensor:
-        return torch.from_numpy(value).to(self._arrays.device)
+        column = self._held[name] if name in self._held else self.store.column(name)
+        return torch.from_numpy(column.take(index, 0))
 
 
 class _Stream:
@@ -461,12 +450,3 @@ def _valid_runs(
     ends_at = np.flatnonzero((inside[:-1] == 1) & ((inside[1:] == 0) | starts_of[1:])) + 1
     owner = np.searchsorted(begin[length > 0], first, "right") - 1
     return first, ends_at - first, episode[length > 0][owner]
-
-
-def _upload(column: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a mapped column to a device in pieces, so that the host never holds it whole."""
-    target = torch.empty(column.shape, dtype=torch.from_numpy(np.zeros(1, column.dtype)).dtype, device=device)
-    step = max(1, (1 << 26) // max(1, column[:1].nbytes))
-    for begin in range(0, len(column), step):
-        target[begin : begin + step] = torch.from_numpy(np.array(column[begin : begin + step])).to(device)
-    return target

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data.episode import Logs
-from robot_rl.figure import figure, save
+from robot_rl.figure import figure, main_directions, save
 
 _MOST = 16
 """Components that get a histogram of their own."""
@@ -91,13 +91,7 @@ def _more(value: np.ndarray | None) -> bool:
 
 def _coverage(axis: object, state: np.ndarray, colour: np.ndarray) -> None:
     """States along their two main directions, coloured by the return of their episode."""
-    spread = state.std(0)
-    scaled = (state - state.mean(0)) / np.where(spread < 1e-6, 1.0, spread)
-    _, value, direction = np.linalg.svd(scaled, full_matrices=False)
-    flat = scaled @ direction[:2].T
-    if flat.shape[1] < 2:
-        flat = np.column_stack((flat, np.zeros(len(flat))))
-    share = np.square(value[:2]).sum() / max(np.square(value).sum(), 1e-12)
+    flat, share = main_directions(state)
     drawn = axis.scatter(flat[:, 0], flat[:, 1], c=colour, s=2, cmap="viridis", rasterized=True)  # pyright: ignore
     axis.set_title(f"states, two main directions ({share:.0%} of the variance)", fontsize=9)  # pyright: ignore
     axis.figure.colorbar(drawn, ax=axis, label="return")  # pyright: ignore

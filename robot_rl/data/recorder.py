@@ -261,12 +261,12 @@ def _encode(episode: Episode) -> tuple[bytes, bytes, list[np.ndarray]]:
     facts = {
         "terminated": bool(episode.terminated),
         "truncated": bool(episode.truncated),
-        "io": io.to_dict() if isinstance(io, IOSpec) else io,
+        "io": io,
         "meta": meta,
         "arrays": listed,
     }
     try:
-        header = json.dumps(facts, default=_plain).encode()
+        header = json.dumps(facts, default=as_plain).encode()
     except TypeError as error:
         raise ValueError(f"Episode.meta cannot be recorded: {error}; keep arrays in meta['columns']") from error
     header = header.ljust(-(-len(header) // _BLOCK) * _BLOCK)
@@ -274,10 +274,17 @@ def _encode(episode: Episode) -> tuple[bytes, bytes, list[np.ndarray]]:
     return _HEAD.pack(START, VERSION, len(header), body).ljust(_BLOCK, b"\0"), header, arrays
 
 
-def _plain(value: object) -> object:
+def as_plain(value: object) -> object:
+    """NumPy's values and interfaces as JSON holds them: for `json.dumps(..., default=as_plain)`.
+
+    Raises:
+        ValueError: it is something else.
+    """
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is neither JSON nor an IOSpec")
+    if isinstance(value, IOSpec):
+        return value.to_dict()
+    raise ValueError(f"{type(value).__name__} is neither JSON nor an IOSpec; keep arrays in Episode.meta['columns']")
 
 
 def _decode(header: bytes, body: np.ndarray) -> Episode:

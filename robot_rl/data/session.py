@@ -27,6 +27,7 @@ import numpy as np
 
 from robot_rl.atomic import new_hdf5, write_bytes
 from robot_rl.data import foreign
+from robot_rl.data.recorder import as_plain
 
 Column: TypeAlias = "np.ndarray | list[bytes]"
 """(N, ...) numbers, or N pictures as JPEG or PNG."""
@@ -105,13 +106,7 @@ def _describe(file: h5py.File, attributes: Mapping[str, object]) -> None:
     file.attrs["schema"] = SCHEMA
     for key, value in attributes.items():
         plain = isinstance(value, (str, int, float, bool, np.generic))
-        file.attrs[key] = value if plain else json.dumps(value, default=_as_list)
-
-
-def _as_list(value: object) -> object:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be stored as an attribute")
+        file.attrs[key] = value if plain else json.dumps(value, default=as_plain)
 
 
 def episodes(folder: str | os.PathLike[str]) -> list[Path]:

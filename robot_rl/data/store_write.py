@@ -17,8 +17,9 @@ from urllib.parse import quote
 import numpy as np
 
 from robot_rl.atomic import new_folder, write_json
-from robot_rl.data.episode import unnamed_io
+from robot_rl.data.episode import success_of, unnamed_io
 from robot_rl.data.normalize import DataNorm
+from robot_rl.data.recorder import as_plain
 from robot_rl.data.store_read import EPISODES, FORMAT, META, PER_EPISODE, Store, file_sha256, open_store
 from robot_rl.types import Episode, IOSpec
 
@@ -99,16 +100,17 @@ class StoreWriter:
         if episode.obs.keys() != {name[4:] for name in self._columns if name.startswith("obs/")}:
             raise ValueError(f"episode {len(self._metas)} observes {sorted(episode.obs)}, the first one did not")
         meta = dict(episode.meta)
-        columns = meta.pop("columns", {})
+        meta.pop("columns", None)
         facts = self._episode
         facts["start_obs"].append(self._observations)
         facts["start_step"].append(self._steps)
         facts["len"].append(len(episode))
         facts["final_obs_valid"].append(bool(meta.pop("final_obs_valid", True)))
         facts["complete"].append(bool((episode.terminated or episode.truncated) and not meta.get("cut", False)))
-        facts["success"].append(_success(meta, columns))
+        said = success_of(episode.meta)
+        facts["success"].append(-1 if said is None else int(said))
         meta.pop("io", None)
-        self._metas.append(_json_ready(meta))
+        self._metas.append(json.loads(json.dumps(meta, default=as_plain)))
         self._steps += len(episode)
         self._observations += len(episode) + 1
         self._pending.append(episode)
@@ -314,24 +316,6 @@ def _stored_dtype(dtype: np.dtype) -> np.dtype:
     if dtype.kind not in "biu":
         raise ValueError(f"an observation is {dtype}, expected numbers")
     return dtype.newbyteorder("<") if dtype.itemsize > 1 else dtype
-
-
-def _success(meta: dict[str, object], columns: dict[str, np.ndarray]) -> int:
-    if "success" in meta:
-        return int(bool(meta["success"]))
-    column = columns.get("success", columns.get("infos/success"))
-    return -1 if column is None or not len(column) else int(bool(np.asarray(column)[-1]))
-
-
-def _json_ready(meta: dict[str, object]) -> dict[str, object]:
-    def plain(value: object) -> Any:
-        if isinstance(value, (np.generic, np.ndarray)):
-            return value.tolist()
-        if isinstance(value, IOSpec):
-            return value.to_dict()
-        raise ValueError(f"Episode.meta holds a {type(value).__name__}, which is no JSON; keep arrays in its columns")
-
-    return json.loads(json.dumps(meta, default=plain))
 
 
 def _common(metas: list[dict[str, object]]) -> dict[str, object]:

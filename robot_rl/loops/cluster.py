@@ -20,10 +20,12 @@ import numpy as np
 import torch
 
 from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.data.episode import EpisodeBuilder
 from robot_rl.extras import require
 from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import AnyLearner, Episode, IOSpec, Metrics, Sampler, StateDict, Step
+from robot_rl.state import Saved
+from robot_rl.types import AnyLearner, Episode, IOSpec, Metrics, Sampler, Step
 
 MakeEnv = Callable[[int, int, bool], Any]
 MakeLearner = Callable[[IOSpec], AnyLearner]
@@ -70,13 +72,13 @@ class RolloutWorker:
         self._stepper = Stepper(env)
         self._stepper.reset(seed)
         self._rng = np.random.default_rng(seed)
+        self._builder = EpisodeBuilder(num_envs)
         self._return, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
 
     def collect(self, weights: Mapping[str, object] | None, version: int, steps: int) -> Fragment:
         """`steps` steps of every environment; without weights, with uniform random actions."""
         if weights is not None:
             self._policy.load_state_dict(weights)
-        rows: list[Step] = []
         fragment = Fragment(steps * self._num_envs, [], version=version)
         for _ in range(steps):
             if weights is None:
@@ -85,24 +87,9 @@ class RolloutWorker:
             else:
                 action = self._policy.act(self._stepper.obs).value
             row = self._stepper.step(action)
-            # environments may write into their arrays again
-            rows.append(
-                Step(
-                    obs={key: np.array(value) for key, value in row.obs.items()},
-                    action=np.array(row.action),
-                    reward=np.array(row.reward),
-                    next_obs={key: np.array(value) for key, value in row.next_obs.items()},
-                    terminated=np.array(row.terminated),
-                    truncated=np.array(row.truncated),
-                    current={},
-                    valid=np.array(row.valid),
-                    intervened=np.array(row.intervened),
-                    proposed=np.array(row.proposed),
-                )
-            )
+            fragment.episodes += self._builder.add(row)
             self._count(row, fragment)
-        for env in range(self._num_envs):
-            fragment.episodes += split(rows, env)
+        fragment.episodes += self._builder.flush()
         return fragment
 
     def _count(self, row: Step, fragment: Fragment) -> None:
@@ -115,33 +102,6 @@ class RolloutWorker:
             if "success" in row.info:
                 fragment.successes.append(float(np.asarray(row.info["success"])[env]))
         self._return[over], self._length[over] = 0.0, 0
-
-
-def split(rows: list[Step], env: int) -> list[Episode]:
-    """The steps of one environment as episodes; the last is a cut recording unless it ended here."""
-    pieces: list[Episode] = []
-    begin = 0
-    for i, row in enumerate(rows):
-        ended = bool(row.terminated[env]) or bool(row.truncated[env])
-        if not ended and i < len(rows) - 1:
-            continue
-        part = rows[begin : i + 1]
-        begin = i + 1
-        kept = {key: np.stack([r.obs[key][env] for r in part] + [row.next_obs[key][env]]) for key in row.obs}
-        pieces.append(
-            Episode(
-                obs=kept,
-                action=np.stack([np.asarray(r.action)[env] for r in part]),
-                proposed=np.stack([np.asarray(r.proposed)[env] for r in part]),
-                reward=np.array([r.reward[env] for r in part], np.float32),
-                terminated=bool(row.terminated[env]),
-                truncated=bool(row.truncated[env]) and not bool(row.terminated[env]),
-                intervened=np.array([r.intervened[env] for r in part], bool),
-                stamp=np.arange(len(part) + 1, dtype=np.float64),
-                meta={"columns": {"valid": np.array([r.valid[env] for r in part], bool)}},
-            )
-        )
-    return pieces
 
 
 class Cluster:
@@ -297,7 +257,7 @@ class Cluster:
         self._starting = {key: value for key, value in self._starting.items() if value != name}
 
 
-class ClusterOffPolicy:
+class ClusterOffPolicy(Saved):
     """Off-policy training whose transitions come from a `Cluster`.
 
     The learner never waits while it has updates to make, and never runs ahead: `updates_per_step` holds for what has
@@ -314,6 +274,9 @@ class ClusterOffPolicy:
         updates_per_step: `learner.update` calls per transition.
         workers_file: a text file that, where it exists, holds the wanted number of workers: change it in mid-run.
     """
+
+    kind = "cluster_off_policy"
+    saved = ("env_steps", "updates", "_credit", "_episodes", "_window")
 
     def __init__(
         self,
@@ -405,30 +368,6 @@ class ClusterOffPolicy:
         text = self._workers_file.read_text().strip()
         if text.isdigit() and int(text) > 0 and int(text) != self.cluster.workers:
             self.cluster.resize(int(text))
-
-    def state_dict(self) -> StateDict:
-        """Counters; the workers' environments begin new episodes after a resume."""
-        return {
-            "kind": "cluster_off_policy",
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "credit": self._credit,
-            "episodes": self._episodes,
-            "window": {name: list(values) for name, values in self._window.items()},
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Inverse of `state_dict`.
-
-        Raises:
-            ValueError: the state is of another kind of loop.
-        """
-        if state.get("kind") != "cluster_off_policy":
-            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected cluster_off_policy")
-        self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
-        self._credit, self._episodes = float(state["credit"]), int(state["episodes"])
-        for name, values in state["window"].items():
-            self._window[name].extend(values)
 
 
 def start(ray: ModuleType, processes: int) -> bool:

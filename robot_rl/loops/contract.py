@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from robot_rl.state import Calls
 from robot_rl.types import Action, AnyLearner, Metrics, Obs, Policy
 
 Tick = Callable[[int, Metrics], bool]
@@ -62,3 +63,9 @@ def chosen(policy: Policy, obs: Obs, *, deterministic: bool = False) -> Action:
             f"{type(policy).__name__}.act returned {type(action).__name__}, expected robot_rl.types.Action(value)"
         )
     return action
+
+
+def memory_of(policy: Policy) -> Calls | None:
+    """What acting depends on beside the weights, as a part of a loop's state; None where there is nothing."""
+    parts = policy.parts
+    return None if parts.save is None or parts.restore is None else Calls(parts.save, parts.restore)

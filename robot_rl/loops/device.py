@@ -13,12 +13,13 @@ from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.types import DeviceResident, Metrics, OffPolicyDeviceLearner, StateDict, StepEnv
+from robot_rl.state import Calls, Saved
+from robot_rl.types import DeviceResident, Metrics, OffPolicyDeviceLearner, StepEnv
 
 L = TypeVar("L", bound=DeviceResident)
 
 
-class DeviceLoop(ABC, Generic[L]):
+class DeviceLoop(Saved, ABC, Generic[L]):
     """Act, keep, update, all on one device; with several processes every one has its own environments.
 
     The host enqueues work and counts; it waits only where something is due. A NumPy environment is bridged: then
@@ -34,8 +35,7 @@ class DeviceLoop(ABC, Generic[L]):
         ValueError: the learner was made for another interface than the environment's.
     """
 
-    kind: str
-    """Of the saved state."""
+    saved = ("env_steps", "iterations", "stats")
     period: int
     """Transitions between two looks where nothing else is said."""
 
@@ -87,27 +87,13 @@ class DeviceLoop(ABC, Generic[L]):
         own = {"train/updates": float(self.learner.updates)}
         return {**self.learner.read_metrics(), **self.stats.metrics(), **own}
 
-    def state_dict(self) -> StateDict:
+    def saved_parts(self) -> dict[str, object]:
         """All that continuation needs besides learner and replay."""
+        world = self._world
         return {
-            "kind": self.kind,
-            "env_steps": self.env_steps,
-            "iterations": self.iterations,
-            "stats": self.stats.state_dict(),
-            "world": self._world.state_dict(),
+            **super().saved_parts(),
+            "world": Calls(world.state_dict, lambda state: world.load_state_dict(state, self._seed)),
         }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly where `state_dict` was taken.
-
-        Raises:
-            ValueError: the state is of another kind of loop or of other sizes.
-        """
-        if state.get("kind") != self.kind:
-            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected {self.kind}")
-        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
-        self.stats.load_state_dict(state["stats"])
-        self._world.load_state_dict(state["world"], self._seed)
 
 
 class DeviceOffPolicy(DeviceLoop[OffPolicyDeviceLearner]):
@@ -128,6 +114,7 @@ class DeviceOffPolicy(DeviceLoop[OffPolicyDeviceLearner]):
     """
 
     kind, period = "device_off_policy", 1000
+    saved = (*DeviceLoop.saved, "_random", "_ended")
 
     def __init__(
         self,
@@ -172,13 +159,3 @@ class DeviceOffPolicy(DeviceLoop[OffPolicyDeviceLearner]):
         if self.env_steps >= self.learning_starts:
             with torch.enable_grad():
                 self.learner.update(self._batches)
-
-    def state_dict(self) -> StateDict:
-        """Also the generator of random actions, and which episodes have just begun."""
-        return {**super().state_dict(), "random": self._random.get_state(), "ended": self._ended.cpu()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Inverse of `state_dict`; raises as in `DeviceLoop`."""
-        super().load_state_dict(state)
-        self._random.set_state(state["random"].cpu())
-        self._ended = state["ended"].to(self.device)

@@ -10,13 +10,14 @@ from torch import Tensor
 from robot_rl import parallel
 from robot_rl.data.seen import RowSample
 from robot_rl.loops.device import DeviceLoop
-from robot_rl.types import OnPolicyDeviceLearner, Rollout, StateDict, StepEnv
+from robot_rl.types import OnPolicyDeviceLearner, Rollout, StepEnv
 
 
 class DeviceOnPolicy(DeviceLoop[OnPolicyDeviceLearner]):
     """T steps of N environments, one update, again; arguments and errors as in `DeviceLoop`."""
 
     kind, period = "device_on_policy", 1
+    saved = (*DeviceLoop.saved, "rows")
 
     def __init__(
         self, env: StepEnv, learner: OnPolicyDeviceLearner, *, seed: int = 0, save_to: str | Path | None = None
@@ -72,12 +73,3 @@ class DeviceOnPolicy(DeviceLoop[OnPolicyDeviceLearner]):
             truncated=self._truncated,
             valid=self._valid,
         )
-
-    def state_dict(self) -> StateDict:
-        """Also the rows that stand for what training saw."""
-        return {**super().state_dict(), "rows": self.rows.state_dict()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Inverse of `state_dict`; raises as in `DeviceLoop`."""
-        super().load_state_dict(state)
-        self.rows.load_state_dict(state["rows"])

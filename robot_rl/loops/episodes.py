@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-import torch
 
 from robot_rl.loops.reward_terms import RewardTerms, to_numpy
 from robot_rl.loops.step_signs import StepSigns
-from robot_rl.types import Metrics, StateDict, Step
+from robot_rl.state import Saved
+from robot_rl.types import Metrics, Step
 
 
-class EpisodeStats:
+class EpisodeStats(Saved):
     """Return, length and success of the last episodes of N environments.
 
     Args:
@@ -20,6 +20,8 @@ class EpisodeStats:
         window: number of finished episodes averaged over.
         choices: whether an action is one of several choices (`IOSpec.action_choices`).
     """
+
+    saved = ("episodes", "_return", "_length", "_returns", "_lengths", "_successes", "_claims", "_terms", "_signs")
 
     def __init__(self, num_envs: int, window: int = 100, *, choices: bool = False) -> None:
         self.episodes, self._terms, self._signs = 0, RewardTerms(), StepSigns(choices)
@@ -65,42 +67,3 @@ class EpisodeStats:
             if values:
                 row[f"rollout/{name}"] = float(np.mean(values))
         return row
-
-    def state_dict(self) -> StateDict:
-        """Running and finished episodes, as tensors and numbers."""
-        return {
-            "episodes": self.episodes,
-            "return": torch.from_numpy(self._return.copy()),
-            "length": torch.from_numpy(self._length.copy()),
-            "returns": list(self._returns),
-            "lengths": list(self._lengths),
-            "successes": list(self._successes),
-            "claims": list(self._claims),
-            "terms": self._terms.state_dict(),
-            "signs": self._signs.state_dict(),
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from `state_dict`.
-
-        Raises:
-            ValueError: the number of environments differs.
-        """
-        if len(state["return"]) != len(self._return):
-            raise ValueError(
-                f"the saved statistics are of {len(state['return'])} environments, this run has {len(self._return)}; "
-                "resume with the same num_envs"
-            )
-        self.episodes = int(state["episodes"])
-        self._return[:] = np.asarray(state["return"])
-        self._length[:] = np.asarray(state["length"])
-        for name, values in (
-            ("returns", self._returns),
-            ("lengths", self._lengths),
-            ("successes", self._successes),
-            ("claims", self._claims),
-        ):
-            values.clear()
-            values.extend(state.get(name, []))
-        self._terms.load_state_dict(state.get("terms", {}))
-        self._signs.load_state_dict(state.get("signs", {}))

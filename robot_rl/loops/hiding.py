@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from robot_rl.loops.stepping import autoreset_mode
-from robot_rl.types import EnvParts, IOSpec, Obs, StateDict
+from robot_rl.types import EnvParts, IOSpec, Obs, StateDict, Stateful
 
 
 class Hiding(VectorWrapper):
@@ -21,6 +22,7 @@ class Hiding(VectorWrapper):
         env: vector environment of ours; same-step autoreset or none.
         needed: pictures that must be there, "image.<camera>".
         hide: observations that the policy does not see.
+        own: what continues the wrapper itself.
 
     Attributes:
         io: of what the policy sees.
@@ -30,9 +32,9 @@ class Hiding(VectorWrapper):
         ValueError: no such pictures, nothing is left to observe, or another way of resetting.
     """
 
-    def __init__(self, env: Any, *, needed: Collection[str], hide: Collection[str]) -> None:
+    def __init__(self, env: Any, *, needed: Collection[str], hide: Collection[str], own: Stateful) -> None:
         super().__init__(env)
-        self.inner = env
+        self.inner, self._own = env, own
         io: IOSpec = env.io
         for key in needed:
             if key not in io.obs:
@@ -62,18 +64,27 @@ class Hiding(VectorWrapper):
     def state_dict(self) -> StateDict:
         """State of the environment and of the wrapper; "exact" as the environment says it."""
         inner = self.inner.state_dict()
-        return {"env": inner, "own": self._own_state(), "exact": inner.get("exact", True)}
+        return {"env": inner, "own": self._own.state_dict(), "exact": inner.get("exact", True)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly."""
         self.inner.load_state_dict(state["env"])
-        self._load_own_state(state["own"])
+        self._own.load_state_dict(state["own"])
 
-    def _own_state(self) -> StateDict:
-        return {}
+    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        mask = (options or {}).get("reset_mask")
+        self._begin(np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool), obs)
+        return self._shown(obs), info
 
-    def _load_own_state(self, state: StateDict) -> None:
-        pass
+    def _begin(self, rows: np.ndarray, obs: Obs) -> None:
+        """Episodes of `rows` (N,) bool begin with these observations."""
+        raise NotImplementedError
+
+    def _final(self, obs: Obs, info: dict[str, Any], ended: np.ndarray) -> Obs:
+        """What the step led to, also where an episode has ended and the next one has begun."""
+        return info["final_obs"] if self._mode is AutoresetMode.SAME_STEP and ended.any() else obs
 
     def _shown(self, obs: Obs) -> Any:
         return {key: value for key, value in obs.items() if key not in self._hidden} if self._hidden else obs

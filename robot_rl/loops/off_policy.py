@@ -8,18 +8,21 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.loops.contract import Due, Tick, chosen, every, update_learner
+from robot_rl.loops.contract import Due, Tick, chosen, every, memory_of, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.state import Saved
-from robot_rl.types import AnyLearner, Array, Metrics, Sampler, StateDict, StepEnv
+from robot_rl.types import AnyLearner, Array, Metrics, Sampler, StepEnv
 
 
-class OffPolicy:
+class OffPolicy(Saved):
     """The off-policy loop as an object, so that its exact state can be saved and continued.
 
     Deterministic from its seed; wall clock decides nothing.
     """
+
+    kind = "off_policy"
+    saved = ("env_steps", "updates", "_update_credit", "_rng", "stats")
 
     def __init__(
         self,
@@ -137,40 +140,15 @@ class OffPolicy:
                 if stop:
                     return
 
-    def state_dict(self) -> StateDict:
+    def saved_parts(self) -> dict[str, object]:
         """All that continuation needs besides learner and buffer; chunks under way are part of it."""
-        memory = self.learner.policy.parts.save
         return {
-            "kind": "off_policy",
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "update_credit": self._update_credit,
-            "rng": _generator_state(self._rng),
-            "stats": self.stats.state_dict(),
-            **({} if memory is None else {"policy_memory": memory()}),
-            **({} if self._previous is None else {"previous_action": self._previous}),
-            **({} if self._hold is None else {"hold": self._hold.state_dict()}),
-            "stepper": self._stepper.state_dict() if self.env.parts.saves else None,
+            **super().saved_parts(),
+            "policy_memory": memory_of(self.learner.policy),
+            "previous_action": self._previous,
+            "hold": self._hold,
+            "stepper": self._stepper if self.env.parts.saves else None,  # else a new episode begins
         }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly where `state_dict` was taken."""
-        if state.get("kind") != "off_policy":
-            raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected off_policy")
-        self.env_steps = int(state["env_steps"])
-        self.updates = int(state["updates"])
-        self._update_credit = float(state["update_credit"])
-        self._rng.bit_generator.state = state["rng"]
-        self.stats.load_state_dict(state["stats"])
-        if "policy_memory" in state:
-            self.learner.policy.parts.restore(state["policy_memory"])
-        if self._previous is not None:
-            self._previous = np.array(state["previous_action"], np.float32)
-        if self._hold is not None:
-            self._hold.load_state_dict(state["hold"])
-        if state["stepper"] is not None:  # else this environment cannot be restored: a new episode begins
-            self._stepper.reset(seed=self.seed)
-            self._stepper.load_state_dict(state["stepper"])
 
 
 class _Hold(Saved):
@@ -206,9 +184,3 @@ class _Hold(Saved):
 def host(x: Array) -> np.ndarray:
     """An array or tensor in main memory."""
     return x if isinstance(x, np.ndarray) else x.detach().cpu().numpy()
-
-
-def _generator_state(rng: np.random.Generator) -> dict[str, object]:
-    """State of a NumPy generator in plain Python numbers."""
-    state = rng.bit_generator.state
-    return {**state, "state": {key: int(value) for key, value in state["state"].items()}}

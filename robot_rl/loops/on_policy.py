@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from robot_rl.data.seen import RowSample
-from robot_rl.loops.contract import Due, Tick, update_learner
+from robot_rl.loops.contract import Due, Tick, memory_of, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
+from robot_rl.state import Saved
 from robot_rl.types import Array, Obs, OnPolicyLearner, Policy, Rollout, StateDict, Step, StepEnv
 
 
-class OnPolicy:
+class OnPolicy(Saved):
     """The on-policy loop; deterministic from its seed and exactly resumable between iterations.
 
     Args:
@@ -30,6 +31,8 @@ class OnPolicy:
         ValueError: the learner was made for another interface than the environment's.
     """
 
+    saved = ("env_steps", "iterations", "rows")
+
     def __init__(
         self, env: StepEnv, learner: OnPolicyLearner, *, seed: int = 0, save_to: str | Path | None = None
     ) -> None:
@@ -39,9 +42,9 @@ class OnPolicy:
         self.rows = RowSample()
         learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
+        self._actor: Policy = learner.policy
         self._stepper = Stepper(env, save_to=save_to)
         self._storage: RolloutStorage | None = None
-        self._started = False
 
     def run(self, total_steps: int, tick: Tick | None = None, *, due: Due | None = None) -> None:
         """Train until `env_steps` reaches `total_steps`, counting from the run's beginning.
@@ -51,10 +54,9 @@ class OnPolicy:
             tick: called after an iteration with the number of transitions and the metrics; True stops the loop.
             due: whether that is to be done after this iteration; None: after every one.
         """
-        if not self._started:
+        if not self._stepper.obs:
             self._stepper.reset(self._seed)
-            self._learner.policy.reset()
-            self._started = True
+            self._actor.reset()
         while self.env_steps < total_steps:
             begin = time.perf_counter()
             rollout = self._collect()
@@ -75,33 +77,19 @@ class OnPolicy:
             if now and tick is not None and tick(self.env_steps, metrics):
                 return
 
-    def state_dict(self) -> StateDict:
+    def saved_parts(self) -> dict[str, object]:
         """Environment, observation, statistics and counters; the learner saves itself."""
-        memory = self._learner.policy.parts.save
         return {
-            **({} if memory is None else {"policy_memory": memory()}),
-            "stepper": self._stepper.state_dict() if self._stepper.env.parts.saves else None,
-            "episodes": self.stats.state_dict(),
-            "env_steps": self.env_steps,
-            "iterations": self.iterations,
-            "rows": self.rows.state_dict(),
+            **super().saved_parts(),
+            "policy_memory": memory_of(self._actor),
+            "stepper": self._stepper if self._stepper.env.parts.saves else None,  # else new episodes begin
+            "episodes": self.stats,
         }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly where `state_dict` was taken, given the learner's state of the same moment."""
-        self.stats.load_state_dict(state["episodes"])
-        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
-        self.rows.load_state_dict(state["rows"])
-        self._started = state["stepper"] is not None
-        if self._started:  # else this environment cannot be restored: new episodes begin
-            self._stepper.load_state_dict(state["stepper"])
-            if "policy_memory" in state:
-                self._learner.policy.parts.restore(state["policy_memory"])
 
     def _collect(self) -> Rollout:
         if self._storage is None:
             self._storage = RolloutStorage(self._learner.need.rollout_steps)
-        collect(self._stepper, self._learner.policy, self._storage, self.stats, self._learner.need.record)
+        collect(self._stepper, self._actor, self._storage, self.stats, self._learner.need.record)
         self._storage.sample(self.rows)
         return self._storage.rollout(self._learner)
 
@@ -151,23 +139,16 @@ class RolloutStorage:
 
     def add(self, step: Step, raw: Array, logp: Array, extras: dict[str, Array]) -> bool:
         """Store one step; whether an episode ended, or a row was no step but a reset."""
+        values = {"action": raw, "logp": logp, "reward": step.reward, "terminated": step.terminated}
+        values |= {"truncated": step.truncated, "valid": step.valid}
         if not self._columns:
-            like = {"action": raw, "logp": logp, "reward": step.reward, "terminated": step.terminated}
-            like |= {"truncated": step.truncated, "valid": step.valid}
             self._obs = {key: self._column(value) for key, value in step.obs.items()}
-            self._columns = {key: self._column(value) for key, value in like.items()}
+            self._columns = {key: self._column(value) for key, value in values.items()}
             self._extras = {key: self._column(value) for key, value in extras.items()}
-        row, columns = self._row, self._columns
-        for key, value in extras.items():
-            self._extras[key][row] = value
-        for key, column in self._obs.items():
-            column[row] = step.obs[key]
-        columns["action"][row] = raw
-        columns["logp"][row] = logp
-        columns["reward"][row] = step.reward
-        columns["terminated"][row] = step.terminated
-        columns["truncated"][row] = step.truncated
-        columns["valid"][row] = step.valid
+        row = self._row
+        for columns, given in ((self._obs, step.obs), (self._columns, values), (self._extras, extras)):
+            for key, column in columns.items():
+                column[row] = given[key]
         self._row, self._last = row + 1, step
         ended = _any(step.terminated) or _any(step.truncated)
         if ended:

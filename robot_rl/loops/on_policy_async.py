@@ -10,11 +10,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from robot_rl.data.seen import RowSample
 from robot_rl.loops.contract import Due, Tick, update_learner
-from robot_rl.loops.episodes import EpisodeStats
-from robot_rl.loops.on_policy import RolloutStorage, collect
-from robot_rl.loops.stepping import Stepper
+from robot_rl.loops.on_policy import OnPolicy, RolloutStorage, collect
 from robot_rl.types import Metrics, StaleLearner, StateDict, StepEnv
 
 WAIT = 0.2
@@ -32,7 +29,7 @@ class _Finished(NamedTuple):
     metrics: dict[str, float]
 
 
-class AsyncOnPolicy:
+class AsyncOnPolicy(OnPolicy):
     """Collects and learns at the same time; every rollout carries the version of the weights that acted.
 
     With a `lag` everything happens in turns in one thread and is deterministic from the seed: for tests and for
@@ -49,18 +46,14 @@ class AsyncOnPolicy:
         ValueError: the learner was made for another interface than the environment's.
     """
 
+    saved = (*OnPolicy.saved, "_past")
+    _learner: StaleLearner
+
     def __init__(
         self, env: StepEnv, learner: StaleLearner, *, seed: int = 0, save_to: str | Path | None = None
     ) -> None:
-        self.env_steps = 0
-        self.iterations = 0
-        self.stats = EpisodeStats(env.num_envs, choices=bool(env.io.action_choices))
-        self.rows = RowSample()
-        learner.policy.io.check(env.io)
-        self._learner, self._seed = learner, seed
-        self._stepper = Stepper(env, save_to=save_to)
+        super().__init__(env, learner, seed=seed, save_to=save_to)
         self._actor: Any = learner.actor()
-        self._started = False
         self._newest = _Weights(learner.updates, {})
         self._past: deque[_Weights] = deque(maxlen=1 + (learner.lag or 0))
         self._stop, self._collecting = threading.Event(), threading.Lock()
@@ -72,9 +65,8 @@ class AsyncOnPolicy:
         Raises:
             Whatever the collecting thread raised.
         """
-        if not self._started:
+        if not self._stepper.obs:
             self._stepper.reset(self._seed)
-            self._started = True
         self._actor.reset()
 
         def look(before: int, metrics: Metrics) -> bool:
@@ -92,27 +84,11 @@ class AsyncOnPolicy:
         While a thread collects, this waits until its rollout is complete.
         """
         with self._collecting:
-            return {
-                "stepper": self._stepper.state_dict() if self._stepper.env.parts.saves else None,
-                "episodes": self.stats.state_dict(),
-                "env_steps": self.env_steps,
-                "iterations": self.iterations,
-                "rows": self.rows.state_dict(),
-                "past": [{"version": old.version, "state": old.state} for old in self._past],
-                "noise": None if self._actor.parts.save is None else self._actor.parts.save(),
-            }
+            return super().state_dict()
 
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue where `state_dict` was taken, given the learner's state of the same moment."""
-        self.rows.load_state_dict(state["rows"])
-        self._started = state["stepper"] is not None
-        if self._started:  # else this environment cannot be restored: new episodes begin
-            self._stepper.load_state_dict(state["stepper"])
-        self.stats.load_state_dict(state["episodes"])
-        self.env_steps, self.iterations = int(state["env_steps"]), int(state["iterations"])
-        self._past.extend(_Weights(int(old["version"]), old["state"]) for old in state["past"])
-        if state["noise"] is not None:
-            self._actor.parts.restore(state["noise"])
+    def loaded(self) -> None:
+        """Weights by name again."""
+        self._past = deque((_Weights(*old) for old in self._past), self._past.maxlen)
 
     def _run_in_turns(self, total_steps: int, look: Tick) -> None:
         storage = RolloutStorage(self._learner.need.rollout_steps)

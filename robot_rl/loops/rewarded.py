@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.hiding import Hiding
-from robot_rl.types import StateDict, VecEnv
+from robot_rl.types import Obs, StateDict, VecEnv
 
 
 class Rewarder(Protocol):
@@ -63,26 +63,21 @@ class Rewarded(Hiding):
         audit: Any = None,
     ) -> None:
         self._key = f"image.{camera}"
-        super().__init__(env, needed=(self._key,), hide=(self._key,) if hide else ())
+        super().__init__(env, needed=(self._key,), hide=(self._key,) if hide else (), own=reward)
         self._reward, self._audit = reward, audit
         self._instruction = instruction
         if instruction is None and self.parts.instructions is None:
             raise ValueError("the environment asks nothing in words; add rewarder.instruction='<sentence>'")
 
-    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        mask = (options or {}).get("reset_mask")
-        rows = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool)
+    def _begin(self, rows: np.ndarray, obs: Obs) -> None:
         self._reward.start(rows, obs[self._key], self._sentences())
-        return self._shown(obs), info
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One control step; a goal that the critic holds for met may end the episode (terminated)."""
         obs, own, terminated, truncated, info = self.env.step(actions)
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         ended = terminated | truncated
-        final = info["final_obs"] if self._mode is AutoresetMode.SAME_STEP and ended.any() else obs
+        final = self._final(obs, info, ended)
         reward, met, over = self._reward.step(final[self._key], terminated, ended)
         new = over & ~ended
         terminated, truncated = over, truncated & ~over
@@ -91,18 +86,12 @@ class Rewarded(Hiding):
                 obs, _ = self.env.reset(options={"reset_mask": new})
             if (new | ended).any():
                 info = {**info, "final_obs": self._shown(final), "_final_obs": new | ended}
-                self._reward.start(new | ended, obs[self._key], self._sentences())
+                self._begin(new | ended, obs)
             else:
                 info = {**info, "final_obs": self._shown(info.get("final_obs", final))}
         info = {**info, "critic_success": met, "env_reward": own, "reward_terms": {}}  # those were of the own one
         self._look_after(new | ended, met, info)
         return self._shown(obs), reward.astype(np.float32), terminated, truncated, info
-
-    def _own_state(self) -> StateDict:
-        return self._reward.state_dict()
-
-    def _load_own_state(self, state: StateDict) -> None:
-        self._reward.load_state_dict(state)
 
     def _sentences(self) -> list[str]:
         if self._instruction is not None:

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data.goal_pictures import unsaid
 from robot_rl.data.store import Store
 from robot_rl.loops.hiding import Hiding
+from robot_rl.state import Calls
 from robot_rl.types import Obs, StateDict, VecEnv
 
 _WORDS = "instruction"
@@ -72,7 +73,8 @@ class ShownGoal(Hiding):
         seed: int = 0,
     ) -> None:
         self._key = f"image.{camera}"
-        super().__init__(env, needed=(self._key,), hide=())
+        own = Calls(self._own_state, self._load_own_state)
+        super().__init__(env, needed=(self._key,), hide=(), own=own)
         if _WORDS not in self.io.obs:
             raise ValueError("the environment says no sentence that names the picture; add env.world.sentences=plain")
         shape = tuple(self.io.obs[self._key][0])
@@ -88,23 +90,20 @@ class ShownGoal(Hiding):
         self._shows = np.zeros((env.num_envs, *shape), np.uint8)
 
     def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
-        obs, info = self.env.reset(seed=seed, options=options)
+        """Start new episodes; a seed is that of the draw as well."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
-        mask = (options or {}).get("reset_mask")
-        self._draw(obs, np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool))
-        return self._with_goal(obs), info
+        return super().reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One control step; the final observation shows the goal of the episode that ended."""
         obs, reward, terminated, truncated, info = self.env.step(actions)
         if "final_obs" in info:
-            info = {**info, "final_obs": self._with_goal(info["final_obs"])}
+            info = {**info, "final_obs": self._shown(info["final_obs"])}
         ended = np.asarray(terminated, bool) | np.asarray(truncated, bool)
         if self._mode is AutoresetMode.SAME_STEP and ended.any():
-            self._draw(obs, ended)
-        return self._with_goal(obs), reward, terminated, truncated, info
+            self._begin(ended, obs)
+        return self._shown(obs), reward, terminated, truncated, info
 
     def _own_state(self) -> dict[str, object]:
         return {"rng": self._rng.bit_generator.state, "shows": self._shows.copy()}
@@ -113,7 +112,7 @@ class ShownGoal(Hiding):
         self._rng.bit_generator.state = state["rng"]
         self._shows = np.array(state["shows"], np.uint8)
 
-    def _draw(self, obs: Obs, rows: np.ndarray) -> None:
+    def _begin(self, rows: np.ndarray, obs: Obs) -> None:
         said = np.asarray(obs[_WORDS])
         for row in np.flatnonzero(rows):
             asked = said[row].tobytes()
@@ -126,5 +125,5 @@ class ShownGoal(Hiding):
             choice = self._pictures[asked]
             self._shows[row] = choice[int(self._rng.integers(len(choice)))]
 
-    def _with_goal(self, obs: Obs) -> dict[str, object]:
+    def _shown(self, obs: Obs) -> Obs:
         return {**obs, self._key: self._shows.copy(), _WORDS: unsaid(np.asarray(obs[_WORDS]))}

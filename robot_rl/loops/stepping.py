@@ -58,21 +58,60 @@ class Stepper:
         return self.obs
 
     def step(self, action: Array, *, proposed: Array | None = None) -> Step:
-        """Clip (N, A) `action` to [-1, 1], execute it and return the transition; see `step`."""
-        result = step(
-            self.env,
-            self.obs,
-            action,
-            ended=self._ended,
-            proposed=proposed,
-            mode=self._mode,
-            reset_ended=self._reset_ended,
-            save_to=self._save_to,
+        """Execute one action in N environments and return the transition.
+
+        Args:
+            action: (N, A); clipped to [-1, 1].
+            proposed: (N, A) what the policy asked for; None means `action` before clipping.
+
+        Returns:
+            With next-step autoreset a row that ended in the step before resets now and ignores its action: its `valid`
+            is False. `current` can be acted on, unless rows that ended are left to `reset_rows`.
+
+        Raises:
+            NonFiniteError: the environment returned NaN or infinity.
+            ValueError: the action has the wrong shape or is not finite, or the environment breaks the autoreset
+                contract.
+        """
+        env, mode = self.env, self._mode
+        executed = clip_action(action, env.num_envs)
+        raw, reward, terminated, truncated, info = env.step(executed)
+        current = as_obs(raw)
+        reward = reward.astype(np.float32) if isinstance(reward, np.ndarray) else reward.float()
+        if not (_finite(current) and _finite_array(reward)):
+            _report(env, "step", self.obs, executed, current, reward, self._save_to)
+        next_obs, valid = current, None
+        if mode is AutoresetMode.NEXT_STEP:
+            if self._ended is not None:
+                valid = ~self._ended
+            self._ended = terminated | truncated
+        elif _any(terminated) or _any(truncated):
+            over = terminated | truncated
+            if mode is AutoresetMode.SAME_STEP:
+                next_obs = _successor(info, current, over)
+                info = _episode_info(info, over)
+                if not _finite(next_obs):
+                    _report(env, "step", self.obs, executed, next_obs, reward, self._save_to)
+            elif self._reset_ended:
+                current = _reset_rows(env, current, over)
+                if not _finite(current):
+                    _report(env, "reset", self.obs, executed, current, reward, self._save_to)
+        if valid is None:  # a robot's fault makes a step that nobody should learn from
+            valid = info.get("valid")
+        obs, self.obs = self.obs, current
+        return Step(
+            obs,
+            info.get("executed", executed),
+            reward,
+            next_obs,
+            terminated,
+            truncated,
+            current,
+            _full(reward, True) if valid is None else valid,
+            info["intervened"] if "intervened" in info else _full(reward, False),
+            action if proposed is None else proposed,
+            info,
         )
-        self.obs = result.current
-        if self._mode is AutoresetMode.NEXT_STEP:
-            self._ended = result.terminated | result.truncated
-        return result
 
     def state_dict(self) -> StateDict:
         """Environment state, current observation and pending resets.
@@ -108,74 +147,6 @@ def begins_anew(env: StepEnv, loop: StateDict | None) -> str:
     return (
         f"resumed with new episodes: the state of {type(env).__name__} cannot be saved, so this run is as good as one "
         "that was never stopped, and not equal to it"
-    )
-
-
-def step(
-    env: StepEnv,
-    obs: Obs,
-    action: Array,
-    *,
-    ended: Array | None = None,
-    proposed: Array | None = None,
-    mode: AutoresetMode | None = None,
-    reset_ended: bool = True,
-    save_to: str | Path | None = None,
-) -> Step:
-    """Execute one action in N environments.
-
-    Args:
-        env: gymnasium VectorEnv.
-        obs: (N, ...) observation in which the action was chosen: `current` of the step before.
-        action: (N, A); clipped to [-1, 1].
-        ended: (N,) bool, rows that ended in the step before; read with next-step autoreset only, where such a row
-            resets now and ignores its action, so it is returned with `valid` False.
-        proposed: (N, A) what the policy asked for; None means `action` before clipping.
-        mode: autoreset mode; None reads it from the environment.
-        reset_ended: with autoreset disabled, reset ended rows here, so that `current` can be acted on.
-        save_to: folder for the environment's state if it returns NaN or infinity.
-
-    Raises:
-        NonFiniteError: the environment returned NaN or infinity.
-        ValueError: the action has the wrong shape or is not finite, or the environment breaks the autoreset contract.
-    """
-    if mode is None:
-        mode = autoreset_mode(env)
-    executed = clip_action(action, env.num_envs)
-    raw, reward, terminated, truncated, info = env.step(executed)
-    current = as_obs(raw)
-    reward = reward.astype(np.float32) if isinstance(reward, np.ndarray) else reward.float()
-    if not (_finite(current) and _finite_array(reward)):
-        _report(env, "step", obs, executed, current, reward, save_to)
-    next_obs, valid = current, None
-    if mode is AutoresetMode.NEXT_STEP:
-        if ended is not None:
-            valid = ~ended
-    elif _any(terminated) or _any(truncated):
-        over = terminated | truncated
-        if mode is AutoresetMode.SAME_STEP:
-            next_obs = _successor(info, current, over)
-            info = _episode_info(info, over)
-            if not _finite(next_obs):
-                _report(env, "step", obs, executed, next_obs, reward, save_to)
-        elif reset_ended:
-            current = _reset_rows(env, current, over)
-            if not _finite(current):
-                _report(env, "reset", obs, executed, current, reward, save_to)
-    if valid is None:  # a robot's fault makes a step that nobody should learn from
-        valid = info.get("valid")
-    return Step(
-        obs,
-        info.get("executed", executed),
-        reward,
-        next_obs,
-        terminated,
-        truncated,
-        current,
-        _full(reward, True) if valid is None else valid,
-        info["intervened"] if "intervened" in info else _full(reward, False),
-        action if proposed is None else proposed,
-        info,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.loops.hiding import Hiding
-from robot_rl.types import IOSpec, StateDict, VecEnv
+from robot_rl.types import IOSpec, Obs, StateDict, VecEnv
 
 
 class Watcher(Protocol):
@@ -78,19 +78,14 @@ class Watched(Hiding):
     """
 
     def __init__(self, env: VecEnv, reward: Watcher, *, hide: tuple[str, ...] = ()) -> None:
-        super().__init__(env, needed=[f"image.{camera}" for camera in reward.cameras], hide=hide)
+        super().__init__(env, needed=[f"image.{camera}" for camera in reward.cameras], hide=hide, own=reward)
         self._reward = reward
         reward.bind(env.io)
 
-    def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes; `options={"reset_mask": (N,) bool}` starts some."""
-        obs, info = self.env.reset(seed=seed, options=options)
+    def _begin(self, rows: np.ndarray, obs: Obs) -> None:
         if not all(isinstance(value, np.ndarray) for value in obs.values()):
             raise ValueError("this reward is computed on the CPU, and the environment gives tensors; take no engine=")
-        mask = (options or {}).get("reset_mask")
-        rows = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool)
         self._reward.start(rows, {**obs, "instructions": self._asked()})
-        return self._shown(obs), info
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One control step."""
@@ -98,22 +93,16 @@ class Watched(Hiding):
         obs, own, terminated, truncated, info = self.env.step(actions)
         ended = np.asarray(terminated, bool) | np.asarray(truncated, bool)
         own = np.asarray(own, np.float64)
-        final = info["final_obs"] if self._mode is AutoresetMode.SAME_STEP and ended.any() else obs
+        final = self._final(obs, info, ended)
         executed = np.asarray(info.get("executed", actions))
         seen = {**final, "action": executed, "env_reward": own, "instructions": asked}
         reward = self._reward.step(seen, ended)
         if self._mode is AutoresetMode.SAME_STEP:
             if ended.any():
-                self._reward.start(ended, {**obs, "instructions": self._asked()})
+                self._begin(ended, obs)
             info = {**info, "final_obs": self._shown(info.get("final_obs", final))}
         info = {**info, "env_reward": own.astype(np.float32), "reward_terms": {}}  # those were of the own one
         return self._shown(obs), np.asarray(reward, np.float32), terminated, truncated, info
-
-    def _own_state(self) -> StateDict:
-        return self._reward.state_dict()
-
-    def _load_own_state(self, state: StateDict) -> None:
-        self._reward.load_state_dict(state)
 
     def close(self, **options: object) -> None:
         """Close the environment, and what works for the reward."""

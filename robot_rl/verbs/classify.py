@@ -171,20 +171,14 @@ class ClassifyJob:
         if start.resume and checkpoint.read_meta(checkpoint.find(start.folder))["recordings"] != mark:
             raise CheckpointError("logs are not the recordings that the run began with; give the original")
         self._facts: dict[str, Any] = {"recordings": mark, "in_a_row": settings.in_a_row}
-        claim = start.claim()
-        self.folder = claim.folder
-        with claim.building():
-            self._run = Run(
-                start,
-                claim,
-                Schedule(total=self.model.steps, log_every=50, keep_checkpoints=1, unit="update"),
-                Parts({"learner": self.model, "loop": self._fit}, io=io, facts=self._facts),
-                count=lambda: self._fit.updates,
-            )
-            if start.resume:
-                self._run.restore()
-            sources = {"recordings": {"paths": list(logs), "hash": mark}}
-            self._run.begin(sources=sources)
+        self._run = Run.open(
+            start,
+            Schedule(total=self.model.steps, log_every=50, keep_checkpoints=1, unit="update"),
+            Parts({"learner": self.model, "loop": self._fit}, io=io, facts=self._facts),
+            count=lambda: self._fit.updates,
+            sources={"recordings": {"paths": list(logs), "hash": mark}},
+        )
+        self.folder = self._run.folder
 
     def run(self) -> dict[str, Any]:
         """Do it all.

@@ -116,22 +116,15 @@ class CriticJob:
         self._sampler, self._fit = learner.sampler(clips.train), Fit()
         if start.resume and checkpoint.read_meta(checkpoint.find(start.folder))["clips"]["hash"] != clips.hash:
             raise CheckpointError(f"the clips in {clips.path} are not those that the run began with; give the original")
-        claim = start.claim()
-        self.folder = claim.folder
         facts = {"path": clips.path, "hash": clips.hash, "trained_on": len(clips.train)}
-        with claim.building():
-            self._run = Run(
-                start,
-                claim,
-                Schedule(
-                    total=learner.steps, log_every=50, checkpoint_every=save_every, keep_checkpoints=1, unit="update"
-                ),
-                Parts({"learner": learner, "loop": self._fit, "sampler": self._sampler}, facts={"clips": facts}),
-                count=lambda: self._fit.updates,
-            )
-            if start.resume:
-                self._run.restore()
-            self._run.begin(sources={"clips": facts})
+        self._run = Run.open(
+            start,
+            Schedule(total=learner.steps, log_every=50, checkpoint_every=save_every, keep_checkpoints=1, unit="update"),
+            Parts({"learner": learner, "loop": self._fit, "sampler": self._sampler}, facts={"clips": facts}),
+            count=lambda: self._fit.updates,
+            sources={"clips": facts},
+        )
+        self.folder = self._run.folder
 
     def run(self) -> dict[str, object] | None:
         """Train, calibrate, write what a run leaves; the summary, or None where the time was up before.

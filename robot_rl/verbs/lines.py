@@ -53,7 +53,9 @@ def find_slip(verb: str, items: Sequence[str], keys: Collection[str], groups: Co
         elif not many and len(split_values(value)) > 1:
             found = _commas(key, value, groups)
         elif key.startswith("+") and verb != "bench" and _top(key) not in keys:
-            found = f"robot-rl {verb} has no key '{_top(key)}'{_near(_top(key), keys)} all keys: robot-rl {verb} --help"
+            found = (
+                f"robot-rl {verb} has no key '{_top(key)}'{nearest(_top(key), keys)} all keys: robot-rl {verb} --help"
+            )
         else:
             found = ""
         if found:
@@ -114,6 +116,7 @@ def _top(key: str) -> str:
     return key.lstrip("+~").split("@")[0].replace("/", ".").split(".")[0]
 
 
-def _near(name: str, keys: Collection[str]) -> str:
+def nearest(name: str, keys: Collection[str]) -> str:
+    """ "; did you mean …?" with the nearest keys, else ";"."""
     found = difflib.get_close_matches(name, sorted(keys), 2)
     return f"; did you mean {' or '.join(found)}?" if found else ";"

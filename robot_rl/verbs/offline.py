@@ -186,24 +186,20 @@ class OfflineJob:
         same = found is None or self._same_log(found)
         if found is None:
             self.learner.prepare(logs.facts(self.sampler))
-        claim = start.claim()
-        self.folder = claim.folder
-        with claim.building():
-            self._run = Run(
-                start,
-                claim,
-                Schedule.of(settings, settings.updates, "update"),
-                self._parts(),
-                count=lambda: self.loop.updates,
-                evaluate=None if self._eval_env is None else self.evaluate,
-            )
-            if start.resume:
-                self._run.restore(skip=() if same else ("sampler",))  # another log is drawn from anew
-            sources: dict[str, Any] = {"log": {"path": settings.data, "fingerprint": store.fingerprint}}
-            if settings.expert is not None:
-                marks = {"path": settings.expert, "fingerprint": logs.open_log(settings.expert).fingerprint}
-                sources["demonstrations"] = marks
-            self._run.begin(sources=sources)
+        sources: dict[str, Any] = {"log": {"path": settings.data, "fingerprint": store.fingerprint}}
+        if settings.expert is not None:
+            marks = {"path": settings.expert, "fingerprint": logs.open_log(settings.expert).fingerprint}
+            sources["demonstrations"] = marks
+        self._run = Run.open(
+            start,
+            Schedule.of(settings, settings.updates, "update"),
+            self._parts(),
+            count=lambda: self.loop.updates,
+            evaluate=None if self._eval_env is None else self.evaluate,
+            sources=sources,
+            skip=() if same else ("sampler",),  # another log is drawn from anew
+        )
+        self.folder = self._run.folder
         self.resume_step, self.tracker = self._run.step, self._run.tracker
         self.warnings: list[str] = []
 

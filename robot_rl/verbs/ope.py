@@ -18,6 +18,7 @@ from robot_rl.data.mix import merge
 from robot_rl.data.store import Store
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
+from robot_rl.report import Support
 from robot_rl.stats import Interval, bootstrap, half_samples
 from robot_rl.types import AnyLearner, Episode, IOSpec, Obs, Policy, Transitions
 from robot_rl.types.options import Count, Part, Positive, Share, Whole
@@ -71,28 +72,6 @@ class OpeEstimate:
     name: str
     interval: Interval | None
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Support:
-    """Where the policy stays with the data and where it leaves them, at logged states (at most 4,096).
-
-    Attributes:
-        state: (N, n).
-        logged: (N, A) the data's actions.
-        chosen: (N, A) the policy's.
-        outside: (N,) bool: the behaviour would hardly have taken the policy's action.
-    """
-
-    state: np.ndarray
-    logged: np.ndarray
-    chosen: np.ndarray
-    outside: np.ndarray
-
-    @property
-    def share(self) -> float:
-        """Of the actions that are outside."""
-        return float(self.outside.mean())
 
 
 @dataclass(frozen=True)

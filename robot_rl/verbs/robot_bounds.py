@@ -31,25 +31,6 @@ class BoundsOptions(Options):
     """Of the robot's topics."""
 
 
-class Range:
-    """Least and largest of vectors so far."""
-
-    def __init__(self) -> None:
-        self.low: np.ndarray | None = None
-        self.high: np.ndarray | None = None
-
-    def add(self, value: np.ndarray) -> None:
-        """One more."""
-        self.low = np.array(value if self.low is None else np.minimum(self.low, value), float)
-        self.high = np.array(value if self.high is None else np.maximum(self.high, value), float)
-
-    def ends(self, margin: float) -> tuple[list[float], list[float]]:
-        """Both, with a margin on either side, to four decimals; empty before the first."""
-        if self.low is None or self.high is None:
-            return [], []
-        return np.round(self.low - margin, 4).tolist(), np.round(self.high + margin, 4).tolist()
-
-
 def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     """What was driven to, as it stands in a robot's file: `workspace` and the `lower` and `upper` of joints.
 
@@ -63,29 +44,34 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     path = build.tool("find_robot")(name)
     robot = build.tool("robot_class").load(path)
     forward, site = _forward(path, robot, options)
-    joints, places = Range(), Range()
+    joints, places = list[np.ndarray](), list[np.ndarray]()
     try:
         for position in build.tool("driven_positions")(robot, seconds=options.seconds, namespace=options.namespace):
-            if joints.low is None:  # not before: a corner that nobody has heard of would be missing
+            if not joints:  # not before: a corner that nobody has heard of would be missing
                 sys.stderr.write(f"{robot.name} is heard: drive it to the corners of its task; Ctrl-C when done\n")
                 sys.stderr.flush()
-            joints.add(position)
+            joints.append(np.array(position, float))
             if forward is not None:
-                places.add(forward(position))
+                places.append(np.array(forward(position), float))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
-    if joints.low is None:
+    if not joints:
         raise Refused(
             f"nothing was heard of the joints of {robot.name} within {options.seconds:g} s; is its driver up, and in "
             f"this ROS_DOMAIN_ID? robot-rl doctor ros {name} says more"
         )
     found: dict[str, object] = {}
-    if places.low is not None:
-        box = dict(zip(("lower", "upper"), places.ends(options.margin)))
+    if places:
+        box = dict(zip(("lower", "upper"), _ends(places, options.margin)))
         found["workspace"] = box if card.is_card(path) else {**box, "ee_site": site}
-    ends = zip(robot.names, *joints.ends(options.margin))
+    ends = zip(robot.names, *_ends(joints, options.margin))
     found["joints"] = [{"name": joint, "lower": low, "upper": high} for joint, low, high in ends]
     return found
+
+
+def _ends(rows: list[np.ndarray], margin: float) -> tuple[list[float], list[float]]:
+    """Least and largest of vectors, with a margin on either side, to four decimals."""
+    return np.round(np.min(rows, 0) - margin, 4).tolist(), np.round(np.max(rows, 0) + margin, 4).tolist()
 
 
 def as_yaml(found: dict[str, object]) -> str:

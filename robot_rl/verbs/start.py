@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import sys
@@ -34,7 +33,7 @@ from robot_rl.verbs.compose import (
 from robot_rl.verbs.data import name_positions, session
 from robot_rl.verbs.doctor import doctor
 from robot_rl.verbs.help import page
-from robot_rl.verbs.lines import find_slip
+from robot_rl.verbs.lines import find_slip, nearest
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import read_options, stored_config
@@ -179,9 +178,8 @@ def find_unknown(verb: str, overrides: list[str]) -> str:
             return f"robot-rl {verb} {item}: {key} is one of {shown}{instead}"
         if "=" not in item or not top.isidentifier() or top in keys:
             continue  # a flag, "+key=", "~key", or known; what lies below a key Hydra knows better
-        found = [SYNONYMS[top]] if SYNONYMS.get(top) in keys else difflib.get_close_matches(top, sorted(keys), 2)
-        hint = f"; did you mean {' or '.join(found)}?" if found else ""
-        return f"robot-rl {verb} has no key '{top}'{hint or ';'} all keys: robot-rl {verb} --help"
+        hint = f"; did you mean {SYNONYMS[top]}?" if SYNONYMS.get(top) in keys else nearest(top, keys)
+        return f"robot-rl {verb} has no key '{top}'{hint} all keys: robot-rl {verb} --help"
     return ""
 
 

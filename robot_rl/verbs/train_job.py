@@ -216,7 +216,7 @@ class TrainJob:
         """What training saw: of the replay, or of all rollouts; None where a learner with its own loop keeps none."""
         if isinstance(self.loop, OwnLoop):
             return measure_seen(self.loop.seen_rows, self.env.io, count=self.loop.env_steps)
-        on_policy = isinstance(self.loop, OnPolicy | AsyncOnPolicy | DeviceOnPolicy)
+        on_policy = isinstance(self.loop, OnPolicy | DeviceOnPolicy)
         source = self.buffer if self.buffer is not None else self.loop.rows if on_policy else None
         return measure_seen(source, self.env.io, count=int(self.loop.env_steps))
 

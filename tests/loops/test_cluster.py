@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, split
+from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker
 from robot_rl.loops.contract import every
 from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts
 
@@ -107,16 +106,16 @@ def test_worker_sends_episodes_that_the_replay_understands():
     assert torch.equal(batch.next_obs["state"] - batch.obs["state"], torch.ones(400, 1))
 
 
-def test_rows_that_are_no_transition_are_marked_for_the_replay():
-    flags = {"terminated": np.array([False]), "truncated": np.array([False]), "intervened": np.array([False])}
+def test_rows_that_are_no_transition_do_not_reach_the_replay():
+    class Faulty(Counting):
+        def step(self, action):
+            obs, reward, terminated, truncated, info = super().step(action)
+            return obs, reward, terminated, truncated, {**info, "valid": info["final_obs"]["state"][:, 0] != 2}
 
-    def row(valid):
-        x = {"state": np.zeros((1, 1), np.float32)}
-        arrays = {"action": np.zeros((1, 1)), "proposed": np.zeros((1, 1)), "reward": np.ones(1)}
-        return SimpleNamespace(obs=x, next_obs=x, valid=np.array([valid]), **flags, **arrays)
-
-    (episode,) = split([row(True), row(False), row(True)], 0)  # pyright: ignore[reportArgumentType]
-    assert episode.meta["columns"]["valid"].tolist() == [True, False, True]
+    fragment = RolloutWorker(Faulty, Half, 1, 0).collect(None, 0, 4)
+    assert fragment.steps == 4
+    assert [episode.obs["state"].ravel().tolist() for episode in fragment.episodes] == [[0, 1], [2, 3, 4]]
+    assert not any(episode.terminated or episode.truncated for episode in fragment.episodes)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
