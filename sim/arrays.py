@@ -37,6 +37,11 @@ def constant(values: object, like: Array, *, dtype: object = None) -> Array:
     return found
 
 
+def host(value: object) -> np.ndarray:
+    """Any array or tensor as a NumPy array."""
+    return np.asarray(value.detach().cpu() if array_api_compat.is_torch_array(value) else value)
+
+
 def solve_definite(matrix: Array, right: Array) -> Array:
     """Solve symmetric positive definite systems `matrix @ x = right`.
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode
 
+from robot_rl.sim.arrays import host
 from robot_rl.types import IOSpec, Obs
 
 
@@ -72,12 +72,8 @@ class _Run:
 
 
 def _record(obs: Obs, reward: object, terminated: object, truncated: object, info: object) -> dict[str, np.ndarray]:
-    out = {f"obs['{key}']": _numpy(value).copy() for key, value in obs.items()}
-    return out | {"reward": _numpy(reward).copy(), "terminated": _numpy(terminated), "truncated": _numpy(truncated)}
-
-
-def _numpy(value: object) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    out = {f"obs['{key}']": host(value).copy() for key, value in obs.items()}
+    return out | {"reward": host(reward).copy(), "terminated": host(terminated), "truncated": host(truncated)}
 
 
 def _spaces(env: Any) -> list[str]:
@@ -128,7 +124,7 @@ def _arrays(run: _Run, where: str, obs: Obs) -> list[str]:
         return [f"{where} gives {keys}, expected a dict with {sorted(run.io.obs)}"]
     found = []
     for key, (shape, dtype) in run.io.obs.items():
-        value = _numpy(obs[key])
+        value = host(obs[key])
         wanted = (run.count, *shape)
         if value.shape != wanted or value.dtype != np.dtype(dtype):
             found.append(
@@ -149,17 +145,17 @@ def _arrays(run: _Run, where: str, obs: Obs) -> list[str]:
 def _first_step(run: _Run, steps: int) -> list[str]:
     obs, _ = run.env.reset(seed=run.seed)
     found = _arrays(run, "reset() observation", obs)
-    kept = {key: _numpy(value).copy() for key, value in obs.items()}
+    kept = {key: host(value).copy() for key, value in obs.items()}
     next_obs, reward, terminated, truncated, info = run.env.step(run.action())
     found += _arrays(run, "step() observation", next_obs)
-    if any(not np.array_equal(kept[key], _numpy(obs[key]), equal_nan=kept[key].dtype.kind == "f") for key in kept):
+    if any(not np.array_equal(kept[key], host(obs[key]), equal_nan=kept[key].dtype.kind == "f") for key in kept):
         found.append("step() overwrites the observation that was returned before; return copies, buffers keep them")
     for name, value, dtype in (
         ("reward", reward, "float32"),
         ("terminated", terminated, "bool"),
         ("truncated", truncated, "bool"),
     ):
-        value = _numpy(value)
+        value = host(value)
         if value.shape != (run.count,) or value.dtype != np.dtype(dtype):
             found.append(f"{name} is {value.dtype}{list(value.shape)}, expected {dtype}[{run.count}]; convert it")
         elif not np.isfinite(value).all():
@@ -175,8 +171,8 @@ def _first_step(run: _Run, steps: int) -> list[str]:
             if key == "success":  # tasks without a notion of success leave it out
                 continue
             found.append(f"info['{key}'] is missing, expected an array of shape {shape}; loops and recorders read it")
-        elif _numpy(info[key]).shape != shape or _numpy(info[key]).dtype.kind != kind:
-            value = _numpy(info[key])
+        elif host(info[key]).shape != shape or host(info[key]).dtype.kind != kind:
+            value = host(info[key])
             names = {"b": "bool", "f": "float32"}
             found.append(f"info['{key}'] is {value.dtype}{list(value.shape)}, expected {names[kind]}{list(shape)}")
     return found
@@ -192,7 +188,7 @@ def _episode(run: _Run, steps: int) -> list[str]:
     ended = False
     for _ in range(steps):
         obs, _, terminated, truncated, info = env.step(run.action())
-        terminated, truncated = _numpy(terminated), _numpy(truncated)
+        terminated, truncated = host(terminated), host(truncated)
         length += 1
         if (terminated & truncated).any():
             found.append(
@@ -229,7 +225,7 @@ def _successor(run: _Run, obs: Obs, info: Any, done: np.ndarray) -> list[str]:
         return found
     same = np.ones(run.count, bool)
     for key in obs:
-        equal = _numpy(obs[key]) == _numpy(final[key])
+        equal = host(obs[key]) == host(final[key])
         same &= equal.reshape(run.count, -1).all(axis=1)
     if (same & done).any():
         index = int(np.flatnonzero(same & done)[0])
@@ -252,7 +248,7 @@ def _actions(run: _Run, steps: int) -> list[str]:
     run.env.reset(seed=run.seed)
     wide = 3.0 * np.ones((run.count, run.io.action_dim), np.float32)
     info = run.env.step(wide)[4]
-    if "executed" in info and np.abs(_numpy(info["executed"])).max() > 1.0:
+    if "executed" in info and np.abs(host(info["executed"])).max() > 1.0:
         found.append(
             "info['executed'] leaves [-1, 1] for actions outside; expected the clipped action that was executed"
         )
@@ -272,7 +268,7 @@ def _expert(run: _Run, steps: int) -> list[str]:
     expert = run.env.parts.expert
     if expert is None:
         return []
-    action = _numpy(expert(run.env.reset(seed=run.seed)[0]))
+    action = host(expert(run.env.reset(seed=run.seed)[0]))
     wanted = (run.count, run.io.action_dim)
     if action.shape != wanted or not np.isfinite(action).all():
         return [f"expert gives {action.dtype}{list(action.shape)}, expected finite numbers of shape {list(wanted)}"]
@@ -304,8 +300,8 @@ def _determinism(run: _Run, steps: int) -> list[str]:
 def _seeding(run: _Run, steps: int) -> list[str]:
     """Streams differ between environments and between seeds, and one environment's reset leaves the others alone."""
     found = []
-    obs = {key: _numpy(value).copy() for key, value in run.env.reset(seed=run.seed)[0].items()}
-    other = {key: _numpy(value) for key, value in run.env.reset(seed=run.seed + 1)[0].items()}
+    obs = {key: host(value).copy() for key, value in run.env.reset(seed=run.seed)[0].items()}
+    other = {key: host(value) for key, value in run.env.reset(seed=run.seed + 1)[0].items()}
     if all(np.array_equal(obs[key], other[key]) for key in obs):
         found.append(
             f"reset(seed={run.seed}) and reset(seed={run.seed + 1}) start equally; expected different initial states "

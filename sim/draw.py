@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from robot_rl.types import StateDict
@@ -42,10 +44,9 @@ class Streams:
     """
 
     def __init__(self, num_envs: int, seed: int | Sequence[int], purpose: int = 0) -> None:
-        self.num_envs = num_envs
-        self._purpose = purpose
-        self.key = np.zeros(num_envs, np.uint64)
-        self.counter = np.zeros(num_envs, np.uint64)
+        self.num_envs, self._purpose = num_envs, purpose
+        self.key: Any = np.zeros(num_envs, np.uint64)
+        self.counter: Any = np.zeros(num_envs, np.uint64)
         self.seed(seed)
 
     def seed(self, seed: int | Sequence[int]) -> None:
@@ -69,11 +70,11 @@ class Streams:
         self.key[:] = _mix(key + (index + np.uint64(1)) * _MIX1)
         self.counter[:] = 0
 
-    def draw(self, rows: np.ndarray | slice = slice(None)) -> RowDraw:
+    def draw(self, rows: Any = slice(None)) -> RowDraw:
         """A `sim.world.Draw` for these environments (index array or slice)."""
         return RowDraw(self, rows)
 
-    def bits(self, rows: np.ndarray | slice, count: int) -> np.ndarray:
+    def bits(self, rows: Any, count: int) -> Any:
         """(n, count) uint64, the next `count` numbers of each of these streams."""
         first = self.counter[rows]
         position = first[:, None] + np.arange(1, count + 1, dtype=np.uint64)
@@ -82,7 +83,15 @@ class Streams:
         position += self.key[rows][:, None]
         return _mix(position)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def top(self, bits: Any, count: int) -> Any:
+        """The highest `count` bits of each number, as float64."""
+        return (bits >> np.uint64(64 - count)).astype(np.float64)
+
+    def limit(self, value: object) -> Any:
+        """A bound of what is drawn, as float32."""
+        return np.asarray(value, np.float32)
+
+    def state_dict(self) -> StateDict:
         """Copies of keys and counters."""
         return {"key": self.key.copy(), "counter": self.counter.copy()}
 
@@ -93,24 +102,27 @@ class Streams:
 
 
 class RowDraw:
-    """Implements `sim.world.Draw` with NumPy arrays for some rows of `Streams`."""
+    """Implements `sim.world.Draw` for some rows of `Streams`, in the arrays that these have."""
 
-    def __init__(self, streams: Streams, rows: np.ndarray | slice) -> None:
-        self._streams = streams
-        self._rows = rows
+    def __init__(self, streams: Streams, rows: Any) -> None:
+        self._streams, self._rows = streams, rows
 
-    def uniform(self, *shape: int, low: object = 0.0, high: object = 1.0) -> np.ndarray:
+    def uniform(self, *shape: int, low: object = 0.0, high: object = 1.0) -> Any:
         """(n, *shape) float32 uniform in [low, high); `low` and `high` may be arrays that broadcast."""
-        bits = self._streams.bits(self._rows, math.prod(shape))
-        unit = (bits >> np.uint64(40)).astype(np.float64).reshape(-1, *shape) * 2.0**-24
-        low32, high32 = np.asarray(low, np.float32), np.asarray(high, np.float32)
-        value = (low32 + unit * (high32.astype(np.float64) - low32)).astype(np.float32)
+        streams = self._streams
+        bits = streams.bits(self._rows, math.prod(shape))
+        xp = array_api_compat.array_namespace(bits)
+        unit = streams.top(bits, 24).reshape(-1, *shape) * 2.0**-24
+        low32, high32 = streams.limit(low), streams.limit(high)
+        value = xp.astype(low32 + unit * (xp.astype(high32, xp.float64) - low32), xp.float32)
         # float32 rounding may reach `high`; keep the interval half open unless it is a single point
-        return np.minimum(value, np.maximum(np.nextafter(high32, low32), low32))
+        return xp.minimum(value, xp.maximum(xp.nextafter(high32, low32), low32))
 
-    def normal(self, *shape: int, std: object = 1.0) -> np.ndarray:
+    def normal(self, *shape: int, std: object = 1.0) -> Any:
         """(n, *shape) float32 normal with mean 0 (Box-Muller); `std` may be an array that broadcasts."""
         bits = self._streams.bits(self._rows, math.prod(shape))
-        radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)).astype(np.float64) + 1.0) * 2.0**-32))
-        angle = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2.0 * math.pi * 2.0**-32)
-        return ((radius * np.cos(angle)).reshape(-1, *shape) * std).astype(np.float32)
+        xp = array_api_compat.array_namespace(bits)
+        radius = xp.sqrt(-2.0 * xp.log((self._streams.top(bits, 32) + 1.0) * 2.0**-32))
+        angle = xp.astype(bits & 0xFFFFFFFF, xp.float64) * (2.0 * math.pi * 2.0**-32)
+        wide = std if isinstance(std, (int, float)) else self._streams.limit(std)
+        return xp.astype((radius * xp.cos(angle)).reshape(-1, *shape) * wide, xp.float32)

@@ -18,7 +18,7 @@ from torch import Tensor
 from robot_rl.sim.draw_torch import TorchStreams
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.randomize_torch import TorchRandomizer
-from robot_rl.sim.scene import Sensors, check_markers
+from robot_rl.sim.scene import CONTROL, STATE, Sensors, check_markers, check_reset, check_returned
 from robot_rl.sim.world import Reset, View, World, parts_of
 
 if TYPE_CHECKING:
@@ -216,11 +216,7 @@ class Episodes:
         self.previous.copy_(self.action)
         control: Any = self.world.control(self.view, self.wish.clone())
         self.action.copy_(self.wish)
-        if tuple(control.shape) != tuple(self.physics.ctrl.shape):
-            raise ValueError(
-                f"{self.world.name}.control returned shape {tuple(control.shape)}, expected "
-                f"{tuple(self.physics.ctrl.shape)}: one control per environment and actuator of the model"
-            )
+        check_returned(self.world, "control returned", control, tuple(self.physics.ctrl.shape), CONTROL)
         self._keep_task()
         push = self.random.push()
         if push is not None:
@@ -269,11 +265,7 @@ class Episodes:
     def _look_after(self, mask: Tensor, target: Tensor) -> None:
         """Observe the present state into the rows `mask` of `target`."""
         state: Any = self.world.observe(self.view)
-        if tuple(state.shape) != tuple(target.shape):
-            raise ValueError(
-                f"{self.world.name}.observe returned shape {tuple(state.shape)}, expected {tuple(target.shape)}: one "
-                "column per name in obs_names"
-            )
+        check_returned(self.world, "observe returned", state, tuple(target.shape), STATE)
         state = state.float()
         self.flags |= BAD_STATE * (~torch.isfinite(state).all(dim=1) & mask).to(torch.uint8)
         target.copy_(torch.where(mask[:, None], self.random.noisy(state, mask), target))
@@ -284,13 +276,8 @@ class Episodes:
         draw = self.streams.draw(mask)
         follow = self.offers.reset_after if ended else None
         start: Reset = self.world.reset(draw, count, xp) if follow is None else follow(draw, view)
+        check_reset(self.world, start, count, physics.model, self.task)
         given: dict[str, Any] = {"qpos": start.qpos, "qvel": start.qvel, "ctrl": start.ctrl}
-        for name, width in (("qpos", physics.model.nq), ("qvel", physics.model.nv), ("ctrl", physics.model.nu)):
-            if tuple(given[name].shape) != (count, width):
-                raise ValueError(
-                    f"{self.world.name}.reset returned {name} of shape {tuple(given[name].shape)}, expected "
-                    f"{(count, width)}"
-                )
         drawn, factors = self.random.restart(mask, given["ctrl"])
         if factors and (self._models_change or not ended):  # models drawn once stay as they are
             physics.scale(drawn, factors)
@@ -300,14 +287,8 @@ class Episodes:
         self.count.masked_fill_(mask, 0)
         task: dict[str, Any] = start.task
         if not self.task:
-            check_markers(self.world, task)
             self.task = {key: torch.zeros_like(value, device=self.device) for key, value in task.items()}
             view.task = dict(self.task)
-        if self.task.keys() != task.keys():
-            raise ValueError(
-                f"{self.world.name}.reset returned the variables {sorted(task)}, before {sorted(self.task)}; return "
-                "the same ones every time"
-            )
         for key, target in self.task.items():
             flags = mask.view(-1, *[1] * (target.ndim - 1))
             target.copy_(torch.where(flags, task[key].to(target.dtype), target))

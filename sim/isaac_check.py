@@ -16,6 +16,7 @@ import torch
 
 from robot_rl import child
 from robot_rl.sim import isaac_env, isaac_lab_env, mujoco_env
+from robot_rl.sim.arrays import host
 from robot_rl.sim.check import check
 from robot_rl.sim.world import World
 
@@ -82,7 +83,7 @@ def compare(ours: Any, reference: Any) -> tuple[list[str], bool]:
     findings = check(ours, steps=episode + 10)
     bad = [finding for finding in findings if not finding.startswith(_KNOWN)]
     lines = [f"contract: {finding}" for finding in findings] or ["contract: kept"]
-    first = np.abs(_numpy(ours.reset(seed=5)[0]["state"]) - reference.reset(seed=5)[0]["state"]).max()
+    first = np.abs(host(ours.reset(seed=5)[0]["state"]) - reference.reset(seed=5)[0]["state"]).max()
     lines.append(f"first observations: at most {first:.2g} from the CPU engine's")
     mine, his = (_expert_return(env, episode) for env in (ours, reference))
     close = abs(mine - his) <= _CLOSE * max(abs(mine), abs(his))
@@ -96,8 +97,8 @@ def _expert_return(env: Any, steps: int) -> float:
     alive = np.ones(env.num_envs, bool)
     for _ in range(steps):
         obs, reward, terminated, truncated, _ = env.step(env.expert(obs))
-        total += np.where(alive, _numpy(reward), 0.0)
-        alive &= ~(_numpy(terminated) | _numpy(truncated))
+        total += np.where(alive, host(reward), 0.0)
+        alive &= ~(host(terminated) | host(truncated))
     return float(total.mean())
 
 
@@ -112,7 +113,3 @@ def _lab(id: str | None, num_envs: int, device: str) -> tuple[list[str], bool]:
         env.close()
     bad = [finding for finding in findings if not finding.startswith(("seeding:", _KNOWN))]
     return [f"contract: {finding}" for finding in findings] or ["contract: kept"], not bad
-
-
-def _numpy(value: object) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

@@ -7,7 +7,7 @@ Episodes that end are reset within the same step (`AutoresetMode.SAME_STEP`). Ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import array_api_compat.numpy as xp
@@ -23,7 +23,7 @@ from robot_rl.sim.interface import check_options, check_saved, checked, part, wo
 from robot_rl.sim.look import dress
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer, factor_sizes
-from robot_rl.sim.scene import Sensors, check_markers, check_scene
+from robot_rl.sim.scene import CONTROL, STATE, Sensors, check_reset, check_returned, check_scene
 from robot_rl.sim.view_rows import flags, pay, select
 from robot_rl.sim.world import Reset, View, World, parts_of
 from robot_rl.types import EnvParts, Obs, StateDict
@@ -165,11 +165,7 @@ class MujocoVectorEnv(VectorEnv):
         self._previous_action[:] = self._action
         control = np.asarray(world.control(view, action))
         self._action[:] = action
-        if control.shape != physics.ctrl.shape:
-            raise ValueError(
-                f"{world.name}.control returned shape {control.shape}, expected {physics.ctrl.shape}: one control per "
-                "environment and actuator of the model"
-            )
+        check_returned(world, "control returned", control, physics.ctrl.shape, CONTROL)
         push = self._random.push()
         if push is not None:
             physics.qvel[:, :2] += push
@@ -239,36 +235,24 @@ class MujocoVectorEnv(VectorEnv):
         return EnvParts(
             expert=None if offers.expert is None else self.expert,
             mistaken=None if offers.mistaken is None else self._mistaken,
-            instructions=None if offers.instructions is None else self._instructions,
+            instructions=self._ask(offers.instructions, list),
             task_names=tuple(offers.task_names),
             asked_tasks=tuple(offers.asked_tasks),
-            tool=None if offers.tool is None else self._tool,
-            place=None if offers.place is None else self._place,
-            stages=None if offers.stages is None else self._stages,
+            tool=self._ask(offers.tool, lambda found: {key: np.array(value, float) for key, value in found.items()}),
+            place=self._ask(offers.place, lambda found: np.array(found, float)),
+            stages=self._ask(offers.stages, lambda found: {key: np.array(value, bool) for key, value in found.items()}),
             way_out=offers.way_out,
             goals=offers.goals.terms if offers.goals and self._shows_goal else None,
             saves=True,
         )
 
-    def _tool(self) -> dict[str, np.ndarray]:
-        assert self._offers.tool is not None
-        return {key: np.array(value, float) for key, value in self._offers.tool(self._view).items()}
-
-    def _place(self) -> np.ndarray:
-        assert self._offers.place is not None
-        return np.array(self._offers.place(self._view), float)
-
-    def _stages(self) -> dict[str, np.ndarray]:
-        assert self._offers.stages is not None
-        return {key: np.array(value, bool) for key, value in self._offers.stages(self._view).items()}
+    def _ask(self, tell: Callable[[View], Any] | None, answer: Callable[[Any], Any]) -> Callable[[], Any] | None:
+        """What the world tells of the present state, as NumPy arrays or lists; None where it tells nothing."""
+        return None if tell is None else lambda: answer(tell(self._view))
 
     def _mistaken(self, obs: Obs, draw: np.ndarray) -> np.ndarray:
         assert self._offers.mistaken is not None
         return np.asarray(self._offers.mistaken(obs["state"], draw))
-
-    def _instructions(self) -> list[str]:
-        assert self._offers.instructions is not None
-        return list(self._offers.instructions(self._view))
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """One (height, width, 3) uint8 frame per environment, or None without render_mode."""
@@ -338,15 +322,7 @@ class MujocoVectorEnv(VectorEnv):
             start: Reset = self.world.reset(self._streams.draw(rows), count, xp)
         else:
             start = follow(self._streams.draw(rows), select(view, rows))
-        for name, value, width in (
-            ("qpos", start.qpos, self.physics.model.nq),
-            ("qvel", start.qvel, self.physics.model.nv),
-            ("ctrl", start.ctrl, self.physics.model.nu),
-        ):
-            if np.shape(value) != (count, width):
-                raise ValueError(
-                    f"{self.world.name}.reset returned {name} of shape {np.shape(value)}, expected {(count, width)}"
-                )
+        check_reset(self.world, start, count, self.physics.model, view.task)
         drawn_rows, drawn = self._random.restart(rows, start.ctrl)
         if drawn and self._random.options.needs_models:
             self.physics.scale(drawn_rows, drawn)
@@ -354,16 +330,10 @@ class MujocoVectorEnv(VectorEnv):
         for array in (self._action, self._previous_action, self._step):
             array[rows] = 0
         if not view.task:
-            check_markers(self.world, start.task)
             view.task = {
                 key: np.zeros((self.num_envs, *np.shape(value)[1:]), np.asarray(value).dtype)
                 for key, value in start.task.items()
             }
-        if view.task.keys() != start.task.keys():
-            raise ValueError(
-                f"{self.world.name}.reset returned the variables {sorted(start.task)}, before {sorted(view.task)}; "
-                "return the same ones every time"
-            )
         for key, value in start.task.items():
             view.task[key][rows] = value
 
@@ -378,11 +348,7 @@ class MujocoVectorEnv(VectorEnv):
         if fresh:
             view = self._view if whole else select(self._view, rows)
             state = np.asarray(self.world.observe(view), np.float32)
-            if state.shape != (len(rows), self._state_obs.shape[1]):
-                raise ValueError(
-                    f"{self.world.name}.observe returned shape {state.shape}, expected "
-                    f"{(len(rows), self._state_obs.shape[1])}: one column per name in obs_names"
-                )
+            check_returned(self.world, "observe returned", state, (len(rows), self._state_obs.shape[1]), STATE)
             if not all_finite(state):
                 worst = int(np.flatnonzero(~np.isfinite(state).all(axis=1))[0])
                 self._crash(int(rows[worst]), "state", state[worst])

@@ -158,19 +158,25 @@ class Randomizer:
     """
 
     def __init__(self, options: Randomize, num_envs: int, seed: int, model: MjModel, substeps: int) -> None:
+        check_push(options, model)
         self.options = options
         self._sizes, self._substeps, self._timestep = factor_sizes(model), substeps, float(model.opt.timestep)
-        check_push(options, model)
         purposes = {"factors": 1, "noise": 2} | ({} if options.push is None else {"pushes": 3})
-        self._streams = {name: Streams(num_envs, seed, purpose=i) for name, i in purposes.items()}
-        self._noise = np.asarray(options.noise, np.float32)
-        self._noisy = options.noisy
-        self.factors: dict[str, np.ndarray] = {}
-        self._drawn = np.zeros(num_envs, bool)
+        self._streams = {name: self._stream(num_envs, seed, i) for name, i in purposes.items()}
+        self._noise, self._noisy = self._streams["noise"].limit(options.noise), options.noisy
         depth = 1 + -(-options.longest_latency(self._timestep) // substeps)
-        self._history = np.zeros((num_envs, depth, model.nu))  # controls, newest first
-        self._age = np.zeros((num_envs, substeps), np.int64)  # entry of the history per physics step
-        self._column = np.arange(num_envs)[:, None]
+        self.factors = {key: self.place(np.ones((num_envs, self._sizes[key]), np.float32)) for key in options.scaled}
+        self._drawn = self.place(np.zeros(num_envs, bool))
+        self._history = self.place(np.zeros((num_envs, depth, model.nu)))  # controls, newest first
+        self._age = self.place(np.zeros((num_envs, substeps), np.int64))  # entry of the history per physics step
+        self._everyone: Any = np.arange(num_envs)
+
+    def place(self, values: np.ndarray) -> Any:
+        """The values where the environments are."""
+        return values
+
+    def _stream(self, num_envs: int, seed: int, purpose: int) -> Streams:
+        return Streams(num_envs, seed, purpose)
 
     def seed(self, seed: int | Sequence[int]) -> None:
         """Start all streams anew and forget what was drawn once per environment."""
@@ -178,7 +184,7 @@ class Randomizer:
             streams.seed(seed)
         self._drawn[:] = False
 
-    def restart(self, rows: np.ndarray, ctrl: object) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def restart(self, rows: Any, ctrl: Any) -> tuple[Any, dict[str, Any]]:
         """Begin episodes of environments `rows` with (n, nu) controls in force.
 
         Returns:
@@ -191,39 +197,37 @@ class Randomizer:
         self._drawn[rows] = True
         drawn = self.options.factors(self._streams["factors"].draw(rows), self._sizes, self._timestep)
         for key, value in drawn.items():
-            target = self.factors.setdefault(key, np.ones((len(self._drawn), *value.shape[1:]), value.dtype))
-            target[rows] = value
+            self.factors.setdefault(key, np.ones((len(self._drawn), *value.shape[1:]), value.dtype))[rows] = value
         if "latency" in drawn:
             # physics step j of a control step follows the decision taken ceil((latency - j) / substeps) steps ago
             late = drawn["latency"][:, None] - np.arange(self._substeps)
             self._age[rows] = np.maximum(0, -(-late // self._substeps))
         return rows, drawn
 
-    def delayed(self, control: np.ndarray) -> np.ndarray:
+    def delayed(self, control: Any) -> Any:
         """What acts when (N, nu) `control` is decided: itself, or (N, substeps, nu) with latency."""
         if self.options.latency is None:
             return control
         self._history[:, 1:] = self._history[:, :-1].copy()
         self._history[:, 0] = control
-        return self._history[self._column, self._age]
+        return self._history[self._everyone[:, None], self._age]
 
-    def push(self) -> np.ndarray | None:
+    def push(self) -> Any:
         """(N, 2) by how much the horizontal speeds of the trunks change now [m/s]; None where nothing pushes."""
         if self.options.push is None:
             return None
-        chance = self._streams["pushes"].draw(self._column[:, 0]).uniform(3)
+        chance = self._streams["pushes"].draw(self._everyone).uniform(3)
         return horizontal_push(chance, self.options.push, self._substeps * self._timestep / PUSH_SECONDS)
 
-    def noisy(self, state: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def noisy(self, state: Any, rows: Any) -> Any:
         """(n, S) observations of environments `rows` with noise."""
         if not self._noisy:
             return state
         return state + self._streams["noise"].draw(rows).normal(state.shape[1], std=self._noise)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """All of it."""
-        out = {"history": self._history.copy(), "age": self._age.copy(), "drawn": self._drawn.copy()}
-        out |= {f"factor.{key}": value.copy() for key, value in self.factors.items()}
+    def state_dict(self) -> StateDict:
+        """All of it, as NumPy arrays."""
+        out = {name: np.array(array_api_compat.to_device(value, "cpu")) for name, value in self._kept().items()}
         for name, streams in self._streams.items():
             out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
         return out
@@ -232,15 +236,21 @@ class Randomizer:
         """Continue from `state_dict` of the same options.
 
         Raises:
-            ValueError: the longest latency or the number of environments was another.
+            ValueError: saved with other options or another number of environments.
         """
-        for name, array in (("history", self._history), ("age", self._age), ("drawn", self._drawn)):
-            if np.shape(state[name]) != array.shape:
+        if "factor.latency" in state:  # which is told once it was drawn
+            self.factors.setdefault("latency", np.array(state["factor.latency"]))
+        for name, target in self._kept().items():
+            found = np.shape(state[name]) if name in state else "nothing"
+            if found != tuple(target.shape):
                 raise ValueError(
-                    f"saved randomisation has {name} of shape {np.shape(state[name])}, expected {array.shape}; make "
-                    "the environment with the options that it was saved with"
+                    f"saved randomisation has {name} of shape {found}, expected {tuple(target.shape)}; make the "
+                    "environment with the options that it was saved with"
                 )
-            array[...] = state[name]
-        self.factors = {key[7:]: np.array(value) for key, value in state.items() if key.startswith("factor.")}
+            target[:] = self.place(np.asarray(state[name]))
         for name, streams in self._streams.items():
             streams.load_state_dict({key: state[f"{name}.{key}"] for key in ("key", "counter")})
+
+    def _kept(self) -> dict[str, Any]:
+        kept = {"history": self._history, "age": self._age, "drawn": self._drawn}
+        return kept | {f"factor.{key}": value for key, value in self.factors.items()}

@@ -5,68 +5,44 @@ Options, streams and draws are those of the CPU engine: the same seed gives the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from robot_rl.sim.draw_torch import TorchStreams
-from robot_rl.sim.randomize import PUSH_SECONDS, Randomize, check_push, factor_sizes, horizontal_push
-from robot_rl.types import StateDict
+from robot_rl.sim.randomize import Randomize, Randomizer
 
 if TYPE_CHECKING:
     from mujoco import MjModel
 
 
-class TorchRandomizer:
-    """Factors, the controls on their way, and the streams drawn from, as tensors.
+class TorchRandomizer(Randomizer):
+    """`Randomizer` on tensors, whose `rows` are a mask (N,) bool, so that nothing has to be known on the host.
 
     Args:
-        options: what to randomise.
-        num_envs: N.
-        seed: as in `Streams`.
-        model: the nominal one.
-        substeps: physics steps per control step.
+        options, num_envs, seed, model, substeps: as there.
         device: of all tensors.
     """
 
     def __init__(
-        self,
-        options: Randomize,
-        num_envs: int,
-        seed: int,
-        model: MjModel,
-        substeps: int,
-        *,
-        device: torch.device,
+        self, options: Randomize, num_envs: int, seed: int, model: MjModel, substeps: int, *, device: torch.device
     ) -> None:
-        self.options = options
-        self._sizes, self._substeps, self._timestep = factor_sizes(model), substeps, float(model.opt.timestep)
-        check_push(options, model)
-        purposes = {"factors": 1, "noise": 2} | ({} if options.push is None else {"pushes": 3})
-        self._streams = {name: TorchStreams(num_envs, seed, i, device=device) for name, i in purposes.items()}
+        self._device = device
+        super().__init__(options, num_envs, seed, model, substeps)
         self._everyone = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self._noise = torch.as_tensor(options.noise, dtype=torch.float32, device=device)
-        self.factors = {key: torch.ones((num_envs, self._sizes[key]), device=device) for key in options.scaled}
-        self._drawn = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        depth = 1 + -(-options.longest_latency(self._timestep) // substeps)
-        self._history = torch.zeros((num_envs, depth, model.nu), device=device)  # newest first
-        self._age = torch.zeros((num_envs, substeps), dtype=torch.int64, device=device)
 
-    def seed(self, seed: int | Sequence[int]) -> None:
-        """Start all streams anew and forget what was drawn once per environment."""
-        for streams in self._streams.values():
-            streams.seed(seed)
-        self._drawn.zero_()
+    def place(self, values: np.ndarray) -> Tensor:
+        """The values on the device; numbers as float32."""
+        return torch.from_numpy(values.astype(np.float32) if values.dtype == np.float64 else values).to(self._device)
 
-    def restart(self, mask: Tensor, ctrl: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Begin episodes of the environments of `mask` (N,) with (N, nu) controls in force.
+    def _stream(self, num_envs: int, seed: int, purpose: int) -> TorchStreams:
+        return TorchStreams(num_envs, seed, purpose, device=self._device)
 
-        Returns:
-            Rows whose factors were drawn anew, and all factors by name; latency is kept here.
-        """
-        options = self.options
+    def restart(self, rows: Tensor, ctrl: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """As there; all factors are returned, with the mask of those that were drawn anew."""
+        options, mask = self.options, rows
         self._history.copy_(torch.where(mask[:, None, None], ctrl[:, None, :].float(), self._history))
         if options.per != "episode":
             mask = mask & ~self._drawn
@@ -94,46 +70,3 @@ class TorchRandomizer:
         self._history[:, 0] = control
         index = self._age[:, :, None].expand(-1, -1, self._history.shape[2])
         return torch.gather(self._history, 1, index)
-
-    def push(self) -> Tensor | None:
-        """(N, 2) by how much the horizontal speeds of the trunks change now [m/s]; None where nothing pushes."""
-        if self.options.push is None:
-            return None
-        chance = self._streams["pushes"].draw(self._everyone).uniform(3)
-        return horizontal_push(chance, self.options.push, self._substeps * self._timestep / PUSH_SECONDS)
-
-    def noisy(self, state: Tensor, mask: Tensor) -> Tensor:
-        """(N, S) observations with noise; the streams of the rows of `mask` move on."""
-        if not self.options.noisy:
-            return state
-        return state + self._streams["noise"].draw(mask).normal(state.shape[1], std=self._noise)
-
-    def state_dict(self) -> StateDict:
-        """All of it, as NumPy arrays."""
-        out: dict[str, object] = {
-            name: value.cpu().numpy().copy()
-            for name, value in (("history", self._history), ("age", self._age), ("drawn", self._drawn))
-        }
-        out |= {f"factor.{key}": value.cpu().numpy().copy() for key, value in self.factors.items()}
-        for name, streams in self._streams.items():
-            out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
-        return out
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from `state_dict` of the same options.
-
-        Raises:
-            ValueError: saved with other options or another number of environments.
-        """
-        targets = {"history": self._history, "age": self._age, "drawn": self._drawn}
-        targets |= {f"factor.{key}": value for key, value in self.factors.items()}
-        for name, target in targets.items():
-            found = tuple(state[name].shape) if name in state else "nothing"
-            if found != tuple(target.shape):
-                raise ValueError(
-                    f"saved randomisation has {found} for '{name}', expected {tuple(target.shape)}; make the "
-                    "environment with the options that it was saved with"
-                )
-            target.copy_(torch.as_tensor(state[name]))
-        for name, streams in self._streams.items():
-            streams.load_state_dict({key: state[f"{name}.{key}"] for key in ("key", "counter")})

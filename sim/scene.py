@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from robot_rl.sim.mujoco_physics import mujoco
-from robot_rl.sim.world import World, parts_of
+from robot_rl.sim.world import Reset, World, parts_of
 from robot_rl.types import Array
 
 if TYPE_CHECKING:
     from mujoco import MjModel
+
+CONTROL = ": one control per environment and actuator of the model"
+STATE = ": one column per name in obs_names"
 
 
 def check_scene(world: World, model: MjModel) -> None:
@@ -25,6 +30,33 @@ def check_scene(world: World, model: MjModel) -> None:
         raise ValueError(f"world '{world.name}' names the cameras {missing}; its model has {cameras}")
     for body in parts_of(world).markers:
         mocap(model, body)
+
+
+def check_returned(world: World, what: str, value: Any, expected: tuple[int, ...], why: str = "") -> None:
+    """Check the shape of what a method of the world returned.
+
+    Raises:
+        ValueError: it is another than expected.
+    """
+    if tuple(np.shape(value)) != tuple(expected):
+        raise ValueError(f"{world.name}.{what} shape {tuple(np.shape(value))}, expected {tuple(expected)}{why}")
+
+
+def check_reset(world: World, start: Reset, count: int, model: MjModel, before: Mapping[str, object]) -> None:
+    """Check the state in which `count` episodes begin, and that the world's variables are those of `before`, if any.
+
+    Raises:
+        ValueError: an array has another shape than the model says, or a variable is missing or new.
+    """
+    for name, width in (("qpos", model.nq), ("qvel", model.nv), ("ctrl", model.nu)):
+        check_returned(world, f"reset returned {name} of", vars(start)[name], (count, width))
+    if not before:
+        check_markers(world, start.task)
+    elif before.keys() != start.task.keys():
+        raise ValueError(
+            f"{world.name}.reset returned the variables {sorted(start.task)}, before {sorted(before)}; return the same "
+            "ones every time"
+        )
 
 
 def check_markers(world: World, variables: Iterable[str]) -> None:

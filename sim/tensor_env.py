@@ -16,6 +16,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from robot_rl.sim import crash, interface
+from robot_rl.sim.arrays import host
 from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
 from robot_rl.sim.interface import part
@@ -153,7 +154,7 @@ class TensorVectorEnv(VectorEnv):
         assert self.episodes.offers.tool is not None
         with self.episodes.terms():
             found = self.episodes.offers.tool(self.episodes.view)
-        return {key: np.array(_numpy(value), float) for key, value in found.items()}
+        return {key: np.array(host(value), float) for key, value in found.items()}
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """One (height, width, 3) uint8 frame per environment, drawn on the host, or None without render_mode."""
@@ -165,8 +166,8 @@ class TensorVectorEnv(VectorEnv):
             height, width = self._render_size
             markers, quality = self.episodes.offers.markers, self._render_quality
             self._renderer = Cameras(self.physics.model, width, height, markers, quality=quality)
-        task = {key: _numpy(value) for key, value in self.episodes.task.items()}
-        qpos = _numpy(self.physics.qpos).astype(np.float64)
+        task = {key: host(value) for key, value in self.episodes.task.items()}
+        qpos = host(self.physics.qpos).astype(np.float64)
         return tuple(self._renderer.render(qpos, (self._render_camera,), task)[self._render_camera])
 
     def close_extras(self, **kwargs: object) -> None:
@@ -180,9 +181,9 @@ class TensorVectorEnv(VectorEnv):
     def state_dict(self) -> StateDict:
         """All that the next steps depend on, as NumPy arrays; `load_state_dict` continues from there."""
         episodes = self.episodes
-        out: dict[str, object] = {key: _numpy(value).copy() for key, value in self._kept().items()}
+        out: dict[str, object] = {key: host(value).copy() for key, value in self._kept().items()}
         out["started"] = self._started
-        out |= {f"task.{key}": _numpy(value).copy() for key, value in episodes.task.items()}
+        out |= {f"task.{key}": host(value).copy() for key, value in episodes.task.items()}
         out |= {f"stream.{key}": value for key, value in episodes.streams.state_dict().items()}
         out |= {f"random.{key}": value for key, value in episodes.random.state_dict().items()}
         return out
@@ -217,7 +218,7 @@ class TensorVectorEnv(VectorEnv):
         name, trouble = self.world.name, self.physics.trouble()
         if trouble is not None:
             raise RuntimeError(f"{name}: {trouble}")
-        flags = _numpy(self.episodes.flags)
+        flags = host(self.episodes.flags)
         if not flags.any():
             return
         index = int(np.flatnonzero(flags)[0])
@@ -272,7 +273,3 @@ def refuse(engine: str, num_envs: int, world: World, options: TensorOptions, ren
     if options.look is not None:
         raise ValueError(f"look changes what cameras see, and the {engine} engine draws no pictures; leave it out")
     interface.check_options(options, (), num_envs, world, render_mode)
-
-
-def _numpy(value: object) -> np.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

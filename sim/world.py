@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -305,3 +307,17 @@ def parts_of(world: object) -> WorldParts:
     if parts.task_names and not parts.asked_tasks:
         return replace(parts, asked_tasks=tuple(range(len(parts.task_names))))
     return parts
+
+
+def gymnasium_model(name: str) -> str:
+    """MJCF of a model that comes with Gymnasium.
+
+    Raises:
+        FileNotFoundError: it has none of this name.
+    """
+    spec = find_spec("gymnasium")
+    root = Path(spec.origin).parent if spec and spec.origin else Path("gymnasium")
+    path = root / "envs" / "mujoco" / "assets" / f"{name}.xml"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; expected a model of gymnasium 1.x such as hopper or walker2d")
+    return path.read_text(encoding="utf-8")

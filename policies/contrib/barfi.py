@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -12,19 +11,21 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
+from robot_rl.policies.nets.module_ppo import gaussian_sample
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.rollout_learner import RolloutLearner, RolloutOptions
 from robot_rl.policies.nets.rows import state_size
+from robot_rl.policies.nets.tanh_net import TanhNet
 from robot_rl.state import Saved
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
+from robot_rl.types import Action, IOSpec, Metrics, Obs, Rollout
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 _LOG_TAU = math.log(2 * math.pi)
 
 
-class BarfiOptions(StateOptions):
+class BarfiOptions(RolloutOptions):
     """Of BARFI."""
 
     aux_state: tuple[Number, ...] = ()
@@ -63,11 +64,9 @@ class BarfiOptions(StateOptions):
     """Of the series, or iterations."""
     step: Positive = 0.05
     """Eta of the series: below 1 / |H|."""
-    metrics_every: Whole = 1
-    """Metrics are computed in every n-th update."""
 
 
-class Barfi(StateLearner[BarfiOptions, Rollout], OnPolicyLearner[BarfiOptions, Rollout]):
+class Barfi(RolloutLearner[BarfiOptions]):
     """Policy gradient on r = phi_1 + phi_2 r_p + phi_3 r_aux; phi climbs what the policy that it makes earns of r_p.
 
     Inner: theta follows the policy gradient of J_phi(theta) = E[sum gamma_phi^t r_phi] - decay |theta|^2 / 2. Outer,
@@ -111,20 +110,11 @@ class Barfi(StateLearner[BarfiOptions, Rollout], OnPolicyLearner[BarfiOptions, R
             torch.tensor(_places(o.aux_distance, io, size), dtype=torch.int64, device=device),
         )
         self.norm = RunningNorm(size, device=device)
-        self.net = _Gaussian(size, o.hidden, actions, self.generator).to(device)
+        self.net = _Gaussian((size, o.hidden, o.hidden, actions), self.generator, last=0.1).to(device)
         self.net_step = ModuleStep(self.net, lr=o.lr)
         self.reward = _Blend(gamma, device)
         self.policy = GaussianPolicy(io, self.net, seed + 1, self.norm)
         self.state.include({"net": self.net_step, "reward": self.reward, "policy": self.policy, "norm": self.norm})
-
-    @classmethod
-    def needs(cls, options: BarfiOptions, io: IOSpec) -> Needs:
-        """Rollouts."""
-        return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
-
-    def value(self, obs: Obs) -> Tensor:
-        """(B,) zeros: there is no critic."""
-        return torch.zeros(len(next(iter(obs.values()))))
 
     def auxiliary(self, state: Tensor, action: Tensor) -> Tensor:
         """(...) r_aux of raw states (..., S) and actions (..., A)."""
@@ -312,25 +302,12 @@ class _Blend(Saved):
         return phi.norm()
 
 
-class _Gaussian(nn.Module):
+class _Gaussian(TanhNet):
     """N(f(s), exp(log_std)) with two tanh layers; smooth, since second derivatives are taken."""
 
-    def __init__(self, state: int, hidden: int, actions: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(state, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, actions)])
-        self.log_std = nn.Parameter(torch.full((actions,), -0.5))
-        with torch.no_grad():
-            for i, layer in enumerate(self.layers):
-                assert isinstance(layer, nn.Linear)
-                bound = (0.1 if i == 2 else 1.0) * layer.weight.shape[1] ** -0.5
-                draw = torch.rand(layer.weight.shape, generator=generator, device=generator.device)
-                layer.weight.copy_(draw * (2 * bound) - bound)
-                layer.bias.zero_()
-
-    def forward(self, state: Tensor) -> Tensor:
-        """(..., A) means."""
-        h = self.layers[1](self.layers[0](state).tanh()).tanh()
-        return self.layers[2](h)
+    def __init__(self, widths: Sequence[int], generator: torch.Generator, *, last: float) -> None:
+        super().__init__(widths, generator, last=last)
+        self.log_std = nn.Parameter(torch.full((widths[-1],), -0.5))
 
     def log_prob(self, state: Tensor, action: Tensor) -> Tensor:
         """(...) log-density of unclipped actions."""
@@ -345,10 +322,7 @@ class GaussianPolicy(ModulePolicy[_Gaussian]):
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, A) in [-1, 1]; extras "raw", the sample before clipping."""
         state = self.seen(obs)
-        raw = self._net(state)
-        if not deterministic:
-            noise = torch.randn(raw.shape, generator=self._generator, device=raw.device)
-            raw = raw + self._net.log_std.exp() * noise
+        raw = gaussian_sample(self._net(state), self._net.log_std.exp(), self._generator, deterministic)
         return self.answer(obs, raw.clamp(-1.0, 1.0), self._net.log_prob(state, raw), raw=raw)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from robot_rl.policies.nets.attention import Transformer
+from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
@@ -63,7 +64,7 @@ class Cmat(ModulePpo[CmatOptions]):
     @classmethod
     def needs(cls, options: CmatOptions, io: IOSpec) -> Needs:
         """Rollouts with the density of each agent's action."""
-        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=("agent_logp",))
+        return replace(super().needs(options, io), record=("agent_logp",))
 
     def build(self) -> tuple[CmatNet, CmatPolicy]:
         """A network for N equal blocks of "state" and of actions.
@@ -202,7 +203,6 @@ def _draw(net: CmatNet, generator: torch.Generator) -> None:
     for name, value in net.named_parameters():
         if value.dim() > 1:
             bound = value.shape[1] ** -0.5 * (0.01 if name == "actor.3.weight" else 1.0)
-            draw = torch.rand(value.shape, generator=generator, device=generator.device)
-            value.copy_(draw * (2 * bound) - bound)
+            draw_uniform(value, bound, generator)
         elif name != "log_std":
             value.fill_(1.0 if name.endswith("weight") else 0.0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.net import Leaves
 from robot_rl.types import StateDict
 
@@ -62,13 +63,10 @@ class RenormCritic(Leaves):
             shapes |= {f"scale{i}": (members, low), f"shift{i}": (members, low)}
             shapes |= {f"weight{i}": (members, low, high), f"bias{i}": (members, high)}
         params = FlatParams(shapes, device=device)
-        with torch.no_grad():
-            for i, low in enumerate(widths[:-1]):
-                bound = low**-0.5
-                for name in (f"weight{i}", f"bias{i}"):
-                    draw = torch.rand(shapes[name], generator=generator, device=device)
-                    params.view[name].copy_(draw * (2 * bound) - bound)
-                params.view[f"scale{i}"].fill_(1.0)
+        for i, low in enumerate(widths[:-1]):
+            for name in (f"weight{i}", f"bias{i}"):
+                draw_uniform(params.view[name], low**-0.5, generator)
+            params.view[f"scale{i}"].fill_(1.0)
         super().__init__("critic", params, lr=lr, free=list(shapes))
         self.mean = [torch.zeros(members, low, device=device) for low in widths[:-1]]
         self.square = [torch.ones(members, low, device=device) for low in widths[:-1]]  # variances

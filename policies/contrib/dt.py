@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from robot_rl.policies.nets.attention import draw_weights
 from robot_rl.policies.nets.learner import RowLearner, RowOptions
-from robot_rl.policies.nets.module_step import DrawnDropout, ModuleStep, load_module, module_state
+from robot_rl.policies.nets.module_step import DrawnDropout, ModuleStep
 from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
 from robot_rl.state import Saved
-from robot_rl.types import Action, Array, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, StateDict, Transitions
+from robot_rl.types import Action, Array, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
 
 
@@ -252,7 +252,7 @@ class ActionHead(nn.Module):
         return self.head(self.trunk(goal, state, action, time, drop=drop)[:, :, 1]).tanh()
 
 
-class ReturnPolicy:
+class ReturnPolicy(Saved):
     """Acts as trajectories did that earned the return that is asked for; remembers the last `context` steps.
 
     The loop tells it rewards through `earned`. Where nobody does (a robot), the return to go stays at the target, and
@@ -323,21 +323,12 @@ class ReturnPolicy:
             own = torch.as_tensor(reward).to(self._device, torch.float32)
             self._owed = self._owed - (own * self.returns.reward_scale + self.returns.reward_bias)
 
-    def state_dict(self) -> StateDict:
+    def saved_parts(self) -> dict[str, object]:
         """Weights, moments and the returns; what was seen is not kept."""
-        return {"net": module_state(self.net), "norm": self.norm.state_dict(), "returns": self.returns.state_dict()}
+        return {"net": self.net, "norm": self.norm, "returns": self.returns}
 
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a policy of other sizes or parts.
-        """
-        if "net" not in state or "returns" not in state:
-            raise ValueError(f"the saved policy has {sorted(state)}, expected net, norm and returns")
-        load_module(self.net, state["net"])
-        self.norm.load_state_dict(state["norm"])
-        self.returns.load_state_dict(state["returns"])
+    def loaded(self) -> None:
+        """Forget what was seen."""
         self.memory.begin(0)
         self._owed = self._owed.new_zeros(0)
 

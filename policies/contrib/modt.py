@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from robot_rl.policies.contrib.dt import ReturnConditioned, ReturnOptions, ReturnPolicy, masked_error
 from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.trajectory import TrajectoryNet
-from robot_rl.types import Metrics, StateDict, Transitions
+from robot_rl.types import Metrics, Transitions
 from robot_rl.types.options import Count, NotNegative, Whole
 
 _MOST = 64  # regions of kind "code"
@@ -219,14 +219,9 @@ class _RegionPolicy(ReturnPolicy):
         known = region if cells else None
         return net.read(net.trunk(goal, state, action, time, known), known)["action"][rows, place]
 
-    def state_dict(self) -> StateDict:
+    def saved_parts(self) -> dict[str, object]:
         """As of `ReturnPolicy`, and the generator."""
-        return {**super().state_dict(), "generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place."""
-        super().load_state_dict(state)
-        self._generator.set_state(state["generator"].cpu())
+        return {**super().saved_parts(), "generator": self._generator}
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
@@ -144,15 +145,11 @@ class _Cells(nn.Module):
         self.labels = labels
         widths = [inputs, *[channels] * (layers - 1), labels]
         self.layers = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)])
-        with torch.no_grad():
-            for layer in self.layers:
-                assert isinstance(layer, nn.Conv2d)
-                assert layer.bias is not None
-                weight, bias = layer.weight, layer.bias
-                bound = (weight[0].numel()) ** -0.5 * 3.0**0.5 * 2.0**0.5  # He, uniform
-                draw = torch.rand(weight.shape, generator=generator, device=generator.device).to(weight.device)
-                weight.copy_(draw * (2 * bound) - bound)
-                bias.zero_()
+        for layer in self.layers:
+            assert isinstance(layer, nn.Conv2d)
+            assert layer.bias is not None
+            draw_uniform(layer.weight, (layer.weight[0].numel()) ** -0.5 * 3.0**0.5 * 2.0**0.5, generator)  # He
+            nn.init.zeros_(layer.bias)
 
     def forward(self, planes: Tensor, labels: Tensor) -> Tensor:
         """(B, 3, n, n) and (B, n, n) int64 -> (B, labels, n, n)."""

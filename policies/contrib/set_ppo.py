@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.contrib.set_ppo_net import LimbLayout, SetNet
+from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import ModulePpo, ModulePpoOptions, gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.rows import state_size
@@ -96,7 +97,6 @@ def _draw(net: _Actor, generator: torch.Generator) -> None:
         if ".order." in name:
             value.normal_(0.0, 0.02, generator=generator)
         elif value.dim() > 1 and not name.endswith(".bias"):
-            bound = value.shape[1] ** -0.5
-            value.copy_(torch.rand(value.shape, generator=generator, device=generator.device) * (2 * bound) - bound)
+            draw_uniform(value, value.shape[1] ** -0.5, generator)
         elif name != "log_std":
             value.fill_(1.0 if name.endswith("weight") else 0.0)

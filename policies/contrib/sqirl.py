@@ -13,17 +13,17 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.advantage import to_turns
-from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.rollout_learner import RolloutLearner, RolloutOptions
 from robot_rl.policies.nets.rows import state_size
-from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, PolicyParts, Rollout, StateDict
-from robot_rl.types.options import Count, Positive, Rate, Whole
+from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, PolicyParts, Rollout, StateDict
+from robot_rl.types.options import Count, Positive, Rate
 
 _MOST = 4096  # candidate actions
 
 
-class SqirlOptions(StateOptions):
+class SqirlOptions(RolloutOptions):
     """Of SQIRL."""
 
     horizon: Count = 8
@@ -49,11 +49,9 @@ class SqirlOptions(StateOptions):
     """Step size."""
     max_grad_norm: Positive = 10.0
     """Largest norm of the gradient."""
-    metrics_every: Whole = 1
-    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
-class Sqirl(StateLearner[SqirlOptions, Rollout], OnPolicyLearner[SqirlOptions, Rollout]):
+class Sqirl(RolloutLearner[SqirlOptions]):
     """For t = 0, 1, ... of an episode: act greedily before decision t and at random from t on, in `episodes` episodes;
     regress Q^1 on the random tail's return, Q^2 ... Q^k each on one backup of the one before; decision t is then
     argmax Q^k for good.
@@ -110,11 +108,7 @@ class Sqirl(StateLearner[SqirlOptions, Rollout], OnPolicyLearner[SqirlOptions, R
     def needs(cls, options: SqirlOptions, io: IOSpec) -> Needs:
         """Rollouts that say which decision a step belongs to."""
         record = ("choice", "time", "chunk_start")
-        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=record)
-
-    def value(self, obs: Obs) -> Tensor:
-        """(B,) zeros: there is no critic for rollouts to bootstrap from."""
-        return torch.zeros(len(next(iter(obs.values()))))
+        return replace(super().needs(options, io), record=record)
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """Keep the whole episodes of a rollout; with enough of them, fit and fix the next decision.

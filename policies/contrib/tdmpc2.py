@@ -15,6 +15,7 @@ from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
 from robot_rl.policies.nets.rows import state_size
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
+from robot_rl.state import Saved
 from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, Options, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Positive, Rate, Share
 
@@ -235,8 +236,10 @@ class Tdmpc2(RowLearner[Tdmpc2Options]):
         return {"prior_loss": loss.detach(), "q": q.detach().mean(), "entropy": -mean, "scale": self.scale.value}
 
 
-class _Spread:
+class _Spread(Saved):
     """Running distance of the 5th from the 95th percentile, at least 1."""
+
+    saved = ("value",)
 
     def __init__(self, tau: float, device: str) -> None:
         self._tau, self.value = tau, torch.ones((), device=device)
@@ -244,12 +247,6 @@ class _Spread:
     def observe(self, x: Tensor) -> None:
         low, high = torch.quantile(x, torch.tensor([0.05, 0.95], device=x.device))
         self.value.lerp_((high - low).clamp_min(1.0), self._tau)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"value": self.value.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.value.copy_(state["value"])
 
 
 class Tdmpc2Policy(ModulePolicy[nn.ModuleList]):

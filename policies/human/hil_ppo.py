@@ -17,6 +17,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import log_density
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.net import mean_rows
+from robot_rl.policies.nets.rows import mapped
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.types import IOSpec, Metrics, Needs, Transitions
 from robot_rl.types.options import Count, NotNegative, Positive, Whole
@@ -177,8 +178,8 @@ class HilPpo(CloningLearner[HilPpoOptions]):
         """Advantages and targets of the steps in order, under the policy that acted."""
         first = batch.extras["source"] == 0
         count = int(first.sum())
-        human = None if count == len(first) else _part(batch, ~first)
-        batch = _part(batch, first)
+        human = None if count == len(first) else mapped(batch, lambda x: x[~first])
+        batch = mapped(batch, lambda x: x[first])
         state, after = self.look(batch.obs), self.look(batch.next_obs)
         ends = batch.extras["boundary"].clone()
         ends[-1] = True
@@ -233,28 +234,11 @@ class HilPpo(CloningLearner[HilPpoOptions]):
     def _to_imitate(self, human: Transitions | None) -> Transitions | None:
         if human is None or self.il_weight <= 0.0:
             return None
-        size = (self.o.batch_size,)
-        return _part(
-            human, torch.randint(len(human.reward), size, generator=self.generator, device=human.reward.device)
-        )
+        size, device = (self.o.batch_size,), human.reward.device
+        drawn = torch.randint(len(human.reward), size, generator=self.generator, device=device)
+        return mapped(human, lambda x: x[drawn])
 
 
 def _small_outputs(shape: MlpShape, params: FlatParams, generator: torch.Generator) -> None:
     shape.initialise(params, generator)
     params.view[f"{shape.prefix}weight{len(shape.hidden)}"].mul_(0.01)
-
-
-def _part(batch: Transitions, rows: Tensor) -> Transitions:
-    """Some rows of a batch."""
-    return Transitions(
-        {key: value[rows] for key, value in batch.obs.items()},
-        batch.action[rows],
-        batch.reward[rows],
-        batch.discount[rows],
-        {key: value[rows] for key, value in batch.next_obs.items()},
-        batch.terminated[rows],
-        batch.truncated[rows],
-        batch.intervened[rows],
-        batch.mask[rows],
-        extras={name: value[rows] for name, value in batch.extras.items()},
-    )

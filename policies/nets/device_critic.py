@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from robot_rl import parallel
@@ -49,14 +49,6 @@ class DeviceCriticOptions(Options):
     """Of AdamW, for all parameters of actor and critics."""
     max_grad_norm: NotNegative = 0.0
     """Largest norm of a gradient; 0 for no limit."""
-
-    @field_validator("value_range")
-    @classmethod
-    def check_range(cls, value: tuple[float, float] | str) -> tuple[float, float] | str:
-        """Refuse an empty support."""
-        if not isinstance(value, str) and not value[0] < value[1]:
-            raise ValueError("expected two numbers, the smaller one first, or auto")
-        return value
 
     @property
     def support(self) -> tuple[float, float]:

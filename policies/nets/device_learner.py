@@ -26,6 +26,7 @@ from robot_rl.policies.nets.device_policy import DevicePolicy
 from robot_rl.policies.nets.device_step import (
     DeviceMetrics,
     Repeated,
+    half_products,
     maybe_compiled,
     resolve_accelerate,
     resolve_amp,
@@ -105,7 +106,6 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
         self.batch_size = parallel.shard(self.need.rows)
         self._actor_lr = o.lr if o.actor_lr is None else o.actor_lr
         self.features = vector_size(io)
-        self._keys = sorted(io.obs)
         self.generator = torch.Generator(self.device).manual_seed(seed)  # weights: the same on every process
         self._noise = torch.Generator(self.device).manual_seed(seed + 1 + 7919 * parallel.rank())
         self.norm = RunningNorm(self.features, device=self.device) if o.normalize_obs else None
@@ -199,7 +199,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
             noise: (2, B, A) standard normal: at s' and at s.
             with_actor: whether the actor learns too.
         """
-        feature, next_feature = self.feature(batch.obs), self.feature(batch.next_obs)
+        feature, next_feature = self.policy.feature(batch.obs), self.policy.feature(batch.next_obs)
         weight, reward = batch.mask.float(), batch.reward
         if self.reward_scale is not None:
             self.reward_scale.observe(reward, batch.discount, weight)
@@ -228,19 +228,15 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
         weight: Tensor,
         noise: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        with self._autocast():
+        with half_products(self.device, self.amp):
             with torch.no_grad():
                 target, known = self.critic_target(next_feature, reward, discount, noise)
             loss, q = self.critic.loss(feature, action, target, weight)
             return loss, q, self.critic.edge_mass(target), known
 
     def _actor_loss(self, feature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        with self._autocast():
+        with half_products(self.device, self.amp):
             return self.actor_loss(feature, noise)
-
-    def _autocast(self) -> torch.autocast:
-        # every weight is used once per pass, and a cache of casts must not outlive a capture
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp, cache_enabled=False)
 
     @torch.no_grad()
     def explore(self, obs: Obs, ended: Tensor) -> Tensor:
@@ -253,8 +249,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
         Returns:
             (N, A) in [-1, 1].
         """
-        columns = [obs[key] for key in self._keys]
-        feature = columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+        feature = self.policy.joined(obs)
         if self._explorer is None or len(self._seen) != len(feature):
             self._seen, self._begun = torch.empty_like(feature), torch.empty_like(ended)
             self._answer = torch.empty(len(feature), self.io.action_dim, device=self.device)
@@ -270,12 +265,6 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
             self.norm.observe(parallel.rows(self._seen))
         feature = self._seen if self.norm is None else self.norm(self._seen)
         self._answer.copy_(self.explore_action(feature, self._begun).clamp(-1.0, 1.0))
-
-    def feature(self, obs: Obs) -> Tensor:
-        """(B, S) normalised observation."""
-        columns = [obs[key] for key in self._keys]
-        x = columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
-        return x if self.norm is None else self.norm(x)
 
     def read_metrics(self) -> Metrics:
         """Means since the last reading; the one place that waits for the device.

@@ -65,13 +65,20 @@ class DevicePolicy(Saved):
         Returns:
             Action of (B, A) in [-1, 1], float32, in the kind and on the device of the observation.
         """
-        first = obs[self._keys[0]]
-        columns = [torch.as_tensor(obs[key]).to(self._device, torch.float32) for key in self._keys]
-        feature = columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
-        raw = self.raw(feature if self._normalizer is None else self._normalizer(feature))
+        first, raw = obs[self._keys[0]], self.raw(self.feature(obs))
         noise = None if deterministic else self.noise(len(raw))
         action = self._rule(raw, noise).clamp(-1.0, 1.0)
         return Action(action.to(first.device) if isinstance(first, Tensor) else action.cpu().numpy())
+
+    def joined(self, obs: Obs) -> Tensor:
+        """(B, S) all components, as they came."""
+        columns = [torch.as_tensor(obs[key]).to(self._device, torch.float32) for key in self._keys]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+
+    def feature(self, obs: Obs) -> Tensor:
+        """(B, S) all components, normalised."""
+        x = self.joined(obs)
+        return x if self._normalizer is None else self._normalizer(x)
 
     def raw(self, feature: Tensor) -> Tensor:
         """(B, O) of normalised features (B, S), without gradient."""

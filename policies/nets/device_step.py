@@ -51,6 +51,11 @@ def resolve_amp(wanted: str, device: torch.device) -> bool:
     return wanted == "bf16" or (wanted == "auto" and device.type == "cuda")
 
 
+def half_products(device: torch.device, wanted: bool) -> torch.autocast:
+    """Matrix products in bfloat16 inside, where wanted."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted, cache_enabled=False)
+
+
 def maybe_compiled(function: F, wanted: bool) -> F:
     """The function, or torch's compiled form of it (fixed shapes)."""
     return torch.compile(function, dynamic=False) if wanted else function  # type: ignore[return-value]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.net import Leaves, Net
 from robot_rl.policies.nets.normalizer import FixedNorm, RunningNorm
 from robot_rl.state import Saved
@@ -34,9 +35,8 @@ class HistoryEncoder(Leaves):
         size = state + actions
         shapes = {"gate_in": (3 * width, size), "gate_hidden": (3 * width, width)}
         params = FlatParams({**shapes, "in_bias": (3 * width,), "hidden_bias": (3 * width,)}, device=device)
-        bound = 1.0 / math.sqrt(width)
         for view in params.view.values():
-            view.copy_(torch.rand(view.shape, generator=generator, device=device) * (2 * bound) - bound)
+            draw_uniform(view, 1.0 / math.sqrt(width), generator)
         super().__init__(name, params, lr=lr, free=list(params.shapes))
 
     def __call__(self, state: Tensor, previous: Tensor, known: Tensor | None = None) -> Tensor:

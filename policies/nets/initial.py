@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
+
+
+@torch.no_grad()
+def draw_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> None:
+    """Draw a weight anew, in place, from [-bound, bound)."""
+    draw = torch.rand(weight.shape, generator=generator, device=generator.device)
+    weight.copy_(draw * (2 * bound) - bound)
 
 
 @torch.no_grad()

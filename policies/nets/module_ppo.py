@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from robot_rl.advantage import policy_loss, rollout_gae
-from robot_rl.advantage.rows import RolloutRows
-from robot_rl.policies.nets.learner import StateLearner, StateOptions
+from robot_rl.advantage import policy_loss
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.policies.nets.surrogate import SurrogateOptions
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, NotNegative, Rate, Whole
+from robot_rl.policies.nets.rollout_learner import RolloutLearner, RolloutOptions
+from robot_rl.policies.nets.surrogate import SurrogateOptions, rollout_credit
+from robot_rl.types import IOSpec, Metrics, Obs, Rollout
+from robot_rl.types.options import Count, NotNegative, Rate
 
 _LOG_TAU = math.log(2 * math.pi)
 
@@ -34,7 +32,7 @@ def gaussian_sample(mean: Tensor, std: Tensor, generator: torch.Generator, deter
     return mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
 
 
-class ModulePpoOptions(StateOptions, SurrogateOptions):
+class ModulePpoOptions(RolloutOptions, SurrogateOptions):
     """What these methods may be told."""
 
     rollout_steps: Count = 40
@@ -51,14 +49,12 @@ class ModulePpoOptions(StateOptions, SurrogateOptions):
     """Step size (AdamW without decay)."""
     grad_clip: NotNegative = 0.5
     """Bound of the gradient's norm."""
-    metrics_every: Whole = 1
-    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
 M = TypeVar("M", bound=ModulePpoOptions)
 
 
-class ModulePpo(StateLearner[M, Rollout], OnPolicyLearner[M, Rollout]):
+class ModulePpo(RolloutLearner[M]):
     """The learner; a method names its network, its policy and how a row is cut.
 
     A method states its network and what acts with it in `build`. The value is learnt in units of the returns' running
@@ -86,11 +82,6 @@ class ModulePpo(StateLearner[M, Rollout], OnPolicyLearner[M, Rollout]):
         self.net_step = ModuleStep(self.net, lr=options.lr, clip=options.grad_clip)
         self.moments = RunningNorm(1, max_scale=1e6, device=device)
         self.state.include({"net": self.net_step, "policy": self.policy, "moments": self.moments})
-
-    @classmethod
-    def needs(cls, options: M, io: IOSpec) -> Needs:
-        """Rollouts."""
-        return replace(super().needs(options, io), rollout_steps=options.rollout_steps)
 
     def build(self) -> tuple[nn.Module, Any]:
         """The network, (B, ...) -> means (B, ...), standard deviations (A,), values (B,), and what acts with it."""
@@ -121,10 +112,7 @@ class ModulePpo(StateLearner[M, Rollout], OnPolicyLearner[M, Rollout]):
             FloatingPointError: a metric is not finite.
         """
         o, rollout = self.o, next(batches)
-        rows = RolloutRows(
-            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary, valid=rollout.valid
-        )
-        advantage, target = rollout_gae(rows, gamma=self.gamma, gae_lambda=o.gae_lambda)
+        advantage, target = rollout_credit(rollout, gamma=self.gamma, gae_lambda=o.gae_lambda)
         keep = rollout.valid.flatten()
         state = self._cut(rollout.obs["state"]).flatten(0, 1)[keep]
         action, old = self._cut(rollout.action).flatten(0, 1)[keep], self._old_logp(rollout).flatten(0, 1)[keep]

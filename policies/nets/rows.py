@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -83,6 +84,15 @@ def split(batch: Transitions, seeds: int, norm: FixedNorm | None) -> Rows:
     return Rows(**cut, extras=more)
 
 
+def mapped(batch: Transitions, change: Callable[[Tensor], Tensor]) -> Transitions:
+    """The batch with `change` applied to every column."""
+    columns = {name: change(value) for name, value in batch.columns().items()}
+    obs, next_obs, extras = (
+        {key: change(value) for key, value in part.items()} for part in (batch.obs, batch.next_obs, batch.extras)
+    )
+    return Transitions(obs=obs, next_obs=next_obs, extras=extras, **columns)
+
+
 def valid_rows(batch: Transitions) -> Transitions:
     """Only the rows that the mask admits; almost always the batch itself.
 
@@ -94,19 +104,7 @@ def valid_rows(batch: Transitions) -> Transitions:
         return batch
     if not bool(keep.any()):
         raise ValueError("every row of the batch is masked out; expected at least one valid transition")
-    return replace(
-        batch,
-        obs={key: value[keep] for key, value in batch.obs.items()},
-        action=batch.action[keep],
-        reward=batch.reward[keep],
-        discount=batch.discount[keep],
-        next_obs={key: value[keep] for key, value in batch.next_obs.items()},
-        terminated=batch.terminated[keep],
-        truncated=batch.truncated[keep],
-        intervened=batch.intervened[keep],
-        mask=batch.mask[keep],
-        extras={key: value[keep] for key, value in batch.extras.items()},
-    )
+    return mapped(batch, lambda x: x[keep])
 
 
 def windowed(batch: Transitions, window: int) -> Transitions:
@@ -116,18 +114,7 @@ def windowed(batch: Transitions, window: int) -> Transitions:
         ValueError: the windows are of another length.
     """
     if batch.reward.dim() == 1:
-        batch = Transitions(
-            {k: v[:, None] for k, v in batch.obs.items()},
-            batch.action[:, None],
-            batch.reward[:, None],
-            batch.discount[:, None],
-            {k: v[:, None] for k, v in batch.next_obs.items()},
-            batch.terminated[:, None],
-            batch.truncated[:, None],
-            batch.intervened[:, None],
-            batch.mask[:, None],
-            batch.extras,
-        )
+        batch = replace(mapped(batch, lambda x: x[:, None]), extras=batch.extras)
     if batch.reward.shape[1] != window:
         raise ValueError(f"the batch holds windows of {batch.reward.shape[1]} steps, expected {window}")
     return batch
@@ -135,17 +122,7 @@ def windowed(batch: Transitions, window: int) -> Transitions:
 
 def first_steps(window: Transitions, steps: int) -> Transitions:
     """The first steps of windows (B, H); extras are left behind."""
-    return Transitions(
-        {k: v[:, :steps] for k, v in window.obs.items()},
-        window.action[:, :steps],
-        window.reward[:, :steps],
-        window.discount[:, :steps],
-        {k: v[:, :steps] for k, v in window.next_obs.items()},
-        window.terminated[:, :steps],
-        window.truncated[:, :steps],
-        window.intervened[:, :steps],
-        window.mask[:, :steps],
-    )
+    return mapped(replace(window, extras={}), lambda x: x[:, :steps])
 
 
 def beyond_the_end(rows: Transitions, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,10 @@ Using Generalized Advantage Estimation, 2016, equation 16.
 
 from __future__ import annotations
 
-from robot_rl.types import Options
+from torch import Tensor
+
+from robot_rl.advantage import RolloutRows, rollout_gae
+from robot_rl.types import Options, Rollout
 from robot_rl.types.options import Positive, Share
 
 
@@ -17,3 +20,11 @@ class SurrogateOptions(Options):
     """Weight of longer returns in the advantage."""
     clip: Positive = 0.2
     """The probability ratio is clipped to [1 - clip, 1 + clip]."""
+
+
+def rollout_credit(rollout: Rollout, *, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+    """(T, N) advantages by GAE and targets of the critic."""
+    rows = RolloutRows(
+        rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary, valid=rollout.valid
+    )
+    return rollout_gae(rows, gamma=gamma, gae_lambda=gae_lambda)

@@ -10,12 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.rollout_learner import RolloutLearner, RolloutOptions
 from robot_rl.policies.nets.step_size import StepSize
-from robot_rl.policies.online.recurrent_ppo import MemoryNet, MemoryPolicy, cut, obs_dim
-from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Policy, Rollout
+from robot_rl.policies.online.recurrent_ppo import MemoryNet, MemoryPolicy, cut, minibatches, obs_dim
+from robot_rl.types import IOSpec, Metrics, Needs, Obs, Policy, Rollout
 from robot_rl.types.io import PRIVILEGED
 from robot_rl.types.options import Count, Positive, Rate, Whole
 
@@ -23,7 +23,7 @@ LoadPolicy = Callable[[str], Policy]
 """A run or checkpoint folder -> its policy."""
 
 
-class DistillOptions(StateOptions):
+class DistillOptions(RolloutOptions):
     """Of distillation."""
 
     teacher: str
@@ -51,11 +51,9 @@ class DistillOptions(StateOptions):
     """Widths of the layers behind it."""
     normalize_obs: bool = True
     """Shift observations by their running mean and divide those that deviate by more than 1 by their deviation."""
-    metrics_every: Whole = 1
-    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
-class Distill(StateLearner[DistillOptions, Rollout], OnPolicyLearner[DistillOptions, Rollout]):
+class Distill(RolloutLearner[DistillOptions]):
     """The student drives, the teacher says what it would have done, and the student learns to do that.
 
     L = mean over rows and actions of (student(o_1 .. o_t) - teacher(s_t))^2, with what the teacher saw in its own
@@ -114,15 +112,11 @@ class Distill(StateLearner[DistillOptions, Rollout], OnPolicyLearner[DistillOpti
     def needs(cls, options: DistillOptions, io: IOSpec) -> Needs:
         """Fresh rollouts of the student, with what it remembered at each step."""
         record = ("memory", "next_memory") if options.memory else ()
-        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=record, rewardless=True)
+        return replace(super().needs(options, io), record=record, rewardless=True)
 
     def set_progress(self, share: float) -> None:
         """For the step size."""
         self.lr.progress = share
-
-    def value(self, obs: Obs) -> Tensor:
-        """(B,) zeros: nothing is expected of the future."""
-        return torch.zeros(len(next(iter(obs.values()))))
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """`epochs` passes over the pieces of one rollout; metrics as of the class.
@@ -133,16 +127,12 @@ class Distill(StateLearner[DistillOptions, Rollout], OnPolicyLearner[DistillOpti
         o, rollout = self.o, next(batches)
         columns = {"obs": self.policy.read(rollout.obs), "label": self.labels(rollout.obs), "mask": rollout.valid}
         pieces = {name: x.to(self.generator.device) for name, x in cut(columns, rollout, o.sequence).items()}
-        mask = pieces["mask"]
         self.net_step.lr = self.lr()
-        together = max(round(o.minibatch * len(mask) / int(mask.sum())), 1)
         with torch.no_grad():
             found = {"imitation_loss": self.loss(pieces)}
-        for _ in range(o.epochs):
-            order = torch.randperm(len(mask), generator=self.generator, device=self.generator.device)
-            for part in order.split(together):
-                loss = self.loss({name: x[part] for name, x in pieces.items()})
-                found |= {"loss": loss, "gradient_norm": self.net_step(loss)}
+        for batch in minibatches(pieces, o.minibatch, o.epochs, self.generator):
+            loss = self.loss(batch)
+            found |= {"loss": loss, "gradient_norm": self.net_step(loss)}
         if self.norm is not None:
             seen = torch.cat([rollout.obs[key][rollout.valid] for key in sorted(self.policy.io.obs)], -1)
             self.norm.observe(seen.to(self.generator.device))

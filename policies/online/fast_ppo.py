@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
@@ -11,15 +10,15 @@ import torch
 from torch import Tensor
 
 from robot_rl import parallel
-from robot_rl.advantage import FusedOptions, fused_policy_loss, rollout_gae, use_backend
-from robot_rl.advantage.rows import RolloutRows
-from robot_rl.policies.nets.actor_critic import backward_from
+from robot_rl.advantage import FusedOptions, fused_policy_loss, use_backend
+from robot_rl.policies.nets.actor_critic import backward_from, gaussian_logp
 from robot_rl.policies.nets.device_learner import vector_size
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.device_policy import DevicePolicy
 from robot_rl.policies.nets.device_step import (
     DeviceMetrics,
     Repeated,
+    half_products,
     maybe_compiled,
     resolve_accelerate,
     resolve_amp,
@@ -27,12 +26,11 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.policies.nets.surrogate import SurrogateOptions
+from robot_rl.policies.nets.surrogate import SurrogateOptions, rollout_credit
 from robot_rl.state import Saved
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Rollout
 from robot_rl.types.options import Count, NotNegative, Number, Positive
 
-_HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 _LOG_STD = (-5.0, 2.0)
 _LR = (1e-5, 1e-2)
@@ -102,7 +100,6 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         o = options
         self.device, self.gamma, self.rollout_steps = torch.device(device), gamma, o.rollout_steps
         self._loss = FusedOptions(o.clip, None, o.value_clip, o.value_coef, o.entropy_coef, _LOG_STD)
-        self._keys = sorted(io.obs)
         features, rank = vector_size(io), parallel.rank()
         weights = torch.Generator(self.device).manual_seed(seed)  # the same on every process
         self._shuffle = torch.Generator(self.device).manual_seed(seed + 1 + 7919 * rank)
@@ -138,15 +135,15 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
     @torch.no_grad()
     def explore(self, obs: Obs) -> tuple[Tensor, Tensor, Tensor]:
         """Samples before clipping (N, A), their log-probability (N,) and the values (N,) of the observations."""
-        feature = self._feature(obs)
+        feature = self.policy.feature(obs)
         mean, log_std = self.policy.raw(feature), self._log_std(self._still)
         raw = mean + log_std.exp() * self.policy.noise(len(mean))
-        return raw, _logp(raw, mean, log_std), self._value(feature)
+        return raw, gaussian_logp(raw, mean, log_std), self._value(feature)
 
     @torch.no_grad()
     def value(self, obs: Obs) -> Tensor:
         """(B,) the critic's estimates."""
-        return self._value(self._feature(obs))
+        return self._value(self.policy.feature(obs))
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """Take one rollout and improve actor and critic over `epochs` passes, without waiting for the device."""
@@ -182,17 +179,13 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
 
     def _take(self, rollout: Rollout) -> None:
         """Advantages, and all columns flat in memory that stays where it is."""
-        rows = RolloutRows(
-            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary, valid=rollout.valid
-        )
-        advantage, target = rollout_gae(rows, gamma=self.gamma, gae_lambda=self.o.gae_lambda)
+        advantage, target = rollout_credit(rollout, gamma=self.gamma, gae_lambda=self.o.gae_lambda)
         weight = rollout.valid.float()
         sums = torch.stack([weight.sum(), (advantage * weight).sum(), (advantage.square() * weight).sum()]).double()
         count, total, square = parallel.sum_(sums).unbind()
         mean = total / count.clamp_min(1.0)
         std = (square / count.clamp_min(1.0) - mean.square()).clamp_min(0.0).sqrt()
-        parts = [rollout.obs[key].flatten(0, 1) for key in self._keys]
-        raw_obs = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        raw_obs = self.policy.joined({key: x.flatten(0, 1) for key, x in rollout.obs.items()})
         made = {
             "raw_obs": raw_obs,
             "obs": raw_obs if self.norm is None else self.norm(raw_obs),
@@ -236,7 +229,7 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         self.metrics.add(loss=torch.as_tensor(loss), value_loss=error, kl=kl, clip_fraction=clipped)
 
     def _forward(self, obs: Tensor) -> dict[str, Tensor]:
-        with self._autocast():
+        with half_products(self.device, self.amp):
             mean, value = self._actor(self._leaf, obs)[0].float(), self._critic(self._leaf, obs)[0, :, 0].float()
         return {"mean": mean, "log_std": self._leaf["log_std"], "value": value}
 
@@ -253,14 +246,6 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         p.flat.sub_(self.lr / (1.0 - _BETA1**p.step) * p.first / root)
         p.grad.zero_()
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp, cache_enabled=False)
-
-    def _feature(self, obs: Obs) -> Tensor:
-        parts = [obs[key] for key in self._keys]
-        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return x if self.norm is None else self.norm(x)
-
     def _value(self, feature: Tensor) -> Tensor:
         return self._critic(self._still, feature)[0, :, 0].float()
 
@@ -270,9 +255,3 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
 
     def _rule(self, raw: Tensor, noise: Tensor | None) -> Tensor:
         return raw if noise is None else raw + self._log_std(self._still).exp() * noise
-
-
-def _logp(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """(B,) log density of a diagonal Gaussian."""
-    z = (action - mean) * torch.exp(-log_std)
-    return (-0.5 * z.square() - log_std - _HALF_LOG_TAU).sum(-1)

@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robot_rl.advantage import policy_loss, rollout_gae
-from robot_rl.advantage.rows import RolloutRows
-from robot_rl.policies.nets.learner import StateLearner, StateOptions
+from robot_rl.advantage import policy_loss
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_ppo import gaussian_logp, gaussian_sample
 from robot_rl.policies.nets.module_step import ModuleStep
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.rollout_learner import RolloutLearner, RolloutOptions
 from robot_rl.policies.nets.step_size import LrSchedule, StepSize
-from robot_rl.policies.nets.surrogate import SurrogateOptions
+from robot_rl.policies.nets.surrogate import SurrogateOptions, rollout_credit
 from robot_rl.policies.online.ppo import ReturnScale, obs_dim
 from robot_rl.types import (
     Action,
@@ -27,17 +26,16 @@ from robot_rl.types import (
     Metrics,
     Needs,
     Obs,
-    OnPolicyLearner,
     PolicyParts,
     Recurrence,
     Rollout,
     StateDict,
 )
 from robot_rl.types.io import PRIVILEGED
-from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate, Whole
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Rate
 
 
-class RecurrentPpoOptions(StateOptions, SurrogateOptions):
+class RecurrentPpoOptions(RolloutOptions, SurrogateOptions):
     """Of PPO with a memory."""
 
     lr: Rate = 1e-3
@@ -69,11 +67,9 @@ class RecurrentPpoOptions(StateOptions, SurrogateOptions):
     """Shift observations by their running mean and divide those that deviate by more than 1 by their deviation."""
     normalize_reward: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
-    metrics_every: Whole = 1
-    """Metrics are computed in every n-th update, other calls return the latest; 0 for never."""
 
 
-class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[RecurrentPpoOptions, Rollout]):
+class RecurrentPpo(RolloutLearner[RecurrentPpoOptions]):
     """PPO for tasks whose observations do not tell all: what was seen before is kept in a memory.
 
     A rollout keeps the memory m_t that each action was chosen with. Its episodes are cut into pieces of at most
@@ -130,7 +126,7 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
     def needs(cls, options: RecurrentPpoOptions, io: IOSpec) -> Needs:
         """Fresh rollouts with the memory before and behind each step."""
         record = ("memory", "next_memory")
-        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=record)
+        return replace(super().needs(options, io), record=record)
 
     @torch.no_grad()
     def value(self, obs: Obs) -> Tensor:
@@ -152,12 +148,9 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
         pieces = self._pieces(rollout if self.scale is None else replace(rollout, reward=self.scale(rollout)))
         mask, target = pieces["mask"], pieces["target"]
         self.net_step.lr = self.lr()
-        together = max(round(o.minibatch * len(mask) / int(mask.sum())), 1)
         found: dict[str, Tensor] = {}
-        for _ in range(o.epochs):
-            order = torch.randperm(len(mask), generator=self.generator, device=self.generator.device)
-            for part in order.split(together):
-                found = self._fit({name: x[part] for name, x in pieces.items()})
+        for batch in minibatches(pieces, o.minibatch, o.epochs, self.generator):
+            found = self._fit(batch)
         self.lr.follow(float(found["kl"].mean()))
         if self.norm is not None:
             rows = {key: x[rollout.valid].to(self.generator.device) for key, x in rollout.obs.items()}
@@ -169,10 +162,7 @@ class RecurrentPpo(StateLearner[RecurrentPpoOptions, Rollout], OnPolicyLearner[R
 
     def _pieces(self, rollout: Rollout) -> dict[str, Tensor]:
         """Columns (G, L, ...) of all pieces; rows behind the end of a shorter one do not count."""
-        rows = RolloutRows(
-            rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.boundary, valid=rollout.valid
-        )
-        advantage, target = rollout_gae(rows, gamma=self.gamma, gae_lambda=self.o.gae_lambda)
+        advantage, target = rollout_credit(rollout, gamma=self.gamma, gae_lambda=self.o.gae_lambda)
         used = advantage[rollout.valid]
         advantage = (advantage - used.mean()) / used.std(correction=0).clamp_min(1e-8)
         columns = {
@@ -226,6 +216,17 @@ def cut(columns: dict[str, Tensor], rollout: Rollout, length: int) -> dict[str, 
     pieces = {name: x.to(over.device)[at, row] for name, x in columns.items()}
     memory = rollout.extras.get("memory", torch.zeros(*over.shape, 0, device=over.device))
     return pieces | {"mask": pieces["mask"] & inside, "memory": memory[first[:, 0], row[:, 0]]}
+
+
+def minibatches(
+    pieces: dict[str, Tensor], size: int, epochs: int, generator: torch.Generator
+) -> Iterator[dict[str, Tensor]]:
+    """Passes over `pieces` of `cut` in random order, in parts of about `size` steps that count."""
+    mask = pieces["mask"]
+    together = max(round(size * len(mask) / int(mask.sum())), 1)
+    for _ in range(epochs):
+        for part in torch.randperm(len(mask), generator=generator, device=generator.device).split(together):
+            yield {name: x[part] for name, x in pieces.items()}
 
 
 class NoMemory(nn.Module):

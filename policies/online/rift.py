@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from robot_rl.advantage import ClipRange, EdgeRules, group_advantage, policy_loss
-from robot_rl.policies.nets.learner import StateLearner, StateOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep
-from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, OnPolicyLearner, Rollout
-from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
+from robot_rl.policies.nets.rollout_learner import RolloutLearner, RolloutOptions
+from robot_rl.policies.nets.tanh_net import TanhNet
+from robot_rl.types import Action, IOSpec, Metrics, Needs, Obs, Rollout
+from robot_rl.types.options import Count, NotNegative, Positive, Rate
 
 _GRAVITY_SIDE = 4.9  # m/s^2 sideways that tyres hold
 _NAMES = ("forward_speed/4", "offset/half_width", "sin_heading_error", "cos_heading_error")
 
 
-class RiftOptions(StateOptions):
+class RiftOptions(RolloutOptions):
     """Of RIFT."""
 
     offsets: Annotated[tuple[float, ...], Field(min_length=1)] = (-0.5, 0.0, 0.5)
@@ -51,11 +52,9 @@ class RiftOptions(StateOptions):
     """c: for A < 0 the loss of a candidate is at most c |A|."""
     lr: Rate = 1e-3
     """Step size (Adam)."""
-    metrics_every: Whole = 1
-    """Metrics are computed in every n-th update."""
 
 
-class Rift(StateLearner[RiftOptions, Rollout], OnPolicyLearner[RiftOptions, Rollout]):
+class Rift(RolloutLearner[RiftOptions]):
     """A softmax over R lines x M speeds, trained on the simulated returns of all of them.
 
     In a state, each of R x M candidates - hold this offset from the centre line at that speed - is driven for `horizon`
@@ -87,7 +86,8 @@ class Rift(StateLearner[RiftOptions, Rollout], OnPolicyLearner[RiftOptions, Roll
         """
         super().__init__(options, io, seed=seed, device=device)
         self.model = Candidates(options, io)
-        self.net = _Scores(io.obs["state"][0][0], options.hidden, self.model.count, self.generator).to(device)
+        widths = (io.obs["state"][0][0], *options.hidden, self.model.count)
+        self.net = TanhNet(widths, self.generator, last=0.01).to(device)  # small, so that all are tried
         self.net_step = ModuleStep(self.net, lr=options.lr)
         self.policy = CandidatePolicy(io, self.net, self.model, seed + 1)
         self.state.include({"net": self.net_step, "policy": self.policy})
@@ -95,11 +95,7 @@ class Rift(StateLearner[RiftOptions, Rollout], OnPolicyLearner[RiftOptions, Roll
     @classmethod
     def needs(cls, options: RiftOptions, io: IOSpec) -> Needs:
         """Rollouts with the scores of all candidates."""
-        return replace(super().needs(options, io), rollout_steps=options.rollout_steps, record=("logits",))
-
-    def value(self, obs: Obs) -> Tensor:
-        """(B,) zeros: there is no critic."""
-        return torch.zeros(len(next(iter(obs.values()))))
+        return replace(super().needs(options, io), record=("logits",))
 
     def update(self, batches: Iterator[Rollout], /) -> Metrics:
         """`epochs` steps on the states of one rollout; rewards of the world are not read.
@@ -215,29 +211,6 @@ class Candidates:
         wanted = self._speed[choice]
         throttle = (2.0 * wanted - self._fast - self._slow) / (self._fast - self._slow)
         return torch.stack([steer / self._steer, throttle], 1).clamp(-1.0, 1.0)
-
-
-class _Scores(nn.Module):
-    """One logit per candidate; small at the beginning, so that all are tried."""
-
-    def __init__(self, state: int, hidden: tuple[int, ...], count: int, generator: torch.Generator) -> None:
-        super().__init__()
-        widths = [state, *hidden, count]
-        self.layers = nn.ModuleList([nn.Linear(widths[i], widths[i + 1]) for i in range(len(widths) - 1)])
-        with torch.no_grad():
-            for i, layer in enumerate(self.layers):
-                assert isinstance(layer, nn.Linear)
-                bound = (0.01 if i == len(hidden) else 1.0) * widths[i] ** -0.5
-                draw = torch.rand(layer.weight.shape, generator=generator, device=generator.device)
-                layer.weight.copy_(draw * (2 * bound) - bound)
-                layer.bias.zero_()
-
-    def forward(self, state: Tensor) -> Tensor:
-        """(..., count)."""
-        h = state
-        for layer in self.layers[:-1]:
-            h = layer(h).tanh()
-        return self.layers[-1](h)
 
 
 class CandidatePolicy(ModulePolicy[nn.Module]):

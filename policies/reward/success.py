@@ -14,7 +14,8 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.image import EncoderShape, ImageEncoder, random_shift
 from robot_rl.policies.nets.net import Net, NetShape, step
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.types import IOSpec, Metrics, Obs, Options, StateDict
+from robot_rl.state import Saved
+from robot_rl.types import IOSpec, Metrics, Obs, Options
 from robot_rl.types.options import Count, NotNegative, Rate, Whole
 
 
@@ -41,7 +42,7 @@ class SuccessOptions(Options):
     """Weight of negatives that a person corrected."""
 
 
-class SuccessClassifier:
+class SuccessClassifier(Saved):
     """Binary classifier of single observations: an ensemble's mean logit, divided by a temperature.
 
     Every batch is half positive, half negative; negatives that fooled an earlier classifier count more. The logit of
@@ -181,24 +182,8 @@ class SuccessClassifier:
         step(loss, self._net, *self._encoders)
         return float(loss.detach())
 
-    def state_dict(self) -> StateDict:
+    def saved_parts(self) -> dict[str, object]:
         """Weights, moments, temperature: tensors only."""
-        state: StateDict = {
-            **{part.name: part.state_dict() for part in (self._net, *self._encoders)},
-            "prior": self._prior.clone(),
-            "temperature": self._temperature.clone(),
-            "generator": self._generator.get_state(),
-        }
-        if self._norm is not None:
-            state["norm"] = self._norm.state_dict()
-        return state
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Copy in place."""
-        for part in (self._net, *self._encoders):
-            part.load_state_dict(state[part.name])
-        self._prior.copy_(state["prior"])
-        self._temperature.copy_(state["temperature"])
-        self._generator.set_state(state["generator"].cpu())
-        if self._norm is not None:
-            self._norm.load_state_dict(state["norm"])
+        parts = {part.name: part for part in (self._net, *self._encoders)}
+        own = {"prior": self._prior, "temperature": self._temperature, "generator": self._generator}
+        return {**parts, **own, "norm": self._norm}

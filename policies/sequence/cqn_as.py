@@ -17,6 +17,7 @@ from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.chunk_planner import ChunkPlanner
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import demonstrated
+from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.learner import RowLearner, RowOptions, Standardised
 from robot_rl.policies.nets.net import Leaves
 from robot_rl.policies.nets.normalizer import FixedNorm
@@ -60,9 +61,7 @@ class SequenceCritic(Leaves):
         biases = {"in_bias": (3 * hidden,), "hidden_bias": (3 * hidden,), "head_bias": (last,)}
         params = FlatParams({**weights, **vectors, **biases}, device=device)
         for name in ("first", "second", "gate_in", "gate_hidden"):
-            bound = 1.0 / math.sqrt(weights[name][1])
-            draw = torch.rand(weights[name], generator=generator, device=device)
-            params.view[name].copy_(draw * (2 * bound) - bound)
+            draw_uniform(params.view[name], 1.0 / math.sqrt(weights[name][1]), generator)
         for i in (1, 2):
             params.view[f"scale{i}"].fill_(1.0)
         self.target = params.twin()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
-from robot_rl.policies.nets.rows import windowed
+from robot_rl.policies.nets.rows import mapped, windowed
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Learner, Metrics, Needs, StateDict, Transitions
 from robot_rl.types.options import Count
@@ -117,7 +117,7 @@ class SacJ(Learner[SacJOptions, Transitions]):
         # a decision ends where the next begins: also one that the policy cut short when it took over from random ones
         mask = window.mask & (start.long().cumsum(1) == 1)
         keep = start[:, 0] & mask[:, 0]
-        own = _take(dataclasses.replace(window, mask=mask, extras={}), keep)
+        own = mapped(dataclasses.replace(window, mask=mask, extras={}), lambda x: x[keep])
         rows = chunk_rows(own)
         reward, discount = rows.reward, rows.discount
         if self.o.discounting == "turn":
@@ -140,14 +140,6 @@ class SacJ(Learner[SacJOptions, Transitions]):
         self.sac.load_state_dict(state)
 
 
-def _take(rows: Transitions, keep: torch.Tensor) -> Transitions:
-    """The rows of an index or mask."""
-    values: dict[str, Any] = {}
-    for name, value in vars(rows).items():
-        values[name] = {k: v[keep] for k, v in value.items()} if isinstance(value, dict) else value[keep]
-    return Transitions(**values)
-
-
 def _join(parts: list[Transitions], size: int) -> Transitions:
     """The first `size` rows of several batches, repeated where there are fewer."""
     values: dict[str, Any] = {}
@@ -157,5 +149,5 @@ def _join(parts: list[Transitions], size: int) -> Transitions:
             values[field.name] = {key: torch.cat([x[key] for x in own]) for key in own[0]}
         else:
             values[field.name] = torch.cat(own)
-    count = len(values["reward"])
-    return _take(Transitions(**values), torch.arange(size, device=values["reward"].device) % count)
+    index = torch.arange(size, device=values["reward"].device) % len(values["reward"])
+    return mapped(Transitions(**values), lambda x: x[index])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.learner import RowLearner
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
@@ -300,12 +301,9 @@ class SrlPolicy(ChunkedPolicy):
 
 
 def _xavier(params: FlatParams, generator: torch.Generator) -> None:
-    with torch.no_grad():
-        for name, shape in params.shapes.items():
-            if "weight" in name:
-                bound = math.sqrt(6.0 / (shape[1] + shape[2]))
-                draw = torch.rand(shape, generator=generator, device=generator.device)
-                params.view[name].copy_(draw * (2 * bound) - bound)
+    for name, shape in params.shapes.items():
+        if "weight" in name:
+            draw_uniform(params.view[name], math.sqrt(6.0 / (shape[1] + shape[2])), generator)
 
 
 def _step(params: FlatParams, loss: Tensor, lr: float) -> None:

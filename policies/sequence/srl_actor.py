@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.policies.nets.flat import FlatParams
+from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.normalizer import RunningNorm
 
 _LOG_STD = (-20.0, 2.0)
@@ -40,11 +41,8 @@ class RecurrentActor:
         }  # fmt: skip
         sizes = {f"{name}_bias": (shape[0],) for name, shape in shapes.items()}
         self.params = FlatParams({**shapes, **sizes}, device=device)
-        with torch.no_grad():
-            for name, shape in shapes.items():
-                bound = math.sqrt(6.0 / (shape[0] + shape[1]))
-                draw = torch.rand(shape, generator=generator, device=device)
-                self.params.view[name].copy_(draw * (2 * bound) - bound)
+        for name, shape in shapes.items():
+            draw_uniform(self.params.view[name], math.sqrt(6.0 / (shape[0] + shape[1])), generator)
         self.params.require_grad()
 
     def seen(self, state: Tensor) -> Tensor:

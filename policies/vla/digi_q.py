@@ -143,6 +143,7 @@ class DigiQ(NetLearner[DigiQOptions]):
         self.value_target = self.target_copy("target_value", self.value)
         self.clone, self.actor = (ChunkFlow(net, o.horizon, actions, steps=o.flow_steps) for net in self.flows.values())
         self._scale = torch.ones((), dtype=torch.float64)
+        self.state.include({"scale": self._scale})
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the moments of state and features, and the size of returns; before the first update.
@@ -218,19 +219,6 @@ class DigiQ(NetLearner[DigiQOptions]):
     def acting(self) -> ChunkFlow:
         """What acts now: the policy once the extraction has begun, else the clone."""
         return self.actor if self.o.acts == "best" and self.state.updates > self.o.clone_updates else self.clone
-
-    def state_dict(self) -> StateDict:
-        """Weights, targets, optimisers, generators and counters: tensors and numbers; not the frozen weights."""
-        return {**super().state_dict(), "scale": self._scale.clone()}
-
-    def load_state_dict(self, state: StateDict, /) -> None:
-        """Copy in place.
-
-        Raises:
-            ValueError: the state belongs to a learner of other sizes, or was made on other features.
-        """
-        super().load_state_dict(state)
-        self._scale.copy_(torch.as_tensor(state["scale"]))
 
 
 class _Planner:

@@ -163,15 +163,6 @@ def async_areal(
 
 
 PRESETS: dict[str, Callable[..., Pipeline]] = {
-    "ppo_robot": ppo_robot,
-    "ppo_chunk": ppo_chunk,
-    "hil_ppo": hil_ppo,
-    "hiper": hiper,
-    "archer": archer,
-    "grpo": grpo,
-    "gigpo": gigpo,
-    "trloo": trloo,
-    "mapo": mapo,
-    "lite_ppo": lite_ppo,
-    "async_areal": async_areal,
+    preset.__name__: preset
+    for preset in (ppo_robot, ppo_chunk, hil_ppo, hiper, archer, grpo, gigpo, trloo, mapo, lite_ppo, async_areal)
 }

@@ -6,14 +6,12 @@ The model is read from the installed gymnasium package. Source: Wawrzynski, A Ca
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 from array_api_compat import array_namespace
 
 from robot_rl.sim.arrays import constant
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, gymnasium_model
 from robot_rl.types import Array
 from robot_rl.types.options import NotNegative, Positive
 
@@ -73,12 +71,7 @@ class HalfCheetah:
         Raises:
             FileNotFoundError: the installed gymnasium does not have it.
         """
-        spec = find_spec("gymnasium")
-        root = Path(spec.origin).parent if spec and spec.origin else Path("gymnasium")
-        path = root / "envs" / "mujoco" / "assets" / "half_cheetah.xml"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; expected in gymnasium 1.x: pip install 'gymnasium>=1.0'")
-        return path.read_text()
+        return gymnasium_model("half_cheetah")
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Rest pose with noise."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Literal
 from xml.etree import ElementTree
@@ -17,7 +15,7 @@ from robot_rl.extras import require
 from robot_rl.sim import motion_clip, motion_reward
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.motion_reward import Motion
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, gymnasium_model
 from robot_rl.types import Array
 from robot_rl.types.options import Interval, NotNegative, Options, Positive, Whole
 
@@ -102,12 +100,7 @@ class Imitate:
 
     def _load(self, model: str, touch: tuple[str, ...]) -> None:
         """The model with the sensors that are compared, and what follows from it."""
-        spec = find_spec("gymnasium")
-        root = Path(spec.origin).parent if spec and spec.origin else Path("gymnasium")
-        path = root / "envs" / "mujoco" / "assets" / f"{model}.xml"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; expected a model of gymnasium 1.x such as hopper or walker2d")
-        tree = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+        tree = ElementTree.fromstring(gymnasium_model(model))
         bodies = list(tree.iter("body"))
         for i, body in enumerate(bodies):
             body.set("name", body.get("name") or f"body{i}")

@@ -172,9 +172,6 @@ class Pick(ArmTask):
         cube = view.qpos[:, self._cube : self._cube + 3]
         return view.xp.concat([cube, view.xp.astype(self._held(view), cube.dtype)[:, None]], axis=1)
 
-    def _asked(self, view: View) -> Array:
-        return view.task["goal"]
-
     def _met(self, reached: Array, goal: Array) -> Array:
         """(N,) cube at the goal and held; a goal at which a cube lies (none that is asked) is met without."""
         lies = goal[:, 2] < _HALF + 0.005

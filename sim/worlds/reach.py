@@ -110,9 +110,6 @@ class Reach(ArmTask):
     def _tip(self, view: View) -> Array:
         return view.task["tip"]
 
-    def _asked(self, view: View) -> Array:
-        return view.task["goal"]
-
     def _near(self, tip: Array, goal: Array) -> Array:
         return norm(goal - tip) < self.radius
 

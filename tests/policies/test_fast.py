@@ -71,7 +71,7 @@ def test_gradients_reach_exactly_what_they_should(name):
     learner = KINDS[name](**SMALL, lr=0.0, actor_lr=0.0, weight_decay=0.0)
     learner.critic.params.adam = lambda *a, **k: None  # keep the gradients' readers away
     batch, noise = rows(), torch.zeros(2, 32, 1)
-    feature = learner.feature(batch.obs)
+    feature = learner.policy.feature(batch.obs)
     given = (feature, batch.action, feature, batch.reward, batch.discount, torch.ones(32), noise[0])
     loss, *_ = learner._critic_loss(*given)
     loss.backward()
@@ -120,7 +120,7 @@ def test_bf16_products_stay_near_float32_and_masters_stay_float32(name):
     losses = []
     for learner in learners:
         batch = rows()
-        feature = learner.feature(batch.obs)
+        feature = learner.policy.feature(batch.obs)
         args = (feature, batch.action, feature, batch.reward, batch.discount, torch.ones(32), torch.zeros(32, 1))
         losses.append(float(learner._critic_loss(*args)[0].detach()))
         learner.learn(batch, torch.zeros(2, 32, 1), True)
