@@ -216,7 +216,6 @@ class Camera(Generic[M]):
         eager: bool = False,
     ) -> None:
         self.name, self.timeout, self.freeze_time, self.eager = name, timeout, freeze_time, eager
-        self.received = 0
         self.errors = 0
         self.last_error = ""
         self._decode, self._payload = decode, payload
@@ -233,7 +232,6 @@ class Camera(Generic[M]):
             message: as it came.
             arrival: when the picture was taken, or at least when it came [s of the steady clock].
         """
-        self.received += 1
         self._newest = (message, arrival)
         if self.eager:
             self._look()

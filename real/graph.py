@@ -36,7 +36,6 @@ ORDER = ("policy", "teleop", "follow_trajectory", "safety_supervisor", "sim_robo
 LIFECYCLE = ("safety_supervisor", "policy")
 RAW_PROFILE = "fastdds_shm.xml"
 """Fast DDS profile of processes that send or read raw pictures."""
-RESTARTS = ("never", "failure")
 PRIORITY = 40
 """SCHED_FIFO priority of control loops, below the 50 of ros2_control."""
 

@@ -13,7 +13,7 @@ from robot_rl.types import IOSpec, Obs
 from robot_rl.types.policy_card import PolicyCard
 
 IMU, COMMAND = "imu", "velocity_command"
-"""What the port is told beside the joints: (10,) of an Imu (real.ros.io.imu_array); (3,) forward, sideways, turn."""
+"""What the port is told beside the joints: (10,) of an Imu (`messages.imu_array`); (3,) forward, sideways, turn."""
 
 
 GAINS = ("kp", "kd")

@@ -9,7 +9,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from robot_rl.real.cameras import resized
-from robot_rl.real.core.spec import PD, POSITION, RobotSpec, check_mapping
+from robot_rl.real.core.codec import STATE, ActionCodec
+from robot_rl.real.core.spec import RobotSpec
 from robot_rl.types import IOSpec, Obs, Port
 
 UNITS = {"absolute": "rad", "delta": "rad", "velocity": "rad/s", "effort": "N*m"}
@@ -43,52 +44,33 @@ class SpecPort:
     """Port that a RobotSpec describes by itself.
 
     The observation "state" is the concatenation of `spec.observation` (default joint positions and velocities), each
-    one of `joint_positions`, `joint_velocities`, `last_action` or the name of a sensor. Actions in [-1, 1] become
-
-    - `absolute`: middle of the joint's range + action * half of it,
-    - `delta`: last command + action * scale [rad],
-    - `velocity`: action * scale [rad/s]; in position and pd modes integrated from the last command,
-    - `effort`: action * scale [N m].
+    one of `joint_positions`, `joint_velocities`, `last_action`. What actions become, see `ActionCodec`.
 
     Args:
         spec: of the robot.
         control_hz: decisions per second.
-        widths: length of each sensor's vector that the observation names.
 
     Raises:
-        ValueError: an observation key that is no part and no sensor, or a mapping that does not suit the mode.
+        ValueError: an observation key that is none of these, or a mapping that does not suit the mode.
     """
 
     cameras: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
 
-    def __init__(self, spec: RobotSpec, control_hz: float, *, widths: Mapping[str, int] | None = None) -> None:
-        self.spec, self._rate = spec, control_hz
-        self._keys = spec.observation or _PARTS[:2]
-        count = len(spec.joints)
-        sizes = {**dict.fromkeys(_PARTS, count), **(widths or {})}
-        unknown = [key for key in self._keys if key not in sizes]
+    def __init__(self, spec: RobotSpec, control_hz: float) -> None:
+        self._keys, count, mapping = spec.observation or STATE, len(spec.joints), spec.action.mapping
+        unknown = [key for key in self._keys if key not in _PARTS]
         if unknown:
-            raise ValueError(f"observation has {unknown}, expected {', '.join(sizes)}")
-        mapping = spec.action.mapping
-        check_mapping(spec)
-        self.external = tuple(key for key in self._keys if key not in _PARTS)
-        lower, upper = spec.bounds()
-        scale = np.array(spec.action.scale or (1.0,), float) * np.ones(count)
-        self._lower, self._upper = lower, upper
-        if mapping == "absolute":
-            if not np.isfinite(lower).all():
-                raise ValueError("action.mapping absolute needs position limits; use delta or velocity")
-            self._scale, low, high, unit = 0.5 * (upper - lower), lower, upper, "rad"
-        else:
-            self._scale, low, high, unit = scale, -scale, scale, UNITS[mapping]
+            raise ValueError(f"observation has {unknown}, expected {', '.join(_PARTS)}")
+        self._codec = codec = ActionCodec(spec, control_hz)
         self.io = IOSpec(
-            obs={"state": ((sum(sizes[key] for key in self._keys),), "float32")},
+            obs={"state": ((count * len(self._keys),), "float32")},
             action_names=tuple(f"{name}_{mapping}" for name in spec.names),
-            action_low=tuple(low.tolist()),
-            action_high=tuple(high.tolist()),
-            action_units=(unit,) * count,
+            action_low=tuple(codec.low.tolist()),
+            action_high=tuple(codec.high.tolist()),
+            action_units=(UNITS[mapping],) * count,
             control_hz=control_hz,
-            obs_names=tuple(f"{key}_{i}" for key in self._keys for i in range(sizes[key])),
+            obs_names=tuple(f"{key}_{i}" for key in self._keys for i in range(count)),
         )
         self._command = np.zeros(count)
         self._action = np.zeros(count)
@@ -105,16 +87,7 @@ class SpecPort:
     def act(self, action: np.ndarray) -> np.ndarray:
         """(1, A) in [-1, 1] -> (J,) positions [rad], velocities [rad/s] or efforts [N m]."""
         self._action = np.clip(np.asarray(action, float)[0], -1.0, 1.0)
-        move = self._action * self._scale
-        mapping = self.spec.action.mapping
-        if self.spec.mode not in (POSITION, PD):
-            return move
-        if mapping == "absolute":
-            self._command = 0.5 * (self._lower + self._upper) + move
-        else:
-            self._command = np.clip(
-                self._command + (move if mapping == "delta" else move / self._rate), self._lower, self._upper
-            )
+        self._command = self._codec.command(self._action, self._command)
         return self._command.copy()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -56,26 +55,12 @@ def main(verb: str, arguments: Sequence[str]) -> str:
 
 def _convert(source: str, out: str, options: dict[str, str]) -> str:
     spec = RobotSpec.load(find_file(options.pop("robot_spec")))
-    known = {item.name: item.default for item in fields(StepRules)}
-    rules: dict[str, Any] = {}
-    for key in [key for key in options if key in known]:
-        text = options.pop(key)
-        try:
-            rules[key] = text.lower() in ("true", "1") if isinstance(known[key], bool) else type(known[key])(text)
-        except ValueError:
-            raise ValueError(f"{key} is {text!r}, expected a number") from None
+    rules: dict[str, Any] = {key: options.pop(key) for key in StepRules.model_fields if key in options}
+    steps = StepRules(**rules)
     namespace = options.pop("namespace", "/")
     tasks = [name for name in options.pop("tasks", "").split(",") if name]
     odd = [key for key in options if not options[key].startswith("/")]
     if odd:
         raise ValueError(f"{odd[0]}={options[odd[0]]} is no option and no <role>=/topic (see data session --help)")
-    rows = convert(
-        Path(source),
-        out,
-        spec,
-        StepRules(**rules),
-        topics=options,
-        namespace=namespace,
-        tasks=tasks,
-    )
+    rows = convert(Path(source), out, spec, steps, topics=options, namespace=namespace, tasks=tasks)
     return f"{rows} steps written to {out}"

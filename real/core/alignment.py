@@ -129,12 +129,10 @@ class Timeline(Generic[Item]):
         if len(self._times) > self._capacity:
             del self._times[0], self._items[0]
 
-    def newest(self, time: float, *, tolerance: float = inf) -> tuple[float, Item] | None:
-        """Newest sample at or before `time` that is not older than `tolerance` [s], with its time; else None."""
+    def newest(self, time: float) -> tuple[float, Item] | None:
+        """Newest sample at or before `time`, with its time; None without one."""
         place = bisect_right(self._times, time) - 1
-        if place < 0 or time - self._times[place] > tolerance:
-            return None
-        return self._times[place], self._items[place]
+        return (self._times[place], self._items[place]) if place >= 0 else None
 
     def oldest(self) -> tuple[float, Item]:
         """Oldest sample kept, with its time.
@@ -146,26 +144,6 @@ class Timeline(Generic[Item]):
 
     def __len__(self) -> int:
         return len(self._times)
-
-
-def align(
-    sources: dict[str, Timeline[np.ndarray]], time: float, tolerance: dict[str, float]
-) -> tuple[dict[str, np.ndarray], float] | None:
-    """One observation: the newest sample of every source at or before `time`.
-
-    Args:
-        sources: name -> samples.
-        time: [s].
-        tolerance: name -> largest age [s].
-
-    Returns:
-        name -> sample, and the stamp of the observation, which is the oldest among them; None if a source has nothing.
-    """
-    found = {name: line.newest(time, tolerance=tolerance[name]) for name, line in sources.items()}
-    picked = {name: pair for name, pair in found.items() if pair is not None}
-    if not picked or len(picked) < len(found):
-        return None
-    return {name: pair[1] for name, pair in picked.items()}, min(pair[0] for pair in picked.values())
 
 
 class JointMerger:

@@ -5,47 +5,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from robot_rl.data.session import Column
 from robot_rl.real.core.alignment import JointMerger, Timeline
 from robot_rl.real.core.codec import ActionCodec, StateCodec
+from robot_rl.real.core.messages import in_order
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.robot import RobotState
+from robot_rl.types.options import NotNegative, Options, Positive
 
 Picture: TypeAlias = bytes | np.ndarray
 """JPEG or PNG, or pixels (H, W, C) or (H, W)."""
-TICKS = ("executed", "rate", "command")
+Ticks = Literal["executed", "rate", "command"]
+TICKS: tuple[Ticks, ...] = get_args(Ticks)
 
 
-@dataclass(frozen=True)
-class StepRules:
-    """What one step of a recording is.
+class StepRules(Options):
+    """What one step of a recording is."""
 
-    Args:
-        ticks: `executed`: every message of the supervisor; `rate`: one step per period, whose action is what was
-            executed by its end; `command`: one step per decision of whoever was followed, seen at the stamp of its
-            command.
-        rate: decisions per second; scales delta actions.
-        tolerance: largest age of an observation [s]; 0 = 1.5 periods. Older ones make a step invalid.
-        end_on_success: the first `success` is the task's end; otherwise it is a level that is noted with every step.
-
-    Raises:
-        ValueError: names the rule.
-    """
-
-    ticks: str = "executed"
-    rate: float = 100.0
-    tolerance: float = 0.0
+    ticks: Ticks = "executed"
+    """executed: every message of the supervisor; rate: one step per period, whose action is what was executed by its
+    end; command: one step per decision of whoever was followed, seen at the stamp of its command."""
+    rate: Positive = 100.0
+    """Decisions per second; scales delta actions."""
+    tolerance: NotNegative = 0.0
+    """Largest age of an observation [s]; 0 = 1.5 periods. Older ones make a step invalid."""
     end_on_success: bool = False
-
-    def __post_init__(self) -> None:
-        if self.ticks not in TICKS:
-            raise ValueError(f"ticks is {self.ticks!r}, expected one of {', '.join(TICKS)}")
-        if not (np.isfinite(self.rate) and self.rate > 0.0 and self.tolerance >= 0.0):
-            raise ValueError(f"rate is {self.rate} and tolerance {self.tolerance}, expected > 0 and >= 0")
+    """The first `success` is the task's end; otherwise it is a level that is noted with every step."""
 
     @property
     def patience(self) -> float:
@@ -87,7 +76,7 @@ class Assembler:
 
     def __init__(self, spec: RobotSpec, rules: StepRules, sizes: Mapping[str, int] | None = None) -> None:
         self.spec, self.rules = spec, rules
-        self.codec = ActionCodec(spec, 1.0 / rules.rate)
+        self.codec = ActionCodec(spec, rules.rate)
         self._sizes = sizes
         self._states: StateCodec | None = None
         self._merger = JointMerger(spec.names)
@@ -130,9 +119,8 @@ class Assembler:
         if self._merger.add(time, names, position, velocity):
             return
         if effort is not None and len(effort) == len(names):
-            table = dict(zip(names, effort))
-            if all(name in table for name in self.spec.names):
-                self._effort = np.array([table[name] for name in self.spec.names])
+            known = in_order(names, effort, self.spec.names)
+            self._effort = self._effort if known is None else known
         oldest = min(self._merger.time)
         if np.isfinite(oldest):
             state = RobotState(

@@ -8,6 +8,7 @@ import numpy as np
 
 Array = np.ndarray
 SMALL = 1e-12
+MOST_KNOTS = 1000
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,12 @@ class ChunkPlayer:
         joints: J.
         period: one tick [s]; the splice is at the next one, knots before or within half a tick of it are dropped.
         horizon: longest chunk accepted [s].
-        max_knots: most knots accepted.
 
     Source: specification of the bridge, chunk player.
     """
 
-    def __init__(self, joints: int, *, period: float, horizon: float = 5.0, max_knots: int = 1000) -> None:
-        self.period, self.horizon, self.max_knots = period, horizon, max_knots
-        self.rejected: dict[str, int] = {}
+    def __init__(self, joints: int, *, period: float, horizon: float = 5.0) -> None:
+        self.period, self.horizon = period, horizon
         self._joints = joints
         self._pieces: list[Piece] = []
         self._seed_time = -np.inf
@@ -134,23 +133,38 @@ class ChunkPlayer:
         self._pieces = []
         self._seed_time, self._seed = now, (position, zero if velocity is None else np.array(velocity, float), zero)
 
-    def offer(self, now: float, times: Array, knots: Array, weight: Array | None = None) -> str:
+    def offer(self, now: float, times: Array, knots: Array) -> str:
         """Take over a chunk.
 
         Args:
             now: time of arrival [s].
             times: (n,) absolute times of the knots [s], increasing.
             knots: (n, J) positions.
-            weight: (n,) in [0, 1], share of the new chunk where the running one still covers a knot; None = 1.
 
         Returns:
             "" when accepted, else the reason: `no seed`, `shape`, `not finite`, `times not increasing`, `too long`,
             `chunk too late`. The running chunk goes on then.
         """
-        reason = self._offer(now, np.asarray(times, float), np.asarray(knots, float), weight)
-        if reason:
-            self.rejected[reason] = self.rejected.get(reason, 0) + 1
-        return reason
+        times, knots = np.asarray(times, float), np.asarray(knots, float)
+        if self._seed is None:
+            return "no seed"
+        n = len(times)
+        if not 0 < n <= MOST_KNOTS or times.shape != (n,) or knots.shape != (n, self._joints):
+            return "shape"
+        if not (np.isfinite(times).all() and np.isfinite(knots).all()):
+            return "not finite"
+        if (np.diff(times) <= 0.0).any():
+            return "times not increasing"
+        if times[-1] - now > self.horizon:
+            return "too long"
+        splice, state = self._splice(now)
+        late = times <= now + 1.5 * self.period  # a knot just behind the splice would ask for a jolt
+        if late.all():
+            return "chunk too late"
+        times, knots = times[~late], knots[~late]
+        self._pieces = [piece for piece in self._cut(splice) if piece.end > now]
+        self._pieces += self._build(splice, state, times, knots)
+        return ""
 
     def at(self, time: float) -> Setpoint:
         """Commanded state at `time` [s]; times may only go forward.
@@ -171,33 +185,6 @@ class ChunkPlayer:
         if self._seed is None:
             raise RuntimeError("the player has no commanded state yet; call reseed(now, position) first")
         return Setpoint(*self._seed, underrun=True)
-
-    def _offer(self, now: float, times: Array, knots: Array, weight: Array | None) -> str:
-        if self._seed is None:
-            return "no seed"
-        n = len(times)
-        if not 0 < n <= self.max_knots or times.shape != (n,) or knots.shape != (n, self._joints):
-            return "shape"
-        if not (np.isfinite(times).all() and np.isfinite(knots).all()):
-            return "not finite"
-        if (np.diff(times) <= 0.0).any():
-            return "times not increasing"
-        if times[-1] - now > self.horizon:
-            return "too long"
-        splice, state = self._splice(now)
-        late = times <= now + 1.5 * self.period  # a knot just behind the splice would ask for a jolt
-        if late.all():
-            return "chunk too late"
-        times, knots = times[~late], knots[~late].copy()
-        if weight is not None:
-            share = np.clip(np.asarray(weight, float)[~late], 0.0, 1.0)
-            for i, when in enumerate(times):
-                covering = [piece for piece in self._pieces if piece.start <= when <= piece.end]
-                if covering:
-                    knots[i] = share[i] * knots[i] + (1.0 - share[i]) * covering[-1].at(when)[0]
-        self._pieces = [piece for piece in self._cut(splice) if piece.end > now]
-        self._pieces += self._build(splice, state, times, knots)
-        return ""
 
     def _splice(self, now: float) -> tuple[float, tuple[Array, Array, Array]]:
         """Time and commanded state at which a new chunk takes over."""

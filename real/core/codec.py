@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from robot_rl.real.core.spec import POSITION, RobotSpec, SpecError, check_mapping
+from robot_rl.real.core.spec import PD, POSITION, RobotSpec, SpecError, check_mapping
 from robot_rl.real.robot import RobotState
 
 STATE = ("joint_positions", "joint_velocities")
@@ -14,15 +14,15 @@ STATE = ("joint_positions", "joint_velocities")
 
 
 class ActionCodec:
-    """The action mapping of a RobotSpec, in both directions; `real.port.SpecPort` plays the same mapping forward.
+    """The action mapping of a RobotSpec, in both directions.
 
     `absolute`: -1 and 1 are the ends of a joint's range inside its margin; `delta`: a move of `scale` [rad] from the
-    last command; `velocity`: a speed of `scale` [rad/s], which a position controller gets as last command + speed *
-    period; `effort`: `scale` [N m].
+    last command; `velocity`: a speed of `scale` [rad/s], which a controller of positions (pd too) gets as last
+    command + speed / rate; `effort`: `scale` [N m].
 
     Args:
         spec: of the robot.
-        period: of the decisions [s].
+        rate: decisions per second.
 
     Raises:
         SpecError: a mapping that does not suit the controller or the joints.
@@ -32,9 +32,10 @@ class ActionCodec:
         high: (J,) physical value of the action 1.
     """
 
-    def __init__(self, spec: RobotSpec, period: float) -> None:
-        self.spec, self.period, self.mapping = spec, period, spec.action.mapping
+    def __init__(self, spec: RobotSpec, rate: float) -> None:
+        self.rate, self.mapping = rate, spec.action.mapping
         check_mapping(spec)
+        self._from_last = spec.mode in (POSITION, PD) and self.mapping != "absolute"
         self._lower, self._upper = spec.bounds()
         if self.mapping == "absolute":
             if not np.isfinite(self._lower).all():
@@ -46,18 +47,18 @@ class ActionCodec:
         self._middle, self._half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
 
     def command(self, action: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Command (J,) of an action (J,) after the command `last` (J,)."""
-        value = self._middle + self._half * np.clip(np.asarray(action, float), -1.0, 1.0)
-        if self.spec.mode != POSITION or self.mapping == "absolute":
+        """Command (J,) of an action (J,) in [-1, 1] after the command `last` (J,)."""
+        value = self._middle + self._half * action
+        if not self._from_last:
             return value
-        move = value if self.mapping == "delta" else value * self.period
+        move = value if self.mapping == "delta" else value / self.rate
         return np.clip(last + move, self._lower, self._upper)
 
     def action(self, command: np.ndarray, last: np.ndarray) -> np.ndarray:
         """(J,) float32 action in [-1, 1] that a command (J,) after `last` (J,) stands for."""
         value = np.asarray(command, float)
-        if self.spec.mode == POSITION and self.mapping != "absolute":
-            value = (value - last) / (1.0 if self.mapping == "delta" else self.period)
+        if self._from_last:
+            value = (value - last) * (1.0 if self.mapping == "delta" else self.rate)
         return np.clip((value - self._middle) / self._half, -1.0, 1.0).astype(np.float32)
 
 

@@ -231,26 +231,20 @@ class SupervisorReplay:
 
     def _call(self, safety: SafetySupervisor, value: Any, when: float) -> None:
         name, arguments, recorded = _parts(value, 3)
-        result: list[str] | None = None
-        if name == "enable":
-            result = safety.enable(*arguments)
-        elif name == "rearm":
-            result = safety.rearm()
-        elif name == "estop":
-            safety.estop(arguments[0], pressed=arguments[1])
-        elif name == "adopt":
-            own = {key: number for key, number in self._changes.limits.items() if key in OF_SETTINGS}
-            safety.adopt(SafetySettings(**{**arguments[0], **own}))
-        elif name == "report":
-            safety.report(*arguments)
-        elif name == "hinder":
-            safety.hinder(*arguments)
-        elif name == "soft_stop":
-            safety.soft_stop()
-        elif name == "shutdown":
-            safety.shutdown()
-        else:
+        own = {key: number for key, number in self._changes.limits.items() if key in OF_SETTINGS}
+        calls: dict[str, Callable[..., list[str] | None]] = {
+            "enable": safety.enable,
+            "rearm": safety.rearm,
+            "estop": lambda source, pressed: safety.estop(source, pressed=pressed),
+            "adopt": lambda settings: safety.adopt(SafetySettings(**{**settings, **own})),
+            "report": safety.report,
+            "hinder": safety.hinder,
+            "soft_stop": safety.soft_stop,
+            "shutdown": safety.shutdown,
+        }
+        if name not in calls:
             raise AlteredFlight(f"{name!r} is no call of a supervisor")
+        result = calls[name](*arguments)
         self.result.calls += 1
         said = None if result is None else tuple(result)
         if said != recorded:

@@ -16,9 +16,11 @@ from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, FIELDS, POSITION, RobotSpec
 from robot_rl.real.core.watchdogs import Burst
 from robot_rl.real.robot import Command
-from robot_rl.types.options import Count, Options, Positive
+from robot_rl.types.options import Options, Positive
 
 SOURCES = ("external", "policy", "human")  # rising priority
+HORIZON = 5.0
+"""Longest chunk [s]."""
 
 
 class DoorOptions(Options):
@@ -30,10 +32,6 @@ class DoorOptions(Options):
     """Largest age of a human's command [s]."""
     takeover_timeout: Positive = 0.3
     """Largest age of the operator's dead-man heartbeat [s]."""
-    horizon: Positive = 5.0
-    """Longest chunk [s]."""
-    flood: Count | None = None
-    """Messages per second from one source that are a flood; null: five times the rate."""
     external_timeout: Positive | None = None
     """How long the step of a foreign client stays fresh [s]; null: the command timeout."""
     external_align: bool = False
@@ -128,12 +126,11 @@ class Intake:
         self._sources = SOURCES if options.allow_external else SOURCES[1:]
         self._machines = [name for name in reversed(self._sources) if name != "human"]
         self._teleop_timeout, self._takeover_timeout = options.teleop_timeout, options.takeover_timeout
-        self._horizon, period = options.horizon, 1.0 / self._set.rate
-        limit = int(5 * self._set.rate) if options.flood is None else options.flood
-        self._floods = {name: Burst(limit) for name in SOURCES}
+        period = 1.0 / self._set.rate
+        self._floods = {name: Burst(int(5 * self._set.rate)) for name in SOURCES}
         self._drops = {name: Burst(10) for name in SOURCES}
         self._clocks = {name: SourceClock(future_tolerance=self._set.future_tolerance) for name in SOURCES}
-        self._players = {name: ChunkPlayer(len(spec.joints), period=period, horizon=self._horizon) for name in SOURCES}
+        self._players = {name: ChunkPlayer(len(spec.joints), period=period, horizon=HORIZON) for name in SOURCES}
         self._plans: dict[str, _Plan | None] = dict.fromkeys(SOURCES)
         self._last_seq: dict[str, int] = {}
         self._voice: dict[str, tuple[str, float]] = {}  # source -> its sender, and when it was heard
@@ -178,7 +175,7 @@ class Intake:
         misfit = ""
         if not (first > 0.0 and isfinite(last) and (step or (np.diff(times) > 0.0).all())):
             misfit = "times"  # an increasing row that ends finite and begins above 0 is finite
-        elif last > self._horizon:
+        elif last > HORIZON:
             misfit = "horizon"
         return Content("", misfit, rows, times)
 

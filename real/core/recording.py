@@ -17,6 +17,7 @@ import numpy as np
 
 from robot_rl.data import bag, session
 from robot_rl.real.core.assembler import Assembler, Picture, StepRules
+from robot_rl.real.core.messages import in_order, joint_arrays, sensor_array
 from robot_rl.real.core.spec import TWIST, RobotSpec
 
 JOINTS = "sensor_msgs/msg/JointState"
@@ -91,12 +92,11 @@ class Feeder:
     def _feed(self, role: str, message: Any, when: float) -> None:
         a, (group, _, name) = self.assembler, role.partition(":")
         if group == "joints":
-            fields = [np.asarray(x, float) for x in (message.position, message.velocity, message.effort)]
-            position, velocity, effort = (x if len(x) else None for x in fields)
-            if position is not None:
-                a.joints(when, list(message.name), position, velocity, effort)
+            names, position, velocity, effort = joint_arrays(message)
+            if len(position):
+                a.joints(when, names, position, velocity, effort)
         elif group == "sensor":
-            a.sensor(name, vector(message))
+            a.sensor(name, sensor_array(message))
         elif group == "camera":
             a.image(name, _picture(message))
         elif group == "executed":
@@ -116,8 +116,12 @@ class Feeder:
             a.success(bool(message.data))
 
     def _ordered(self, names: list[str], values: np.ndarray) -> np.ndarray:
-        table = dict(zip(names, values))
-        return np.array([table[name] for name in self.spec.names], float) if table else np.asarray(values, float)
+        if not len(names):
+            return values
+        found = in_order(names, values, self.spec.names)
+        if found is None:
+            raise ValueError(f"joints are {', '.join(names)}, expected {', '.join(self.spec.names)}")
+        return found
 
 
 def _values(point: Any) -> np.ndarray:
@@ -125,25 +129,6 @@ def _values(point: Any) -> np.ndarray:
         if len(values):
             return np.asarray(values, float)
     raise ValueError("the point is empty")
-
-
-def vector(message: Any) -> np.ndarray:
-    """Reading of an Imu (10), WrenchStamped (6), Odometry (13), TwistStamped (6) or Float64MultiArray message."""
-    if hasattr(message, "wrench"):
-        parts = (message.wrench.force, message.wrench.torque)
-        return np.array([getattr(part, axis) for part in parts for axis in "xyz"])
-    if hasattr(message, "linear_acceleration"):
-        q, w, a = message.orientation, message.angular_velocity, message.linear_acceleration
-        turn = [np.nan] * 4 if message.orientation_covariance[0] == -1.0 else [q.x, q.y, q.z, q.w]
-        return np.array([*turn, w.x, w.y, w.z, a.x, a.y, a.z])
-    if hasattr(message, "pose"):
-        p, q, twist = message.pose.pose.position, message.pose.pose.orientation, message.twist.twist
-        place = [p.x, p.y, p.z, q.x, q.y, q.z, q.w]
-        return np.array([*place, *(getattr(part, axis) for part in (twist.linear, twist.angular) for axis in "xyz")])
-    if hasattr(message, "twist"):
-        twist = message.twist
-        return np.array([getattr(part, axis) for part in (twist.linear, twist.angular) for axis in "xyz"])
-    return np.asarray(message.data, float)
 
 
 def _picture(message: Any) -> Picture:
@@ -475,10 +460,7 @@ def _foreign(message: Any, spec: RobotSpec) -> np.ndarray | None:
     if hasattr(message, "points"):
         if not len(message.points):
             return None
-        names, row = list(message.joint_names), _values(message.points[-1])
-    elif hasattr(message, "name"):
-        names, row = list(message.name), np.asarray(message.position, float)
-    else:
-        names, row = list(spec.names), np.asarray(message.data, float)
-    table = dict(zip(names, row))
-    return np.array([table[n] for n in spec.names]) if all(n in table for n in spec.names) else None
+        return in_order(message.joint_names, _values(message.points[-1]), spec.names)
+    if hasattr(message, "name"):
+        return in_order(message.name, message.position, spec.names)
+    return in_order(spec.names, message.data, spec.names)

@@ -35,6 +35,11 @@ class SensorSpec:
     clock: str = "auto"
     acceleration: str | None = None
 
+    @property
+    def kind(self) -> str:
+        """Message type as "package/Name", however it was written."""
+        return self.type.replace("/msg/", "/")
+
     def wrong(self) -> str:
         """What cannot be used, or ""."""
         if self.clock not in CLOCKS:

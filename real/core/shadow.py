@@ -42,7 +42,7 @@ class ShadowSample:
         stamp: when the state was acquired [s of the same clock].
         position: (J,).
         velocity: (J,).
-        imu: (10,) as `real.ros.io.imu_array`, None where there is none.
+        imu: (10,) as `real.core.messages.imu_array`, None where there is none.
         pictures: camera -> when its picture was acquired, and `types.io.mosaic` of it.
     """
 

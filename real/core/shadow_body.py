@@ -50,7 +50,7 @@ def judge_body(times: np.ndarray, imu: np.ndarray) -> dict[str, tuple[str, str]]
 
     Args:
         times: (n,) [s].
-        imu: (n, 10) as `real.ros.io.imu_array`.
+        imu: (n, 10) as `real.core.messages.imu_array`.
 
     Returns:
         `quaternion order`, `gravity frame` and `angular velocity` -> (`fine`, `wrong`, `open` or `unknown`, why).

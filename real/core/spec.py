@@ -205,7 +205,7 @@ class RobotSpec:
         return self._first("geometry_msgs/Twist")
 
     def _first(self, kind: str) -> str:
-        return next((name for name, s in self.sensors.items() if s.type.replace("/msg/", "/") == kind), "")
+        return next((name for name, s in self.sensors.items() if s.kind == kind), "")
 
     def array(self, key: str) -> np.ndarray:
         """One number of every joint as (J,) float64, e.g. `array("velocity")`; None becomes nan."""
@@ -407,7 +407,7 @@ def _check(spec: RobotSpec) -> None:
         odd = [name for name in spec.names if name not in AXES]
         if odd:
             raise SpecError(f"joints: {odd[0]} is no axis of a twist, expected names among {', '.join(AXES)}")
-        if not any(s.type.replace("/msg/", "/") in MOTION and s.required for s in spec.sensors.values()):
+        if not any(s.kind in MOTION and s.required for s in spec.sensors.values()):
             raise SpecError(f"sensors: a twist mode needs a required one of type {' or '.join(MOTION)}: how it moves")
     if not (math.isfinite(spec.margin) and spec.margin >= 0.0):
         raise SpecError(f"margin is {spec.margin}, expected a finite number >= 0")

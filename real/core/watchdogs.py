@@ -63,11 +63,6 @@ class Watchdogs:
             raise KeyError(f"{name!r} is not watched; watched: {sorted(self._limits)}")
         self._seen[name] = max(now, self._seen.get(name, now))
 
-    def forget(self, name: str, now: float) -> None:
-        """Start the wait for a first sign of `name` anew, e.g. when its source has lost authority."""
-        self._seen.pop(name, None)
-        self._since[name] = now
-
     def age(self, name: str, now: float) -> float:
         """Seconds since the last sign; infinite before the first."""
         return now - self._seen[name] if name in self._seen else inf
@@ -101,12 +96,11 @@ class Burst:
     """
 
     def __init__(self, limit: int, *, window: float = 1.0) -> None:
-        self.limit, self.window, self.total = limit, window, 0
+        self.limit, self.window = limit, window
         self._times: deque[float] = deque(maxlen=limit)
 
     def add(self, now: float) -> bool:
         """Note one event; True when the last `window` seconds hold `limit` of them."""
-        self.total += 1
         self._times.append(now)
         return self.full(now)
 
@@ -127,17 +121,15 @@ class Overrun:
         limit: missed ticks in a row that are an overrun.
 
     Attributes:
-        missed: ticks so far.
         gap: ticks missed before the last one.
     """
 
     def __init__(self, period: float, *, limit: int = 5) -> None:
-        self.period, self.limit, self.missed, self.gap = period, limit, 0, 0
+        self.period, self.limit, self.gap = period, limit, 0
         self._last: float | None = None
 
     def tick(self, now: float) -> bool:
         """Note a tick; True when at least `limit` ticks are missing before it."""
         self.gap = 0 if self._last is None else max(int((now - self._last) / self.period + 0.5) - 1, 0)
         self._last = now
-        self.missed += self.gap
         return self.gap >= self.limit

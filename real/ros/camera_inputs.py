@@ -12,7 +12,7 @@ from rclpy.node import Node
 
 from robot_rl.real.cameras import Camera, PictureError, compressed_pixels, raw_pixels, resized, straightened
 from robot_rl.real.core.spec import CameraSpec
-from robot_rl.real.ros.io import CompressedImage, Image, image_array
+from robot_rl.real.ros.io import CompressedImage, Image
 from robot_rl.real.ros.node_base import Health, subscribe
 from robot_rl.real.ros.sender_clocks import SenderClocks
 
@@ -113,5 +113,5 @@ def _shown(message: Any) -> np.ndarray | bytes:
     if isinstance(message, CompressedImage):
         data = bytes(message.data)
         return data if data[:2] == b"\xff\xd8" else compressed_pixels(data)
-    pixels = image_array(message)
+    pixels = raw_pixels(message)
     return resized(pixels, *pixels.shape[:2])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 
 from robot_rl.real.core.spec import PD, PD_INTERFACES, RobotSpec
 from robot_rl.real.ros.controller_check import controller_name, interface_parameter
+from robot_rl.real.ros.node_base import spin
 
 
 class ControllerNode:
@@ -36,7 +36,7 @@ class ControllerNode:
             self._node.declare_parameter(named, list[str](PD_INTERFACES) if spec.mode == PD else [spec.mode])
         self._executor = SingleThreadedExecutor(context=robot.context)
         self._executor.add_node(self._node)
-        self._thread = threading.Thread(target=self._spin, name="controller", daemon=True)
+        self._thread = threading.Thread(target=spin, args=(self._executor, self._over), name="controller", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -46,9 +46,3 @@ class ControllerNode:
             self._thread.join(1.0)
             self._executor.shutdown(0.5)
             self._node.destroy_node()
-
-    def _spin(self) -> None:
-        assert self._executor is not None
-        with contextlib.suppress(ExternalShutdownException):
-            while not self._over.is_set():
-                self._executor.spin_once(timeout_sec=0.2)

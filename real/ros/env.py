@@ -119,7 +119,7 @@ class Ros2Env(gymnasium.Env):
         self.observation_space, self.action_space = _spaces(self.io)
         self.metadata = {**self.metadata, "render_fps": max(1, round(self.rate))}
         self.render_mode = "rgb_array" if spec.cameras else None
-        self._codec = ActionCodec(spec, self.period) if isinstance(self.port, SpecPort) else None
+        self._codec = ActionCodec(spec, self.rate) if isinstance(self.port, SpecPort) else None
         self._limit = round(o.episode_seconds * self.rate)
         self._priority = o.realtime if o.realtime_caller else 0
         self._busy, self._closing = threading.Lock(), threading.Event()

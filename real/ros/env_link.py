@@ -17,7 +17,7 @@ require("rclpy")
 import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from rclpy.context import Context  # noqa: E402
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
+from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.parameter import Parameter  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
@@ -46,6 +46,7 @@ from robot_rl.real.ros.node_base import (  # noqa: E402
     hardware_id,
     publisher,
     spare_garbage,
+    spin,
     subscribe,
 )
 
@@ -130,7 +131,7 @@ class EnvLink:
         self._over = threading.Event()
         self._executor = SingleThreadedExecutor(context=self.context)
         self._executor.add_node(node)
-        self._spinning = threading.Thread(target=self._spin, name="callbacks", daemon=True)
+        self._spinning = threading.Thread(target=spin, args=(self._executor, self._over), name="callbacks", daemon=True)
         self._spinning.start()
         self.loop = ControlLoop(rate, self._tick, on_error=self._on_error)
         spare_garbage()  # a collection in its course would make a silence of a fault's length
@@ -251,11 +252,6 @@ class EnvLink:
         rclpy.try_shutdown(context=self.context)
 
     # ------------------------------------------------------------ threads
-
-    def _spin(self) -> None:
-        with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
-            while not self._over.is_set():
-                self._executor.spin_once(timeout_sec=0.1)
 
     def _tick(self, tick: Tick) -> float | None:
         self._out.assert_liveliness()

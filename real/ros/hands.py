@@ -10,7 +10,7 @@ from geometry_msgs.msg import TwistStamped
 from sensor_msgs.msg import JointState, Joy
 from std_msgs.msg import Bool
 
-from robot_rl.real.ros.io import joint_arrays, twist_array
+from robot_rl.real.core.messages import joint_arrays, twist_array
 from robot_rl.real.ros.node_base import Health, node_beside, subscribe
 
 TOPICS = {"joy": "joy", "twist": "robot_rl/teleop/twist", "leader": "leader/joint_states"}

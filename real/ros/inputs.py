@@ -11,9 +11,10 @@ import numpy as np
 from rclpy.node import Node
 
 from robot_rl.real.core.alignment import JointMerger
+from robot_rl.real.core.messages import sensor_array
 from robot_rl.real.core.spec import AXES, MOTION, TWIST, RobotSpec, SensorSpec
 from robot_rl.real.robot import RobotState
-from robot_rl.real.ros.io import JointState, WrenchStamped, message_type, sensor_array
+from robot_rl.real.ros.io import JointState, WrenchStamped, message_type
 from robot_rl.real.ros.node_base import ERROR, OK, WARN, Health, subscribe
 from robot_rl.real.ros.sender_clocks import SenderClocks
 
@@ -42,9 +43,8 @@ class RobotInputs:
         self._sensors = {name: s for name, s in spec.sensors.items() if "Image" not in s.type}
         self._motion = ""  # in a twist mode the sensor that tells how the robot moves
         if spec.mode == TWIST:
-            kinds = {name: s.type.replace("/msg/", "/") for name, s in self._sensors.items() if s.required}
-            self._motion = next(name for name, kind in kinds.items() if kind in MOTION)
-        elif not any(s.type.replace("/msg/", "/") == JOINTS for s in self._sensors.values()):
+            self._motion = next(name for name, s in self._sensors.items() if s.required and s.kind in MOTION)
+        elif not any(s.kind == JOINTS for s in self._sensors.values()):
             self._sensors = {"joint_states": SensorSpec("joint_states", JOINTS), **self._sensors}
         self.required = [name for name, s in self._sensors.items() if s.required]
         self.dropped: dict[str, int] = {}
@@ -110,8 +110,7 @@ class RobotInputs:
         return [
             name
             for name in self.required
-            if self._sensors[name].type.replace("/msg/", "/") != JOINTS
-            and self.age(name, now) > self._sensors[name].timeout
+            if self._sensors[name].kind != JOINTS and self.age(name, now) > self._sensors[name].timeout
         ]
 
     def missing(self) -> list[str]:
@@ -164,11 +163,11 @@ class RobotInputs:
         problems = [f"{topic}: QoS {policy} does not match" for topic, policy in self._health.mismatches.items()]
         times = [self._heard.get(self._motion, -inf)] * len(self.spec.names) if self._motion else self._merger.time
         ages = [now - when for when in times]
-        joints = [s.timeout for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
+        joints = [s.timeout for s in self._sensors.values() if s.kind == JOINTS]
         timeout = inf if self._motion else min(joints)
         silent = [name for name, age in zip(self.spec.names, ages) if age > timeout]
         if silent:
-            topics = [s.topic for s in self._sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
+            topics = [s.topic for s in self._sensors.values() if s.kind == JOINTS]
             problems.append(f"no fresh state of {', '.join(silent)} on {', '.join(topics)}")
             heard = [now - when for when in self._arrived.values()]
             if heard and min(heard) < timeout:

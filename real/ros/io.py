@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from robot_rl.extras import require
-from robot_rl.real.cameras import raw_pixels
 from robot_rl.real.core.intake import CommandMessage
+from robot_rl.real.core.messages import in_order, twist_array
 from robot_rl.real.core.spec import AXES, FIELDS, PD, PD_INTERFACES, TWIST, RobotSpec
 
 require("rclpy")
@@ -85,10 +85,8 @@ def qos(kind: str) -> QoSProfile:
         reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
         durability=DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE,
     )
-    if kind in (
-        "command",
-        "hardware_out",
-    ):  # no deadline: a policy of chunks speaks seldom, but says every tick that it lives
+    # no deadline: a policy of chunks speaks seldom, but says every tick that it lives
+    if kind in ("command", "hardware_out"):
         profile.liveliness = LivelinessPolicy.MANUAL_BY_TOPIC
         profile.liveliness_lease_duration = Span(seconds=LEASE)
     return profile
@@ -151,34 +149,6 @@ def joint_state(
     return message
 
 
-def joint_arrays(message: JointState) -> tuple[list[str], Array, Array | None, Array | None]:
-    """Names, position, velocity and effort as sent; empty fields are None."""
-    velocity = np.array(message.velocity) if len(message.velocity) else None
-    effort = np.array(message.effort) if len(message.effort) else None
-    return list(message.name), np.array(message.position), velocity, effort
-
-
-def wrench_array(message: WrenchStamped) -> Array:
-    """(6,) force [N] and torque [N m]."""
-    force, torque = message.wrench.force, message.wrench.torque
-    return np.array([force.x, force.y, force.z, torque.x, torque.y, torque.z])
-
-
-def imu_array(message: Imu) -> Array:
-    """(10,) orientation x, y, z, w (nan when the sender has none), angular velocity [rad/s], acceleration [m/s^2]."""
-    q, w, a = message.orientation, message.angular_velocity, message.linear_acceleration
-    turn = [np.nan] * 4 if message.orientation_covariance[0] == -1.0 else [q.x, q.y, q.z, q.w]
-    return np.array([*turn, w.x, w.y, w.z, a.x, a.y, a.z])
-
-
-def twist_array(message: Twist | TwistStamped) -> Array:
-    """(6,) linear [m/s] and angular velocity [rad/s]."""
-    twist = message.twist if isinstance(message, TwistStamped) else message
-    return np.array(
-        [twist.linear.x, twist.linear.y, twist.linear.z, twist.angular.x, twist.angular.y, twist.angular.z], float
-    )
-
-
 def motion_message(
     kind: Any, velocity: Sequence[float], pose: Sequence[float], stamp: float, frame: str
 ) -> Odometry | TwistStamped:
@@ -204,34 +174,6 @@ def motion_message(
     message.pose.pose.position.x, message.pose.pose.position.y = x, y
     message.pose.pose.orientation.z, message.pose.pose.orientation.w = float(np.sin(yaw / 2)), float(np.cos(yaw / 2))
     return message
-
-
-def odometry_array(message: Odometry) -> Array:
-    """(13,) position [m], orientation x, y, z, w, linear and angular velocity in the child frame."""
-    p, q = message.pose.pose.position, message.pose.pose.orientation
-    return np.concatenate([[p.x, p.y, p.z, q.x, q.y, q.z, q.w], twist_array(message.twist.twist)])
-
-
-def sensor_array(message: object) -> Array:
-    """Any sensor message of `TYPES` except images and joint states as one vector."""
-    if isinstance(message, Imu):
-        return imu_array(message)
-    if isinstance(message, WrenchStamped):
-        return wrench_array(message)
-    if isinstance(message, Odometry):
-        return odometry_array(message)
-    if isinstance(message, (Twist, TwistStamped)):
-        return twist_array(message)
-    return np.array(message.data, float)
-
-
-def image_array(message: Image) -> Array:
-    """Pixels of a raw image: (H, W, 3) uint8 RGB for colour, (H, W) uint8, uint16 or float32 otherwise.
-
-    Raises:
-        PictureError: see `robot_rl.real.cameras.raw_pixels`.
-    """
-    return raw_pixels(message)
 
 
 # ---------------------------------------------------------------- commands
@@ -365,19 +307,13 @@ def hardware_values(spec: RobotSpec, message: object) -> Array | None:
     if isinstance(message, Float64MultiArray):
         value = np.array(message.data, float)
     elif isinstance(message, (Twist, TwistStamped)):
-        asked = dict(zip(AXES, twist_array(message)))
-        value = np.array([asked[name] for name in spec.names], float)
+        value = in_order(AXES, twist_array(message).tolist(), spec.names)
+    elif isinstance(message, JointTrajectory):
+        value = in_order(message.joint_names, message.points[-1].positions if message.points else [], spec.names)
     else:
-        names, row = (
-            (message.joint_names, message.points[-1].positions if message.points else [])
-            if isinstance(message, JointTrajectory)
-            else (message.name, message.position)
-        )
-        table = dict(zip(names, row))
-        if not all(name in table for name in spec.names):
-            return None
-        value = np.array([table[name] for name in spec.names], float)
-    return value if value.shape == (len(spec.joints),) and np.isfinite(value).all() else None
+        value = in_order(message.name, message.position, spec.names)
+    fits = value is not None and value.shape == (len(spec.joints),) and np.isfinite(value).all()
+    return value if fits else None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ clock of one machine, so the stamps of one are read by the other. Prints one lin
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
@@ -26,14 +25,15 @@ from robot_rl.extras import require
 require("rclpy")
 
 import rclpy  # noqa: E402  (after the check that it is there)
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
+from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from sensor_msgs.msg import JointState  # noqa: E402
 
+from robot_rl.real.core.priority import lift  # noqa: E402
 from robot_rl.real.core.scheduler import Tick  # noqa: E402
 from robot_rl.real.ros.io import qos, seconds, time_message  # noqa: E402
-from robot_rl.real.ros.node_base import ControlLoop, freeze_garbage  # noqa: E402
+from robot_rl.real.ros.node_base import ControlLoop, freeze_garbage, node_beside  # noqa: E402
 
 JOINTS = 7
 HIDDEN = 256
@@ -135,12 +135,6 @@ def _complain(error: Exception) -> None:
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
 
 
-def _spin(executor: SingleThreadedExecutor, over: threading.Event) -> None:
-    with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
-        while not over.is_set():
-            executor.spin_once(timeout_sec=0.1)
-
-
 def answer(args: argparse.Namespace) -> int:
     """The other process: ends with its parent."""
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
@@ -148,7 +142,7 @@ def answer(args: argparse.Namespace) -> int:
     Answer(node, policy=args.policy)
     executor = SingleThreadedExecutor()
     executor.add_node(node)
-    _lift(args.fifo)
+    lift(args.fifo)
     freeze_garbage()
     parent = os.getppid()
     while os.getppid() == parent:
@@ -160,43 +154,27 @@ def probe(args: argparse.Namespace) -> int:
     """Measure, print JSON."""
     command = child.command("robot_rl.real.ros.latency", "answer", "--fifo", args.fifo)
     other = subprocess.Popen([*command, *(["--policy"] if args.policy else [])])
-    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
-    node, over = rclpy.create_node("probe"), threading.Event()
-    ticks = max(int(args.rate * args.seconds), 10)
-    made = Probe(node, rate=args.rate, priority=args.fifo, ticks=ticks)
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-    thread = threading.Thread(target=_spin, args=(executor, over), name="callbacks", daemon=True)
-    thread.start()
     try:
-        patience = time.monotonic() + 60.0
-        while node.count_subscribers("probe/state") < 1 or node.count_publishers("probe/command") < 1:
-            if time.monotonic() > patience or other.poll() is not None:
-                sys.stderr.write("the answering process did not appear\n")
-                return 1
-            time.sleep(0.02)
-        time.sleep(0.5)
-        freeze_garbage()
-        made.loop.start()
-        made.done.wait(args.seconds * 3.0 + 10.0)
-        made.loop.stop()
-        time.sleep(0.2)  # the last answers
+        with node_beside("probe", thread="callbacks") as node:
+            ticks = max(int(args.rate * args.seconds), 10)
+            made = Probe(node, rate=args.rate, priority=args.fifo, ticks=ticks)
+            patience = time.monotonic() + 60.0
+            while node.count_subscribers("probe/state") < 1 or node.count_publishers("probe/command") < 1:
+                if time.monotonic() > patience or other.poll() is not None:
+                    sys.stderr.write("the answering process did not appear\n")
+                    return 1
+                time.sleep(0.02)
+            time.sleep(0.5)
+            freeze_garbage()
+            made.loop.start()
+            made.done.wait(args.seconds * 3.0 + 10.0)
+            made.loop.stop()
+            time.sleep(0.2)  # the last answers
     finally:
         other.kill()
         other.wait()
-        over.set()
-        thread.join(1.0)
-        executor.shutdown(timeout_sec=1.0)
-        node.destroy_node()
-        rclpy.try_shutdown()
     sys.stdout.write(json.dumps(made.summary(args.rate)) + "\n")
     return 0
-
-
-def _lift(priority: int) -> None:
-    if priority > 0:
-        with contextlib.suppress(OSError, AttributeError):
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -345,14 +345,6 @@ def note_mismatch(health: Health, topic: str, event: object, *, listener: bool =
 # ---------------------------------------------------------------- life of a process
 
 
-class Winding(Protocol):
-    """A node that can be asked to bring things to rest before its process ends."""
-
-    def wind_down(self) -> None:
-        """Brake, say goodbye; called once, while callbacks still run; may take up to 2 s."""
-        ...
-
-
 def run(
     make: Callable[[], Any],
     args: Sequence[str] | None = None,
@@ -363,7 +355,8 @@ def run(
     """Process of one node: callbacks in one background thread, an orderly end on SIGINT, SIGTERM or a lost parent.
 
     Args:
-        make: constructs the node; its ValueError, OSError or ImportError ends the process with one line.
+        make: constructs the node; its ValueError, OSError or ImportError ends the process with one line. The node's
+            `wind_down()` brakes and says goodbye: called once, while callbacks still run, for 2 s at most.
         args: command line for rclpy; None takes the process's own.
         survive: called with the node and an exception of one of its callbacks, which go on; None = the process ends,
             as fits a source of commands, whose silence is a soft stop.
@@ -394,7 +387,7 @@ def run(
         executor = SingleThreadedExecutor()
         executor.add_node(node)
         work = functools.partial(survive, node) if survive is not None else None
-        spinning = threading.Thread(target=_spin, args=(executor, over, work), name="callbacks", daemon=True)
+        spinning = threading.Thread(target=spin, args=(executor, over, work), name="callbacks", daemon=True)
         spinning.start()
         while not ending:
             time.sleep(0.05)
@@ -432,7 +425,16 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _spin(executor: SingleThreadedExecutor, over: threading.Event, survive: Callable[[Exception], None] | None) -> None:
+def spin(
+    executor: SingleThreadedExecutor, over: threading.Event, survive: Callable[[Exception], None] | None = None
+) -> None:
+    """Answer callbacks until `over` is set: the work of a thread.
+
+    Args:
+        executor: with its nodes.
+        over: ends it, within 0.2 s.
+        survive: called with an exception of a callback, which then go on; None raises it here.
+    """
     with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
         while not over.is_set():
             try:
@@ -460,13 +462,7 @@ def node_beside(name: str, *, namespace: str = "", thread: str = "") -> Iterator
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(node)
     over = threading.Event()
-
-    def spin() -> None:
-        with contextlib.suppress(KeyboardInterrupt, ExternalShutdownException):
-            while not over.is_set():
-                executor.spin_once(timeout_sec=0.1)
-
-    spinner = threading.Thread(target=spin, name=thread or name, daemon=True)
+    spinner = threading.Thread(target=spin, args=(executor, over), name=thread or name, daemon=True)
     spinner.start()
     try:
         yield node

@@ -82,7 +82,7 @@ class PolicyNode(LifecycleNode):
         declare(self, "device", "cpu", "where the policy computes")
         declare(self, "threads", 1, "CPU threads of torch", low=1, high=256)
         declare(self, "rate", 100.0, "commands per second", low=1.0, high=1000.0)
-        declare(self, "publish_phase", 0.3, "when in the period a command goes out", low=0.0, high=0.9)
+        self._phase = declare(self, "publish_phase", 0.3, "when in the period a command goes out", low=0.0, high=0.9)
         declare(self, "action", "", "normalised: -1 and +1 of its log are the robot's bounds", read_only=False)
         declare(self, "action_low", "", "lower bound of the actions of its log: a number or a list", read_only=False)
         declare(self, "action_high", "", "upper bound", read_only=False)
@@ -90,8 +90,8 @@ class PolicyNode(LifecycleNode):
         declare(self, "interpolate", True, "go straight from target to target between decisions")
         declare(self, "chunk_steps", 1, "points per chunk, 1 = steps", low=1, high=1000)
         declare(self, "blend_steps", 5, "decisions over which a new policy takes over", low=0, high=1000)
-        declare(self, "state_timeout", 0.1, "oldest state that is acted on [s]", low=0.001, high=10.0)
-        declare(self, "task_timeout", 0.0, "oldest task variable that is acted on [s], 0 = any age", low=0.0)
+        self._state_timeout = declare(self, "state_timeout", 0.1, "oldest that is acted on [s]", low=0.001, high=10.0)
+        self._task_timeout = declare(self, "task_timeout", 0.0, "oldest that is acted on [s], 0 = any age", low=0.0)
         declare(self, "camera_freeze", 1.0, "identical pictures for so long are a frozen camera [s], 0 = off", low=0.0)
         declare(self, "realtime", 0, "SCHED_FIFO priority of the loop, 0 = ordinary", high=98)
         declare(self, "autostart", False, "configure and activate at once")
@@ -208,7 +208,6 @@ class PolicyNode(LifecycleNode):
         topic = "robot_rl/proposal/policy" if self._shadow is not None else "robot_rl/command/policy"
         self._out = publisher(self, JointTrajectory, topic, "command", self.health)
         self._followed = False
-        self._heard_state = ""
         self._seq = 0
         self._pending: tuple[Setpoints, float] | None = None
         self._latency = Ring(2048, ("seconds",))
@@ -218,7 +217,6 @@ class PolicyNode(LifecycleNode):
         self._made += [
             self._out,
             subscribe(self, String, "robot_rl/authority", self._on_authority, "latched", self.health),
-            subscribe(self, String, "robot_rl/safety/state", self._on_state, "latched", self.health),
         ]
         self.health.add("policy", self._aspect)
 
@@ -342,9 +340,6 @@ class PolicyNode(LifecycleNode):
     def _on_authority(self, message: String) -> None:
         self._followed = message.data == "policy"
 
-    def _on_state(self, message: String) -> None:
-        self._heard_state = message.data
-
     # ------------------------------------------------------------ one tick, in the control thread
 
     def _tick(self, tick: Tick) -> float | None:
@@ -363,7 +358,7 @@ class PolicyNode(LifecycleNode):
         pictures, self._blind = self._cameras.look(begin, runner.port.cameras)
         if self._shadow is not None and state is not None:
             self._shadow.take(begin, state, self._cameras)
-        if state is None or begin - state.stamp > self._value_state_timeout or self._silent or self._blind:
+        if state is None or begin - state.stamp > self._state_timeout or self._silent or self._blind:
             self._stale += 1
             runner.restart()
             return None
@@ -444,26 +439,6 @@ class PolicyNode(LifecycleNode):
 
     def _now_ros(self) -> float:
         return 1e-9 * self.get_clock().now().nanoseconds
-
-    @property
-    def _value_state_timeout(self) -> float:
-        return self._fixed("state_timeout")
-
-    @property
-    def _task_timeout(self) -> float:
-        return self._fixed("task_timeout")
-
-    @property
-    def _phase(self) -> float:
-        return self._fixed("publish_phase")
-
-    def _fixed(self, name: str) -> float:
-        """A read-only parameter without asking ROS every time."""
-        if name not in self._cache:
-            self._cache[name] = float(self._value(name))
-        return self._cache[name]
-
-    _cache: dict[str, float] = {}  # noqa: RUF012  (read-only parameters of the one node of this process)
 
     def _on_error(self, error: Exception) -> None:
         self._refused = f"{type(error).__name__}: {error}"

@@ -77,7 +77,7 @@ class ServoArmNode(Node):
         self._command: tuple[np.ndarray | None, float] = None, 0.0  # replaced as a whole: another thread reads it
         self._reading: ServoReading | None = None
         self._status = ""
-        topics = [s.topic for s in spec.sensors.values() if s.type.replace("/msg/", "/") == JOINTS]
+        topics = [s.topic for s in spec.sensors.values() if s.kind == JOINTS]
         self._states = publisher(self, JointState, (*topics, "joint_states")[0], "state_out", self.health)
         self._says = publisher(self, String, "servos/status", "latched", self.health)
         self._writer = OneWriter(self, spec.controller_topic, writer)

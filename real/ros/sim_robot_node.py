@@ -417,9 +417,8 @@ class SimRobotNode(Node):
         """Message class and topic of what tells how the robot moves."""
         if spec.mode != TWIST:
             return JointState, "joint_states"
-        kinds = {s.topic: s.type.replace("/msg/", "/") for s in spec.sensors.values() if s.required}
-        topic = next(topic for topic, kind in kinds.items() if kind in MOTION)
-        return message_type(kinds[topic]), topic
+        sensor = next(s for s in spec.sensors.values() if s.required and s.kind in MOTION)
+        return message_type(sensor.kind), sensor.topic
 
     def _measure_motion(self, stamp: float) -> list[Any]:
         """Odometry of a base whose pose is the sum of its turned way, or its twist."""

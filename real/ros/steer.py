@@ -44,7 +44,7 @@ def topics(spec: RobotSpec) -> tuple[str, str]:
         ValueError: this robot is not told velocities.
     """
     if spec.mode == TWIST:
-        kinds = {s.type.replace("/msg/", "/"): s.topic for s in spec.sensors.values()}
+        kinds = {s.kind: s.topic for s in spec.sensors.values()}
         return "robot_rl/external/cmd_vel", kinds.get("nav_msgs/Odometry", "odom")
     if not spec.velocity_command:
         raise ValueError(

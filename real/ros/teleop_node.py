@@ -17,6 +17,7 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from robot_rl.real.core.alignment import JointMerger
+from robot_rl.real.core.messages import joint_arrays, twist_array
 from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import POSITION, RobotSpec
 from robot_rl.real.operator import Edge, JointSteer, LeaderFollow, deadband, pick
@@ -26,9 +27,7 @@ from robot_rl.real.ros.io import (
     JointState,
     JointTrajectory,
     TwistStamped,
-    joint_arrays,
     trajectory,
-    twist_array,
 )
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare

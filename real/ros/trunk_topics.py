@@ -22,8 +22,7 @@ class TrunkTopics:
     """
 
     def __init__(self, node: Node, spec: RobotSpec, health: Health) -> None:
-        kinds = {name: sensor.type.replace("/msg/", "/") for name, sensor in spec.sensors.items()}
-        topics = [spec.sensors[name].topic for name, kind in kinds.items() if kind == "sensor_msgs/Imu"]
+        topics = [sensor.topic for sensor in spec.sensors.values() if sensor.kind == "sensor_msgs/Imu"]
         self._imus = [publisher(node, Imu, topic, "state_out", health) for topic in topics]
         self._odom = publisher(node, Odometry, "odom", "state_out", health)
         self._frame = spec.frame
@@ -48,7 +47,7 @@ class SimulatedImu:
         self._before: tuple[float, np.ndarray] | None = None
 
     def read(self, trunk: Trunk, stamp: float) -> np.ndarray:
-        """(10,) of the moment `stamp` [s], as `io.imu_array`; a `rate` is the mean since the reading before."""
+        """(10,) of the moment `stamp` [s], as `messages.imu_array`; a `rate` is the mean since the reading before."""
         told = imu_of(trunk)
         if self._kind == FREE:
             told[7:] += 9.81 * gravity(trunk.orientation)
@@ -60,12 +59,12 @@ class SimulatedImu:
 
 
 def imu_of(trunk: Trunk) -> np.ndarray:
-    """(10,) what an IMU in the trunk's frame measures, as `io.imu_array`."""
+    """(10,) what an IMU in the trunk's frame measures, as `messages.imu_array`."""
     return np.concatenate([trunk.orientation, trunk.angular_velocity, trunk.acceleration])
 
 
 def imu_message(values: np.ndarray, stamp: float, frame: str) -> Imu:
-    """Inverse of `io.imu_array`: (10,) orientation x, y, z, w, angular velocity and acceleration."""
+    """Inverse of `messages.imu_array`: (10,) orientation x, y, z, w, angular velocity and acceleration."""
     message = Imu()
     message.header.stamp, message.header.frame_id = time_message(stamp), frame
     q, w, a = message.orientation, message.angular_velocity, message.linear_acceleration

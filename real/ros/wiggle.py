@@ -22,10 +22,11 @@ from rclpy.qos import qos_profile_sensor_data
 from std_msgs.msg import Bool
 from std_srvs.srv import SetBool
 
+from robot_rl.real.core.messages import joint_arrays
 from robot_rl.real.core.priority import lift
 from robot_rl.real.core.spec import FIELDS, PD, VELOCITY, RobotSpec
 from robot_rl.real.ros.controller_check import controller_name
-from robot_rl.real.ros.io import JointState, JointTrajectory, joint_arrays, qos, read_executed, trajectory
+from robot_rl.real.ros.io import JointState, JointTrajectory, qos, read_executed, trajectory
 
 AMPLITUDE, SECONDS, RATE = 0.01, 1.2, 50.0
 """Of one joint's way out and back [rad, s], and commands per second; at most 0.026 rad/s fast."""
@@ -71,7 +72,7 @@ class Wiggle:
         self._wanted = np.zeros(len(spec.joints)), -np.inf
         self._over = threading.Event()
         self._seq, self._tag = 0, f"doctor:{time.time_ns()}"
-        topics = {s.topic for s in spec.sensors.values() if s.type.replace("/msg/", "/") == "sensor_msgs/JointState"}
+        topics = {s.topic for s in spec.sensors.values() if s.kind == "sensor_msgs/JointState"}
         for topic in topics or {"joint_states"}:
             node.create_subscription(JointState, topic, self._take, qos("state"))
         # what the supervisor made of it, whose own delay is not the robot's

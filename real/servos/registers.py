@@ -59,12 +59,8 @@ VOLTAGE = Register(62)
 TEMPERATURE = Register(63)
 MOST_ACCELERATION = Register(85)
 
-LASTING = 40
-"""Registers below keep their value without power, where LOCK is 0 while they are written."""
 STATE = (POSITION.address, 8)
 """First address and bytes of position, speed, load, voltage and temperature, which lie side by side."""
-STS3215 = 777
-"""Model number of the servos of an SO-100 and SO-101."""
 
 SETTINGS = {
     MODE: 0,  # follow positions

@@ -26,7 +26,23 @@ def look_down(quaternion: np.ndarray) -> np.ndarray:
     return np.stack([w, -z, y, -x], axis=-1)
 
 
-class QuaternionOrder(Gap):
+class _ImuGap(Gap):
+    """What an IMU tells is changed; a robot without one stays as it is."""
+
+    def measure(self, measured: Measured) -> Measured:
+        """With the changed IMU."""
+        if measured.imu is None:
+            return measured
+        imu = np.array(measured.imu, float)
+        self._change(imu)
+        return replace(measured, imu=imu)
+
+    def _change(self, imu: np.ndarray) -> None:
+        """Change a reading (10,) in place."""
+        raise NotImplementedError
+
+
+class QuaternionOrder(_ImuGap):
     """The scalar of the orientation first, where ROS has it last, or the other way round."""
 
     name: Literal["quaternion_order"] = "quaternion_order"
@@ -34,20 +50,15 @@ class QuaternionOrder(Gap):
     lies: Literal["wxyz", "xyzw"] = "wxyz"
     """wxyz: the fields x, y, z, w hold w, x, y, z; xyzw: they hold x, y, z, w of a message that means w, x, y, z."""
 
-    def measure(self, measured: Measured) -> Measured:
-        """The orientation with its components elsewhere."""
-        if measured.imu is None:
-            return measured
-        imu = np.array(measured.imu, float)
+    def _change(self, imu: np.ndarray) -> None:
         imu[:4] = imu[TO[self.lies]]
-        return replace(measured, imu=imu)
 
     def inverse(self) -> QuaternionOrder:
         """Back."""
         return QuaternionOrder(lies="xyzw" if self.lies == "wxyz" else "wxyz")
 
 
-class GravityFrame(Gap):
+class GravityFrame(_ImuGap):
     """Where down is, is told otherwise."""
 
     name: Literal["gravity_frame"] = "gravity_frame"
@@ -57,23 +68,18 @@ class GravityFrame(Gap):
     world's; down: in a world whose z axis points down; sign: the accelerometer tells gravity, -9.81 along z at rest,
     where what holds the robot up, +9.81, is meant."""
 
-    def measure(self, measured: Measured) -> Measured:
-        """The other orientation, or the other sign."""
-        if measured.imu is None:
-            return measured
-        imu = np.array(measured.imu, float)
+    def _change(self, imu: np.ndarray) -> None:
         if self.kind == "sign":
             imu[7:10] *= -1.0
         else:
             imu[:4] = conjugate(imu[:4]) if self.kind == "inverse" else look_down(imu[:4])
-        return replace(measured, imu=imu)
 
     def inverse(self) -> GravityFrame:
         """Itself: done twice, each is the same rotation as before."""
         return self
 
 
-class TurnScale(Gap):
+class TurnScale(_ImuGap):
     """The angular velocity of the IMU in another unit."""
 
     name: Literal["turn_scale"] = "turn_scale"
@@ -81,13 +87,8 @@ class TurnScale(Gap):
     factor: Positive = DEGREES
     """What is told for 1 rad/s; degrees unless said otherwise."""
 
-    def measure(self, measured: Measured) -> Measured:
-        """In the other unit."""
-        if measured.imu is None:
-            return measured
-        imu = np.array(measured.imu, float)
+    def _change(self, imu: np.ndarray) -> None:
         imu[4:7] *= self.factor
-        return replace(measured, imu=imu)
 
     def inverse(self) -> TurnScale:
         """Back."""

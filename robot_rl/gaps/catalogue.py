@@ -12,22 +12,10 @@ from robot_rl.gaps.joints import JointOffset, JointOrder, JointScale, JointSign,
 from robot_rl.gaps.pictures import CameraMoved, CamerasSwapped
 from robot_rl.gaps.timing import Dropped, Late
 
-KINDS: dict[str, type[Gap]] = {
-    "joint_order": JointOrder,
-    "joint_sign": JointSign,
-    "joint_scale": JointScale,
-    "joint_offset": JointOffset,
-    "velocity_missing": VelocityMissing,
-    "quaternion_order": QuaternionOrder,
-    "gravity_frame": GravityFrame,
-    "turn_scale": TurnScale,
-    "late": Late,
-    "dropped": Dropped,
-    "command_gain": CommandGain,
-    "stiction": Stiction,
-    "cameras_swapped": CamerasSwapped,
-    "camera_moved": CameraMoved,
-}
+_OF_JOINTS = (JointOrder, JointSign, JointScale, JointOffset, VelocityMissing)
+_OF_BODIES = (QuaternionOrder, GravityFrame, TurnScale)
+_OTHERS = (Late, Dropped, CommandGain, Stiction, CamerasSwapped, CameraMoved)
+KINDS: dict[str, type[Gap]] = {kind.model_fields["name"].default: kind for kind in (*_OF_JOINTS, *_OF_BODIES, *_OTHERS)}
 """Name -> gap."""
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence, Sized
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from robot_rl.data.hil_episode import EpisodeDraft
 from robot_rl.data.hil_record import ControlStep
 from robot_rl.human.loop import HumanInTheLoop
-from robot_rl.human.pieces import Outbox, Place
+from robot_rl.human.pieces import Outbox
 from robot_rl.human.stats import EpisodeFacts
 from robot_rl.human.waiting import meanwhile
+from robot_rl.link import ActorLink
 from robot_rl.types import (
     AnyLearner,
     Episode,
@@ -28,55 +29,6 @@ from robot_rl.types import (
 )
 
 _OWN = ("generator", "held")  # what a policy remembers of its own acting: the actor's, never the learner's
-
-
-class Learnings(Protocol):
-    """The actor's end of the link; see `robot_rl.link.ActorLink`."""
-
-    refused: str
-    alarm: str
-    acked: Place
-    sent: int
-    resent: int
-    rejected: int
-    done: bool
-
-    @property
-    def alive(self) -> bool:
-        """The learner has been heard of."""
-        ...
-
-    @property
-    def standing(self) -> str:
-        """Why it has not, or ""."""
-        ...
-
-    @property
-    def finished(self) -> bool:
-        """There will be no newer weights, and we have the last."""
-        ...
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the learner's last sign of life."""
-        ...
-
-    @property
-    def version(self) -> int:
-        """Of the newest weights that arrived, -1 before the first."""
-        ...
-
-    def notify(self) -> None:
-        """There may be more to send."""
-        ...
-
-    def take(self) -> tuple[int, dict[str, Tensor]] | None:
-        """The newest weights since the last call."""
-        ...
-
-    def close(self) -> None:
-        """End the link."""
-        ...
 
 
 class OutboxMemory:
@@ -175,7 +127,7 @@ class HilActor(HumanInTheLoop):
     def __init__(
         self,
         *parts: Any,
-        link: Learnings,
+        link: ActorLink,
         outbox: Outbox,
         drive_untrained: bool = False,
         collect_without_learner: bool = True,

@@ -15,7 +15,7 @@ from robot_rl.human.screen import telemetry, views
 from robot_rl.human.session import Session
 from robot_rl.human.stats import Trials
 from robot_rl.human.trials import tell
-from robot_rl.human.waiting import reset
+from robot_rl.human.waiting import begin, reset
 from robot_rl.loops.stepping import NonFiniteError, Stepper
 from robot_rl.types import Obs, Step, VecEnv
 
@@ -102,17 +102,9 @@ class AttendedTrials:
         """Hold until a person says go; False when the block is to end."""
         pilot = self._pilot
         while not self._stopped():
-            refused: list[str] = []
-            if self._stepper.obs:
-                pilot.restart()
-            held = ("HOLD", "STOPPED")
-            if (self._stepper.obs or (pilot.driver not in held and self._reset())) and self._glance():
-                waits = self._session.scene.gate(pilot, views(self._stepper.obs))
-                if pilot.driver not in held and not waits:
-                    refused = pilot.begin()
-                    if not refused:
-                        return True
-                refused += [waits] if waits else []
+            refused = begin(self._session, self._stepper, self._broken)
+            if refused is None:
+                return True
             self._hear(pilot.idle(self._here()))
             if pilot.driver == Driver.HUMAN.value:
                 pilot.hold()  # a hand on the device is no go
@@ -218,20 +210,7 @@ class AttendedTrials:
         return {name: np.array(value[0]) for name, value in self._stepper.obs.items()}
 
     def _reset(self, seed: int | None = None) -> bool:
-        try:
-            reset(self._session, lambda: self._stepper.reset(seed=seed))
-        except RuntimeError as error:
-            self._broken("the reset failed", error)
-            return False
-        return True
-
-    def _glance(self) -> bool:
-        try:
-            self._stepper.obs = self._session.glance(self._stepper.obs)
-        except RuntimeError as error:
-            self._broken("the robot cannot be seen", error)
-            return False
-        return True
+        return reset(self._session, self._stepper, self._broken, seed)
 
     def _broken(self, what: str, error: RuntimeError) -> None:
         if self._pilot.simulates:

@@ -49,7 +49,6 @@ class Judge:
             raise ValueError(f"threshold is {threshold} and in_a_row {in_a_row}, expected in (0, 1) and at least 1")
         self._classify, self.threshold, self._needed = classify, threshold, in_a_row
         self._begin, self._run = begin, 0
-        self.unknown = 0
         """Observations without a verdict."""
         self.problem = ""
 
@@ -72,7 +71,7 @@ class Judge:
             self.problem, probability = f"the success classifier failed: {error}", math.nan
         late = time.perf_counter() - begun > patience
         if late or not math.isfinite(probability):
-            self._run, self.unknown = 0, self.unknown + 1
+            self._run = 0
             return Judgement(False, math.nan, False)
         self._run = self._run + 1 if probability >= self.threshold else 0
         return Judgement(self._run >= self._needed, probability, True)

@@ -17,27 +17,79 @@ WORDS = {"success": True, "failure": False, "undo": None}
 
 
 @dataclass
+class Kept:
+    """Where an episode lies in the memory.
+
+    Attributes:
+        rows: (n,) of the memory, in order; empty where it was thrown away or failed as a demonstration.
+        final: of them the row of its last valid step, -1 where that was not kept.
+        shown: it was a demonstration, or thrown away.
+        useful: it counts as a demonstration now.
+        alone: nobody helped.
+    """
+
+    rows: list[int]
+    final: int
+    shown: bool
+    useful: bool
+    alone: bool = True
+
+    def amend(
+        self,
+        memory: HilMemory | None,
+        steps: Sequence[ControlStep],
+        final: ControlStep,
+        *,
+        success: bool,
+        promotes: bool,
+    ) -> int:
+        """Hear the last word about it.
+
+        Args:
+            memory: that holds it; None where that is elsewhere.
+            steps: of the episode, as the word has them.
+            final: of them the one that the word is about.
+            success: what the episode counts as.
+            promotes: see `Labels`.
+
+        Returns:
+            Demonstrations that this made (1) or took (-1).
+        """
+        made = int(success) - int(self.useful) if self.shown else 0
+        if memory is not None and not self.shown:
+            memory.amend(self.final, final)
+            if promotes:
+                self.promote(memory, success)
+        elif memory is not None and made > 0:
+            self.rows, self.final = store(memory, steps, demo=True)
+        elif memory is not None and made < 0:
+            memory.forget(self.rows)
+            self.rows, self.final = [], -1
+        self.useful = self.shown and success
+        return made
+
+    def promote(self, memory: HilMemory, success: bool) -> None:
+        """Whether an episode without help is among the demonstrations follows what is said about it."""
+        if self.alone:
+            (memory.promote if success else memory.demote)(self.rows)
+
+
+@dataclass
 class Told:
     """One finished episode and what was said about it.
 
     Attributes:
         number: of the episode.
         facts: of it; a label changes its success, and with it the rolling numbers.
-        demo: a demonstration.
-        rows: (n,) of the memory, in order; empty where nothing was kept.
-        final: of them the row of its last valid step, -1 where that was not kept.
+        kept: where it lies in the memory.
         keyed: a key ended it.
-        useful: it is a demonstration, and counts as one.
         label: what a person said last, "success", "failure" or "".
     """
 
     number: int
     facts: EpisodeFacts
-    demo: bool
-    rows: list[int]
-    final: int
+    kept: Kept
     keyed: bool
-    useful: bool
     label: str = ""
 
 
@@ -73,7 +125,8 @@ class Labels:
     ) -> Told:
         """Episode `number` is over and on the disk; see `Told` for the rest."""
         keyed = any(step.reward_source == RewardSource.HUMAN_KEY for step in steps)
-        self._told[number] = told = Told(number, facts, demo, rows, final, keyed, useful)
+        kept = Kept(rows, final, demo, useful, facts.autonomous)
+        self._told[number] = told = Told(number, facts, kept, keyed)
         if keyed:
             told.label = "success" if facts.success else "failure"
             self.said = f"{told.label}, episode {number}"
@@ -103,11 +156,7 @@ class Labels:
         if final is None:
             return 0
         told.facts.returned = returned(steps)
-        useful = told.demo and told.facts.success
-        made, told.useful = int(useful) - int(told.useful), useful
-        if self._memory is not None:
-            self._amend(self._memory, told, steps, final)
-        return made
+        return told.kept.amend(self._memory, steps, final, success=told.facts.success, promotes=self._promotes)
 
     def list(self, most: int = 12) -> list[dict[str, object]]:
         """The newest episodes, newest first, in plain values."""
@@ -119,7 +168,7 @@ class Labels:
                 "label": told.label,
                 "steps": told.facts.steps,
                 "human": round(told.facts.human_steps / max(told.facts.steps, 1), 2),
-                "demo": told.demo,
+                "demo": told.kept.shown,
             }
             for _, told in sorted(self._told.items(), reverse=True)[:most]
         ]
@@ -154,9 +203,8 @@ class Labels:
             seen.autonomous, seen.number = unaided(human, reason), key.episode_id
             seen.returned = returned(steps)
             seen.spans = sum(step.intv_start for step in steps)
-            told = Told(key.episode_id, seen, shown, rows, final, False, useful)
-            if self._memory is not None and success:
-                self._promote(self._memory, told)
+            if self._memory is not None and self._promotes and success and not shown:
+                Kept(rows, final, shown, useful, seen.autonomous).promote(self._memory, True)
             if (key.run_id, key.actor_id) == (self._log.run_id, self._log.actor_id):
                 told = self.add(
                     key.episode_id, to_steps(episode), seen, demo=shown, useful=useful, rows=rows, final=final
@@ -183,29 +231,13 @@ class Labels:
         steps = 0
         for line in lines:
             told = self._told.get(int(line["episode_id"]))
-            if told is not None and told.demo:
+            if told is not None and told.kept.shown:
                 stats.add_demo(told.facts.human_steps)
                 continue
             steps += 0 if line["demo"] else int(line["steps"])
             if told is not None:
                 stats.add(told.facts)
         return steps
-
-    def _amend(self, memory: HilMemory, told: Told, steps: Sequence[ControlStep], final: ControlStep) -> None:
-        """The memory hears it, too."""
-        if not told.demo:
-            memory.amend(told.final, final)
-            self._promote(memory, told)
-        elif told.useful and not told.rows:
-            told.rows, told.final = store(memory, steps, demo=True)
-        elif not told.useful and told.rows:
-            memory.forget(told.rows)
-            told.rows, told.final = [], -1
-
-    def _promote(self, memory: HilMemory, told: Told) -> None:
-        """Whether an episode without help is among the demonstrations follows what is said about it."""
-        if self._promotes and not told.demo and told.facts.autonomous:
-            (memory.promote if told.facts.success else memory.demote)(told.rows)
 
 
 def returned(steps: Sequence[ControlStep]) -> float:

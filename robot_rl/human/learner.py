@@ -3,87 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-from torch import Tensor
+from collections.abc import Callable
+from typing import Any
 
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.hil_record import Invalid
 from robot_rl.human.actor import tensors_of
 from robot_rl.human.improver import Improver
-from robot_rl.human.labels import last_word, store
+from robot_rl.human.labels import Kept, last_word, store
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pieces import Inbox, PieceHead, Place, Received
+from robot_rl.human.pieces import Inbox, PieceHead, Received
 from robot_rl.human.session import batch_rows
+from robot_rl.link import LearnerLink
 from robot_rl.types import Learner, Metrics, Sampler, StateDict, Transitions
 
 Hook = Callable[[int, Metrics], bool]
 
 
-class Actors(Protocol):
-    """The learner's end of the link; see `robot_rl.link.LearnerLink`."""
-
-    dropped: int
-    nonsense: int
-    finished: bool
-
-    def drain(self, timeout: float) -> list[tuple[dict[str, object], bytes]]:
-        """Heads and bodies that came."""
-        ...
-
-    def confirm(self, places: Mapping[int, Place]) -> None:
-        """What is on the disk."""
-        ...
-
-    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Newer weights."""
-        ...
-
-    def alive(self) -> list[int]:
-        """Actors that have been heard of lately."""
-        ...
-
-    def words(self) -> dict[int, dict[int, Word]]:
-        """Actor -> episode -> what a person said about it last, after its end."""
-        ...
-
-    def complete(self) -> bool:
-        """Every actor is done, and all that it has is here."""
-        ...
-
-    def served(self) -> bool:
-        """Every living actor has the newest weights."""
-        ...
-
-    def close(self) -> None:
-        """End the link."""
-        ...
-
-
 Word = tuple[bool, bool]
 """(success, taken back); with the second what counts is how the episode was recorded."""
-
-
-@dataclass
-class Kept:
-    """Where an episode that came as a whole lies in the memory.
-
-    Attributes:
-        rows: of the memory; empty where it was thrown away or failed as a demonstration.
-        final: of them the row of its last valid step, or -1.
-        shown: it was a demonstration, or thrown away.
-        useful: it counts as a demonstration now.
-        alone: nobody helped.
-    """
-
-    rows: list[int]
-    final: int
-    shown: bool
-    useful: bool
-    alone: bool = True
 
 
 PUBLISH_EVERY = 20
@@ -107,7 +46,7 @@ class HilLearner:
     def __init__(
         self,
         learner: Learner[Any, Transitions],
-        link: Actors,
+        link: LearnerLink,
         *,
         inbox: Inbox,
         memory: HilMemory,
@@ -283,20 +222,8 @@ class HilLearner:
     def _amend(self, key: tuple[int, int], kept: Kept, success: bool, undone: bool) -> None:
         steps = self.inbox.steps(*key)
         final = last_word(steps, self._rules, None if undone else success)
-        if final is None:
-            return
-        if not kept.shown:
-            self.memory.amend(kept.final, final)
-            if self._promote and kept.alone:
-                (self.memory.promote if success else self.memory.demote)(kept.rows)
-        elif success and not kept.useful:
-            kept.rows, kept.final = store(self.memory, steps, demo=True)
-            kept.useful = True
-            self.demos += 1
-        elif not success and kept.useful:
-            self.memory.forget(kept.rows)
-            kept.rows, kept.final, kept.useful = [], -1, False
-            self.demos -= 1
+        if final is not None:
+            self.demos += kept.amend(self.memory, steps, final, success=success, promotes=self._promote)
 
     def _prepare(self) -> None:
         """Learn the demonstrations once they are all here."""

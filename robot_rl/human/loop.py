@@ -18,7 +18,7 @@ from robot_rl.human.screen import telemetry, views
 from robot_rl.human.session import Session
 from robot_rl.human.stats import EpisodeFacts
 from robot_rl.human.trials import tell
-from robot_rl.human.waiting import meanwhile, reset
+from robot_rl.human.waiting import begin, meanwhile, reset
 from robot_rl.loops.stepping import NonFiniteError
 from robot_rl.types import Episode, Metrics, Obs, Step
 
@@ -171,17 +171,9 @@ class HumanInTheLoop(Session):
             self._reset(self.seed)
             self.learner.policy.reset()
         while not self._stop:
-            refused: list[str] = []
-            if self.stepper.obs:
-                self.pilot.restart()
-            held = ("HOLD", "STOPPED")  # a robot that nobody let go does not move to its start either
-            if (self.stepper.obs or (self.pilot.driver not in held and self._reset())) and self._glance():
-                waits = self.scene.gate(self.pilot, views(self.stepper.obs))
-                if self.pilot.driver not in held and not waits:
-                    refused = self.pilot.begin(demo)
-                    if not refused:
-                        return True
-                refused += [waits] if waits else []
+            refused = begin(self, self.stepper, self._broken, demo=demo)
+            if refused is None:
+                return True
             self.hear(self.pilot.idle(self.here()))
             self.pilot.show(self._telemetry(demo, None, "; ".join(refused)), self.frame, views(self.stepper.obs))
             self.pilot.wait()
@@ -375,21 +367,7 @@ class HumanInTheLoop(Session):
 
     def _reset(self, seed: int | None = None) -> bool:
         """Reset the robot; False when a real one could not be reset: it holds, and a person has to see to it."""
-        try:
-            reset(self, lambda: self.stepper.reset(seed=seed))
-        except RuntimeError as error:
-            self._broken("the reset failed", error)
-            return False
-        return True
-
-    def _glance(self) -> bool:
-        """See the robot as it stands now; False when it cannot be seen: it holds."""
-        try:
-            self.stepper.obs = self.glance(self.stepper.obs)
-        except RuntimeError as error:
-            self._broken("the robot cannot be seen", error)
-            return False
-        return True
+        return reset(self, self.stepper, self._broken, seed)
 
     def _broken(self, what: str, error: RuntimeError) -> None:
         """A real robot holds until a person says go on; a simulation ends with the error."""

@@ -319,8 +319,7 @@ class MemoryView:
 
     def state_dict(self) -> StateDict:
         """The generator's state."""
-        state = self._rng.bit_generator.state
-        return {"rng": {**state, "state": {key: int(value) for key, value in state["state"].items()}}}
+        return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue the generator."""

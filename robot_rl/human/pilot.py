@@ -174,13 +174,7 @@ class Pilot:
             self.human.begin(self.clock.now())
         self.arbiter.begin()
         self._demo = demo
-        refused = ["never tried"]
-        for _ in range(12):
-            self.safety.watch(self._axes(), self.clock.now())
-            refused = self.safety.enable()
-            self.clock.sleep_until(self.clock.now() + self._period)
-            if not refused:
-                break
+        refused = self._ask(self.safety.enable)
         self._next = self.clock.now()
         self._overrun = False
         return refused
@@ -193,13 +187,19 @@ class Pilot:
         """
         if self.realtime or not self.simulates or self.safety.supervisor.state != "FAULT":
             return
+        if not self._ask(self.safety.rearm):
+            self.arbiter.driver = Driver.POLICY
+
+    def _ask(self, what: Callable[[], list[str]]) -> list[str]:
+        """Ask the safety layer, which watches the robot meanwhile, for 12 periods at most; what it refuses last."""
+        refused: list[str] = []
         for _ in range(12):
             self.safety.watch(self._axes(), self.clock.now())
-            refused = self.safety.rearm()
+            refused = what()
             self.clock.sleep_until(self.clock.now() + self._period)
             if not refused:
-                self.arbiter.driver = Driver.POLICY
-                return
+                break
+        return refused
 
     def end(self) -> None:
         """After an episode: brake and hold, so that the reset and the learner's pauses move nothing."""

@@ -72,9 +72,7 @@ class Recovery:
 
     def state_dict(self) -> StateDict:
         """Between episodes."""
-        state = self._rng.bit_generator.state
-        numbers = {key: int(value) for key, value in state["state"].items()}
-        return {"count": self.count, "rng": {**state, "state": numbers}}
+        return {"count": self.count, "rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue."""

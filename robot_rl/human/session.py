@@ -182,11 +182,6 @@ class Session:
         return self.improver.updates
 
     @property
-    def rollbacks(self) -> int:
-        """How often the learner diverged and was put back."""
-        return self.improver.rollbacks
-
-    @property
     def problem(self) -> str:
         """What a person should know, or ""."""
         words = len(self.log.unwritten)
@@ -223,7 +218,7 @@ class Session:
 
     def state_dict(self) -> StateDict:
         """All that continuation needs besides learner, sampler and log; between episodes."""
-        rng, stepper = self.rng.bit_generator.state, self.stepper
+        stepper = self.stepper
         return {
             "kind": "hil",
             "env_steps": self.env_steps,
@@ -232,7 +227,7 @@ class Session:
             "version": self.version,
             "credit": self.improver.credit,
             "updated_ns": self.updated_ns,
-            "rng": {**rng, "state": {key: int(value) for key, value in rng["state"].items()}},
+            "rng": self.rng.bit_generator.state,
             "stats": self.stats.state_dict(),
             "pilot": self.pilot.state_dict(),
             "episodes": len(self.log.manifest),

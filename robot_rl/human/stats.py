@@ -17,6 +17,8 @@ from robot_rl.types import Metrics, StateDict
 if TYPE_CHECKING:
     from robot_rl.human.pilot import Driven
 
+COUNTS = ("episodes", "demo_steps", "human_steps", "steps")
+"""What `HilStats` counts over a whole run."""
 TICKS = 1000
 """Newest ticks of which the 99th percentile is told: an episode alone has too few for one."""
 LATE_MS = 5.0
@@ -205,20 +207,13 @@ class HilStats:
     def state_dict(self) -> StateDict:
         """Plain numbers."""
         kept = [{**asdict(facts), "tick_ms": [], "gaps": []} for facts in self._last]
-        return {
-            "episodes": self.episodes,
-            "demo_steps": self.demo_steps,
-            "human_steps": self.human_steps,
-            "steps": self.steps,
-            "reasons": dict(self.reasons),
-            "stops": list(self.stops),
-            "last": kept,
-        }
+        counts = {name: vars(self)[name] for name in COUNTS}
+        return {**counts, "reasons": dict(self.reasons), "stops": list(self.stops), "last": kept}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue."""
-        self.episodes, self.steps = int(state["episodes"]), int(state["steps"])
-        self.demo_steps, self.human_steps = int(state["demo_steps"]), int(state["human_steps"])
+        for name in COUNTS:
+            setattr(self, name, int(state[name]))
         self.reasons, self.stops = dict(state["reasons"]), list(state.get("stops", []))
         self._last.clear()
         self._last.extend(EpisodeFacts(**facts) for facts in state["last"])

@@ -337,14 +337,14 @@ def test_fault_learner_with_a_nan_loss_skips_then_goes_back_then_gives_up(tmp_pa
     learner.update = update
     loop = build(tmp_path, None, learner=learner)
     loop.run(60, lambda *_: False)  # nine in a row are skipped
-    assert loop.rollbacks == 0
+    assert loop.improver.rollbacks == 0
     fails["left"] = 10
     loop.run(120, lambda *_: False)  # ten put the learner back
-    assert loop.rollbacks == 1
+    assert loop.improver.rollbacks == 1
     fails["left"] = 1000
     with pytest.raises(FloatingPointError):
         loop.run(400, lambda *_: False)
-    assert loop.rollbacks == 3
+    assert loop.improver.rollbacks == 3
 
 
 def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
@@ -358,7 +358,7 @@ def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
         weights.flat[:] = math.nan
     loop._episode(demo=False)  # three bad actions: stopped, and nothing of it is learned from
     assert loop.stats.reasons["safety_stop"] == 1
-    assert loop.rollbacks == 1
+    assert loop.improver.rollbacks == 1
     assert learner.critic.lr == pytest.approx(0.5 * step)
     assert np.isfinite(learner.policy.act({"state": np.zeros((1, 2), np.float32)}).value).all()
     assert "diverged" in loop.problem

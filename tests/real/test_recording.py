@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from robot_rl.data import d4rl, session
 from robot_rl.real.cameras import compressed_pixels
 from robot_rl.real.core.assembler import Assembler, StepRules
 from robot_rl.real.core.codec import ActionCodec, StateCodec
-from robot_rl.real.core.recording import RecordSettings, SessionRecorder, convert, topic_table
+from robot_rl.real.core.recording import Feeder, RecordSettings, SessionRecorder, convert, topic_table
 from robot_rl.real.core.spec import SpecError
 from robot_rl.real.port import SpecPort
 from robot_rl.real.robot import RobotState
@@ -23,20 +24,20 @@ pytest.importorskip("rosbags")
 
 
 def test_action_codec_absolute_spans_the_range_inside_the_margin(make_arm) -> None:
-    codec = ActionCodec(make_arm(), 0.01)  # limits -2 ... 2, margin 0.02
+    codec = ActionCodec(make_arm(), 100.0)  # limits -2 ... 2, margin 0.02
     np.testing.assert_allclose(codec.command(np.array([-1.0, 0.0, 1.0]), np.zeros(3)), [-1.98, 0.0, 1.98])
     np.testing.assert_allclose(codec.action(np.array([0.99, -0.99, 5.0]), np.zeros(3)), [0.5, -0.5, 1.0])
 
 
 def test_action_codec_delta_moves_from_the_last_command(make_arm) -> None:
-    codec = ActionCodec(make_arm(action={"mapping": "delta", "scale": [0.05]}), 0.05)
+    codec = ActionCodec(make_arm(action={"mapping": "delta", "scale": [0.05]}), 20.0)
     last = np.array([0.0, 1.0, 1.97])
     np.testing.assert_allclose(codec.command(np.array([1.0, -1.0, 1.0]), last), [0.05, 0.95, 1.98])
     np.testing.assert_allclose(codec.action(np.array([0.025, 1.0, 1.97]), last), [0.5, 0.0, 0.0], atol=1e-7)
 
 
 def test_action_codec_velocity_on_a_position_controller_integrates_one_period(make_arm) -> None:
-    codec = ActionCodec(make_arm(action={"mapping": "velocity", "scale": [0.5]}), 0.1)
+    codec = ActionCodec(make_arm(action={"mapping": "velocity", "scale": [0.5]}), 10.0)
     np.testing.assert_allclose(codec.command(np.full(3, 1.0), np.zeros(3)), 0.05)
     np.testing.assert_allclose(codec.action(np.full(3, 0.05), np.zeros(3)), 1.0, rtol=1e-6)
 
@@ -49,13 +50,13 @@ def test_action_codec_delta_on_a_velocity_controller_is_refused(make_arm) -> Non
         controller_timeout=0.1,
     )
     with pytest.raises(SpecError, match="forward_velocity takes velocity"):
-        ActionCodec(spec, 0.1)
+        ActionCodec(spec, 10.0)
 
 
 @pytest.mark.parametrize("mapping", ["absolute", "delta", "velocity"])
 def test_action_codec_inverts_the_port_of_the_policy_node(make_arm, mapping) -> None:
     spec = make_arm(action={"mapping": mapping, "scale": [0.3]})
-    port, codec = SpecPort(spec, 20.0), ActionCodec(spec, 0.05)
+    port, codec = SpecPort(spec, 20.0), ActionCodec(spec, 20.0)
     last, rng = np.zeros(3), np.random.default_rng(0)
     port.reset(last, last, {})
     for _ in range(20):
@@ -79,6 +80,22 @@ def test_state_codec_order_and_missing_sensors(make_arm) -> None:
 
 
 # ---------------------------------------------------------------- assembler
+
+
+def test_a_command_that_lacks_a_joint_is_counted_and_the_recording_goes_on(make_arm) -> None:
+    feeder, stamp = Feeder(Assembler(make_arm(), StepRules()), make_arm()), SimpleNamespace(sec=0, nanosec=0)
+    point = SimpleNamespace(positions=[0.1, 0.2], velocities=[], effort=[])
+    header = SimpleNamespace(stamp=stamp, frame_id="somebody/1")
+    feeder.feed("command:teleop", SimpleNamespace(header=header, joint_names=["j0", "j1"], points=[point]), 0.0)
+    assert feeder.broken == 1
+
+
+def test_a_twist_without_a_header_is_recorded_as_a_sensor(make_arm) -> None:
+    linear, angular = SimpleNamespace(x=0.5, y=0.0, z=0.0), SimpleNamespace(x=0.0, y=0.0, z=-0.2)
+    feeder = Feeder(Assembler(make_arm(), StepRules()), make_arm())
+    feeder.feed("sensor:where_to", SimpleNamespace(linear=linear, angular=angular), 0.0)
+    assert feeder.broken == 0
+    np.testing.assert_array_equal(feeder.assembler._sensors["where_to"], [0.5, 0.0, 0.0, 0.0, 0.0, -0.2])
 
 
 def feed(assembler, time, position, velocity=0.0):

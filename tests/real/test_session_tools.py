@@ -48,7 +48,7 @@ def test_session_convert_and_join_as_typed(tmp_path) -> None:
     [
         ("", [], "expected one of convert, join, recover"),
         ("convert", ["a", "b"], "robot_spec="),
-        ("convert", ["a", "b", "robot_spec=desk_arm", "ticks=hours"], "expected one of executed, rate, command"),
+        ("convert", ["a", "b", "robot_spec=desk_arm", "ticks=hours"], "expected one of executed, rate or command"),
         ("convert", ["a", "b", "robot_spec=desk_arm", "rate=fast"], "expected a number"),
         ("convert", ["a", "b", "robot_spec=desk_arm", "speed=3"], "no option"),
         ("convert", ["a", "b.hdf5", "robot_spec=desk_arm"], "no rosbag2 folder"),

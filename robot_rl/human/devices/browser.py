@@ -140,10 +140,7 @@ class BrowserTeleop(RemoteTeleop):
                     if sent.get(name) == frame.taken:
                         continue
                     sent[name] = frame.taken
-                    picture = frame.picture if isinstance(frame.picture, bytes) else self._jpeg(frame.picture)
-                    self.server.show(CAMERAS + number if number else 0, picture, frame.taken)
-                    if number == 0:
-                        self._newest = picture
+                    self._send(CAMERAS + number if number else 0, frame)
             except Exception as error:  # the loop must go on without pictures, and the person must know
                 self._torn = f"no pictures: {error}"
                 return
@@ -172,12 +169,17 @@ class BrowserTeleop(RemoteTeleop):
         for which, frame in enumerate(frames):
             if frame is None:
                 continue
-            picture = frame.picture if isinstance(frame.picture, bytes) else self._jpeg(frame.picture)
-            self.server.show(which, picture, frame.taken)
-            if which == 0:
-                self._newest = picture
-                if episode >= 0:
-                    self.reel.add(episode, picture)
+            picture = self._send(which, frame)
+            if which == 0 and episode >= 0:
+                self.reel.add(episode, picture)
+
+    def _send(self, which: int, frame: Frame) -> bytes:
+        """Show a picture on the page; the first one is the screen."""
+        picture = frame.picture if isinstance(frame.picture, bytes) else self._jpeg(frame.picture)
+        self.server.show(which, picture, frame.taken)
+        if which == 0:
+            self._newest = picture
+        return picture
 
     def _jpeg(self, pixels: np.ndarray) -> bytes:
         out = bytes_io.BytesIO()

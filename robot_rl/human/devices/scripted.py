@@ -148,11 +148,7 @@ class ScriptedHuman(Teleop):
 
     def state_dict(self) -> dict[str, object]:
         """The generator and what patience is left; between episodes nothing else matters."""
-        state = self._rng.bit_generator.state
-        return {
-            "left": self._left,
-            "rng": {**state, "state": {key: int(value) for key, value in state["state"].items()}},
-        }
+        return {"left": self._left, "rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict) -> None:
         """Continue."""

@@ -12,6 +12,8 @@ from rclpy.qos import DurabilityPolicy, LivelinessPolicy, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
 from robot_rl.legs import Trunk
+from robot_rl.real.cameras import raw_pixels
+from robot_rl.real.core import messages
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros import io
 from robot_rl.real.ros.controller_check import judge
@@ -119,13 +121,13 @@ def test_trunk_as_messages_and_back():
     trunk = Trunk(*(np.array(x, float) for x in ([1, 2, 3], [0.1, 0.2, 0.3, 0.9], [4, 5, 6], [7, 8, 9], [0, 1, 9.8])))
     imu = imu_message(imu_of(trunk), 2.5, "pelvis")
     assert (imu.header.frame_id, imu.header.stamp.sec) == ("pelvis", 2)
-    assert io.sensor_array(imu).tolist() == [0.1, 0.2, 0.3, 0.9, 7, 8, 9, 0, 1, 9.8]
+    assert messages.sensor_array(imu).tolist() == [0.1, 0.2, 0.3, 0.9, 7, 8, 9, 0, 1, 9.8]
     odom = trunk_odometry(trunk, 2.5, "pelvis")
     assert (odom.header.frame_id, odom.child_frame_id) == ("odom", "pelvis")
-    assert io.sensor_array(odom).tolist() == [1, 2, 3, 0.1, 0.2, 0.3, 0.9, 4, 5, 6, 7, 8, 9]
+    assert messages.sensor_array(odom).tolist() == [1, 2, 3, 0.1, 0.2, 0.3, 0.9, 4, 5, 6, 7, 8, 9]
     twist = io.Twist()
     twist.linear.x, twist.angular.z = 0.5, -0.2
-    assert io.sensor_array(twist).tolist() == [0.5, 0, 0, 0, 0, -0.2]
+    assert messages.sensor_array(twist).tolist() == [0.5, 0, 0, 0, 0, -0.2]
 
 
 def test_imu_whose_driver_takes_gravity_out_tells_its_acceleration_or_how_its_velocity_changes():
@@ -162,7 +164,9 @@ def test_executed_round_trip(mode):
 
 
 def test_joint_state_round_trip_and_empty_fields():
-    names, position, velocity, effort = io.joint_arrays(io.joint_state(NAMES, np.arange(3), None, np.ones(3), 1.0))
+    names, position, velocity, effort = messages.joint_arrays(
+        io.joint_state(NAMES, np.arange(3), None, np.ones(3), 1.0)
+    )
     assert (names, position.tolist(), velocity, effort.tolist()) == (list(NAMES), [0, 1, 2], None, [1, 1, 1])
 
 
@@ -176,18 +180,18 @@ def test_image_honours_step_and_byte_order(encoding, kind, big):
     padded = np.concatenate([pixels.view(np.uint8).reshape(2, -1), np.zeros((2, 5), np.uint8)], axis=1)
     message = io.Image(height=2, width=3, encoding=encoding, step=padded.shape[1], is_bigendian=big)
     message.data = padded.tobytes()
-    found = io.image_array(message)
+    found = raw_pixels(message)
     assert found.shape == ((2, 3, 3) if channels == 3 else (2, 3))
     assert np.array_equal(found.ravel(), pixels.astype(found.dtype).ravel())
     message.data = padded.tobytes()[:-9]
     with pytest.raises(ValueError, match="step"):
-        io.image_array(message)
+        raw_pixels(message)
 
 
 def test_imu_without_orientation_says_so():
     message = io.Imu()
     message.orientation_covariance[0] = -1.0
-    assert np.isnan(io.imu_array(message)[:4]).all()
+    assert np.isnan(messages.imu_array(message)[:4]).all()
 
 
 def test_qos_table():
