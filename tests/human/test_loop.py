@@ -25,10 +25,8 @@ from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pilot import simulated
 from robot_rl.human.session import Records
-from robot_rl.human.stats import EpisodeFacts, HilStats, Trials, count_stops
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
-from robot_rl.stats import wilson
 from robot_rl.types import Learner, Needs, Options, PolicyParts
 from tests.human.line_world import LineEnv
 
@@ -257,9 +255,6 @@ def test_a_safety_stop_says_which_limit_it_was(tmp_path):
     learner.act = act
     loop._episode(demo=False)
     assert loop.problem == "the safety layer stopped the robot: limit_position (x at 0.31, its limit is 0.3)"
-    assert count_stops([*loop.stats.stops, "tracking (y)", "limit_position (z)"]) == (
-        "2 x limit_position (z), 1 x tracking (y)"
-    )
     assert next(loop.log.episodes()).meta["end_reason"] == EndReason.SAFETY_STOP
 
 
@@ -440,35 +435,6 @@ def test_killed_run_keeps_what_was_driven_after_the_checkpoint(tmp_path):
 
 
 # ---------------------------------------------------------------- numbers
-
-
-def test_intervention_rate_counts_human_steps_over_all_steps():
-    stats = HilStats(10.0, window=2)
-    stats.add(EpisodeFacts(success=True, steps=100, human_steps=100, spans=1, autonomous=False))
-    stats.add(EpisodeFacts(success=True, steps=30, human_steps=10, spans=2, autonomous=False))
-    stats.add(EpisodeFacts(success=True, steps=10))
-    row = stats.metrics()  # the window holds the last two
-    assert row["rollout/intervention_rate"] == pytest.approx(10 / 40)
-    assert row["rollout/spans"] == 1.0
-    assert row["hil/human_seconds"] == pytest.approx(11.0)
-    assert row["rollout/autonomous_success"] == 0.5
-    assert row["rollout/autonomous_low"] == pytest.approx(wilson(1, 1)[0])
-
-
-def test_one_late_tick_of_a_short_episode_is_not_the_99th_percentile_of_a_session():
-    stats = HilStats(10.0)
-    for late in (0.0, 60.0, 0.0, 0.0, 0.0, 0.0):
-        stats.add(EpisodeFacts(tick_ms=[100.0] * 29 + [100.0 + late]))
-    assert stats.tick(99) == pytest.approx(100.0)
-    stats.add(EpisodeFacts(tick_ms=[100.0] * 28 + [160.0] * 2))
-    assert stats.tick(99) > 105.0
-
-
-def test_gate_needs_trials_success_no_stops_and_time():
-    good = Trials([True] * 50, [10] * 50)
-    assert good.gate(0.9, 5.0, 100.0) == []
-    assert len(Trials([True] * 10, [1] * 10, stops=["limit_position (x)"]).gate(0.9, 200.0, 100.0)) == 4
-    assert good.metrics()["eval/streak"] == 50
 
 
 def test_trials_of_the_expert_succeed_alone(tmp_path):
