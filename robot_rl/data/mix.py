@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +31,7 @@ class Mix:
     Source: Ball et al., Efficient Online RL with Offline Data (symmetric sampling), for shares of one half.
     """
 
-    def __init__(self, parts: dict[str, tuple[Sampler, float]], *, seed: int = 0) -> None:
+    def __init__(self, parts: Mapping[str, tuple[Sampler, float]], *, seed: int = 0) -> None:
         if not parts:
             raise ValueError("Mix got no parts, expected at least one name -> (sampler, share)")
         bad = {name: share for name, (_, share) in parts.items() if not share > 0}
