@@ -49,7 +49,6 @@ class Judge:
             raise ValueError(f"threshold is {threshold} and in_a_row {in_a_row}, expected in (0, 1) and at least 1")
         self._classify, self.threshold, self._needed = classify, threshold, in_a_row
         self._begin, self._run = begin, 0
-        """Observations without a verdict."""
         self.problem = ""
 
     def begin(self) -> None:

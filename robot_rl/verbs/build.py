@@ -26,7 +26,7 @@ from robot_rl.onnx_policy import FILES, OnnxPolicy, exported, graph_of, read_io
 from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, TrainedPolicy, VecEnv
-from robot_rl.verbs.reading import plain, read_options, stored_config
+from robot_rl.verbs.reading import plain, read_options, run_of, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
 
@@ -250,8 +250,7 @@ def begin(
     if cfg.resume is None:
         return cfg, run_folder(cfg, verb, name)
 
-    given = Path(cfg.resume)
-    folder = given.parent.parent if given.parent.name == "checkpoints" else given
+    folder = run_of(cfg.resume)
     kept = stored_config(folder)
     changes = [item.lstrip("+") for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
     groups = (*groups, "robot")

@@ -19,7 +19,7 @@ from robot_rl.verbs.classify import judge_factory
 from robot_rl.verbs.hil_eval import evaluate_as_run, unknown_success
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
-from robot_rl.verbs.reading import ends_at_success, stored_config
+from robot_rl.verbs.reading import ends_at_success, run_of, stored_config
 from robot_rl.verbs.train_job import record_video
 from robot_rl.words import Refused
 
@@ -52,11 +52,6 @@ def _source(path: Path) -> str:
     if path.parent.name != "checkpoints":
         return path.stem
     return f"{path.parent.parent.name}_{path.name.removeprefix('step_').lstrip('0') or '0'}"
-
-
-def _run_of(path: Path) -> str:
-    """The run that a checkpoint is of."""
-    return str(path.parent.parent if path.parent.name == "checkpoints" else path)
 
 
 def evaluate(cfg: DictConfig) -> None:
@@ -95,7 +90,7 @@ def evaluate(cfg: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     video = record_video(make_env, policy, folder / "eval.mp4", cfg.video_episodes, cfg.seed, trial=trial)
     summary = {name.removeprefix("eval/"): value for name, value in result.metrics().items()}
-    unknown = "" if cfg.judge is not None else unknown_success(config, _run_of(path), result)
+    unknown = "" if cfg.judge is not None else unknown_success(config, str(run_of(path)), result)
     if unknown:  # no file says that none succeeded
         summary.pop("success", None)
         result = replace(result, successes=[])

@@ -20,7 +20,7 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, foreign, load_policy, saved_config
 from robot_rl.verbs.export_files import leapp_package, write_leapp, write_onnx
 from robot_rl.verbs.options import Env, Machine
-from robot_rl.verbs.reading import stored_config
+from robot_rl.verbs.reading import run_of, stored_config
 from robot_rl.version import VERSION
 from robot_rl.words import Refused
 
@@ -92,7 +92,7 @@ def _of_run(cfg: DictConfig) -> tuple[Policy, IOSpec, str, dict[str, object]]:
         raise Refused(f"{folder} is an export already")
     policy = load_policy(OmegaConf.create({"device": "cpu"}), stored_config(folder), folder)
     meta = checkpoint.read_meta(folder)
-    run = folder.parent.parent.name if folder.parent.name == "checkpoints" else folder.name
+    run = run_of(folder).name
     facts = {key: meta[key] for key in ("version", "git_commit", "step", "action") if key in meta}
     facts["identity"] = f"{run}@{meta['step']}.onnx"
     return policy, checkpoint.read_io(folder), (folder / "config.yaml").read_text(encoding="utf-8"), facts

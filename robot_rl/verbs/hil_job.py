@@ -430,7 +430,7 @@ class HilJob:
             **({} if self.elicitor is None else {"demonstrations_asked_for_again": self.elicitor.refused}),
             "interventions_steps": stats.human_steps,
             "ends": json.dumps(stats.reasons),
-            **({"safety_stops": count_stops(stats.stops)} if stats.stops else {}),
+            **({"stopped_by": count_stops(stats.stops)} if stats.stops else {}),
             "unattended": "allowed" if not against else "no: " + "; ".join(against),
             **self._chosen,
             **self._further(),

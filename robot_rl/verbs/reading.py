@@ -36,6 +36,12 @@ def stored_config(folder: Path) -> DictConfig:
     return OmegaConf.create(read_config(folder))
 
 
+def run_of(path: str | Path) -> Path:
+    """The run folder that a checkpoint folder lies in; any other folder is its own."""
+    given = Path(path)
+    return given.parent.parent if given.parent.name == "checkpoints" else given
+
+
 def ends_at_success(config: DictConfig) -> bool:
     """Whether an episode of the run that this is the configuration of ended at its first success, as hil's do."""
     return config.get("task_reward") == "success"

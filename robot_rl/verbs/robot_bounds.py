@@ -44,24 +44,25 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     path = build.tool("find_robot")(name)
     robot = build.tool("robot_class").load(path)
     forward, site = _forward(path, robot, options)
-    joints, places = list[np.ndarray](), list[np.ndarray]()
+    joints: np.ndarray | None = None
+    places: np.ndarray | None = None
     try:
         for position in build.tool("driven_positions")(robot, seconds=options.seconds, namespace=options.namespace):
-            if not joints:  # not before: a corner that nobody has heard of would be missing
+            if joints is None:  # not before: a corner that nobody has heard of would be missing
                 sys.stderr.write(f"{robot.name} is heard: drive it to the corners of its task; Ctrl-C when done\n")
                 sys.stderr.flush()
-            joints.append(np.array(position, float))
+            joints = _widened(joints, position)
             if forward is not None:
-                places.append(np.array(forward(position), float))
+                places = _widened(places, forward(position))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
-    if not joints:
+    if joints is None:
         raise Refused(
             f"nothing was heard of the joints of {robot.name} within {options.seconds:g} s; is its driver up, and in "
             f"this ROS_DOMAIN_ID? robot-rl doctor ros {name} says more"
         )
     found: dict[str, object] = {}
-    if places:
+    if places is not None:
         box = dict(zip(("lower", "upper"), _ends(places, options.margin)))
         found["workspace"] = box if card.is_card(path) else {**box, "ee_site": site}
     ends = zip(robot.names, *_ends(joints, options.margin))
@@ -69,9 +70,15 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     return found
 
 
-def _ends(rows: list[np.ndarray], margin: float) -> tuple[list[float], list[float]]:
-    """Least and largest of vectors, with a margin on either side, to four decimals."""
-    return np.round(np.min(rows, 0) - margin, 4).tolist(), np.round(np.max(rows, 0) + margin, 4).tolist()
+def _widened(ends: np.ndarray | None, value: np.ndarray) -> np.ndarray:
+    """(2, n) least and largest so far, with one more vector (n,)."""
+    given = np.array(value, float)
+    return np.stack([given, given] if ends is None else [np.minimum(ends[0], given), np.maximum(ends[1], given)])
+
+
+def _ends(ends: np.ndarray, margin: float) -> tuple[list[float], list[float]]:
+    """Both with a margin on either side, to four decimals."""
+    return np.round(ends[0] - margin, 4).tolist(), np.round(ends[1] + margin, 4).tolist()
 
 
 def as_yaml(found: dict[str, object]) -> str:

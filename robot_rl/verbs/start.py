@@ -36,7 +36,7 @@ from robot_rl.verbs.help import page
 from robot_rl.verbs.lines import find_slip, nearest
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.pictures import put_pictures
-from robot_rl.verbs.reading import read_options, stored_config
+from robot_rl.verbs.reading import read_options, run_of, stored_config
 from robot_rl.verbs.replay import as_replay_option
 from robot_rl.verbs.robot import put_card, robot
 from robot_rl.verbs.sweep import VERBS as SWEPT
@@ -251,9 +251,8 @@ def _resumed(items: Sequence[str]) -> DictConfig | None:
     named = [item.partition("=")[2].strip("'\"") for item in items if item.startswith("resume=")]
     if not named:
         return None
-    given = Path(named[-1])
     try:
-        return stored_config(given.parent.parent if given.parent.name == "checkpoints" else given)
+        return stored_config(run_of(named[-1]))
     except (*REFUSALS, OSError):
         return None
 

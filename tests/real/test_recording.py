@@ -12,7 +12,7 @@ from robot_rl.real.cameras import compressed_pixels
 from robot_rl.real.core.assembler import Assembler, StepRules
 from robot_rl.real.core.codec import ActionCodec, StateCodec
 from robot_rl.real.core.recording import Feeder, RecordSettings, SessionRecorder, convert, topic_table
-from robot_rl.real.core.spec import SpecError
+from robot_rl.real.core.spec import RobotSpec, SpecError
 from robot_rl.real.port import SpecPort
 from robot_rl.real.robot import RobotState
 
@@ -40,6 +40,17 @@ def test_action_codec_velocity_on_a_position_controller_integrates_one_period(ma
     codec = ActionCodec(make_arm(action={"mapping": "velocity", "scale": [0.5]}), 10.0)
     np.testing.assert_allclose(codec.command(np.full(3, 1.0), np.zeros(3)), 0.05)
     np.testing.assert_allclose(codec.action(np.full(3, 0.05), np.zeros(3)), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("mapping", "scale", "moved"), [("delta", 0.05, 0.025), ("velocity", 0.5, 0.0125)])
+def test_action_codec_of_legs_moves_from_the_last_target(mapping, scale, moved) -> None:
+    joint = {"lower": -1.0, "upper": 1.0, "velocity": 5.0, "acceleration": 100.0, "effort": 10.0, "kp": 50.0, "kd": 1.0}
+    raw = {"name": "legs", "joints": [{"name": "j0", **joint}], "command_mode": "pd", "home": [0.2]}
+    raw |= {"legs": {}, "sensors": {"imu": {"topic": "imu", "type": "sensor_msgs/Imu"}}, "controller_timeout": 0.1}
+    codec = ActionCodec(RobotSpec.from_dict({**raw, "action": {"mapping": mapping, "scale": [scale]}}), 20.0)
+    last = np.array([0.4])  # half of the scale, in radians or in radians per second for 1/20 s
+    np.testing.assert_allclose(codec.command(np.array([0.5]), last), 0.4 + moved)
+    np.testing.assert_allclose(codec.action(np.array([0.4 + moved]), last), 0.5, rtol=1e-6)
 
 
 def test_action_codec_delta_on_a_velocity_controller_is_refused(make_arm) -> None:
