@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from robot_rl.sim.robot_model import mujoco
 from robot_rl.types.card import GripperCard
 
 if TYPE_CHECKING:
-    from mujoco import MjModel, MjSpec
+    from mujoco import MjData, MjModel, MjSpec
 
 CUBE, GRASP = "cube", "robot_rl_grasp"
 _SLACK = 0.03  # how much wider than the cube fingers open for it, where they can [m]
@@ -99,7 +99,7 @@ class HandTrial:
             return f"its fingers go around a cube of {edge:.1f} cm and do not hold it: not grasped, or dropped"
         return holds[len(holds) // 2][1]
 
-    def _start(self, share: float) -> Any:
+    def _start(self, share: float) -> MjData:
         data = mujoco.MjData(self._model)
         for at, value in self._rest.items():
             data.qpos[at] = value
@@ -108,28 +108,28 @@ class HandTrial:
         data.mocap_pos[0], data.qpos[self._free : self._free + 3] = _AWAY, (0.0, 0.0, 40.0)
         return data
 
-    def _command(self, data: Any, share: float) -> None:
+    def _command(self, data: MjData, share: float) -> None:
         opened, closed = np.array(self._card.open), np.array(self._card.closed)
         data.ctrl[[servo for servo, _ in self._hand]] = closed + share * (opened - closed)
 
-    def _share(self, data: Any) -> float:
+    def _share(self, data: MjData) -> float:
         opened, closed = self._card.open[0], self._card.closed[0]
         return float((data.qpos[self._finger] - closed) / (opened - closed))
 
-    def _run(self, data: Any, seconds: float) -> None:
+    def _run(self, data: MjData, seconds: float) -> None:
         for _ in range(round(seconds / self._model.opt.timestep)):
             mujoco.mj_step(self._model, data)
 
-    def _settle(self, share: float) -> Any:
+    def _settle(self, share: float) -> MjData:
         """The hand alone with its fingers at a share."""
         data = self._start(share)
         self._run(data, 0.6)
         return data
 
-    def _frame(self, data: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _frame(self, data: MjData) -> tuple[np.ndarray, np.ndarray]:
         return np.array(data.site_xpos[self._site]), np.array(data.site_xmat[self._site]).reshape(3, 3)
 
-    def _put(self, data: Any, aside: float, depth: float) -> None:
+    def _put(self, data: MjData, aside: float, depth: float) -> None:
         """The cube, and the slab below it, at a place of the frame."""
         origin, turn = self._frame(data)
         quat = np.zeros(4)
@@ -139,7 +139,7 @@ class HandTrial:
         data.qpos[self._free + 3 : self._free + 7] = data.mocap_quat[0] = quat
         data.mocap_pos[0] = origin + turn @ (0.0, aside, depth + self._half + 0.0105)
 
-    def _end(self, data: Any) -> float:
+    def _end(self, data: MjData) -> float:
         """How far the fingers reach along the frame's z [m]."""
         model, (origin, turn) = self._model, self._frame(data)
         far = -np.inf
@@ -155,7 +155,7 @@ class HandTrial:
                 )
         return far
 
-    def _gap(self, data: Any, depth: float) -> tuple[float, float]:
+    def _gap(self, data: MjData, depth: float) -> tuple[float, float]:
         """Middle of where the cube is free between the fingers, aside of the frame, and how long that is [m]."""
         asides, probe = np.arange(-_SIDE, _SIDE, _STEP), copy(data)
         free = np.array([self._fits(probe, float(aside), depth) for aside in asides])
@@ -168,13 +168,13 @@ class HandTrial:
                     best = float(0.5 * (low + high)), float(high - low + _STEP)
         return best
 
-    def _fits(self, data: Any, aside: float, depth: float) -> bool:
+    def _fits(self, data: MjData, aside: float, depth: float) -> bool:
         self._put(data, aside, depth)
         data.mocap_pos[0] = _AWAY
         mujoco.mj_fwdPosition(self._model, data)
         return not self._touching(data)
 
-    def _touching(self, data: Any) -> list[int]:
+    def _touching(self, data: MjData) -> list[int]:
         """Contacts of the cube."""
         geom = int(self._cube.geomadr[0])
         return [i for i in range(data.ncon) if geom in data.contact[i].geom]
@@ -221,11 +221,11 @@ class HandTrial:
         sunk = float(np.linalg.norm(after - before))
         return None if not np.isfinite(sunk) or held < 0.02 else (before, force, held, sunk)
 
-    def _seen(self, data: Any) -> np.ndarray:
+    def _seen(self, data: MjData) -> np.ndarray:
         origin, turn = self._frame(data)
         return turn.T @ (data.qpos[self._free : self._free + 3] - origin)
 
-    def _force(self, data: Any) -> float:
+    def _force(self, data: MjData) -> float:
         """Of the fingers on the cube: half the sum along the frame's y [N]."""
         total, force, turn = 0.0, np.zeros(6), self._frame(data)[1]
         for i in self._touching(data):

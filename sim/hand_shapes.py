@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robot_rl.sim.robot_model import mujoco
 
 if TYPE_CHECKING:
-    from mujoco import MjModel, MjSpec
+    from mujoco import MjData, MjModel, MjSpec
 
 _THICK = 0.012  # of a slice [m]
 _THIN = 0.001  # pieces that are smaller than it in all directions are left out [m]
 
 
-def slice_meshes(spec: MjSpec, model: MjModel, data: Any, bodies: set[int], along: np.ndarray) -> None:
+def slice_meshes(spec: MjSpec, model: MjModel, data: MjData, bodies: set[int], along: np.ndarray) -> None:
     """Let the meshes of some bodies touch by the hulls of their slices.
 
     Args:

@@ -101,7 +101,7 @@ class ExplicitMlp:
             self._last(h, e, out[row])
         return out
 
-    def take(self) -> Any:
+    def take(self) -> object:
         """Hand over what the last forward pass kept for its backward pass; see `Net`."""
         saved, self._saved = (self._saved, self._members, self._groups), []
         return saved
@@ -227,7 +227,7 @@ class AutogradMlp:
     def refresh(self) -> None:
         """Nothing to do: no copies are kept."""
 
-    def take(self) -> Any:
+    def take(self) -> object:
         """As `ExplicitMlp.take`."""
         saved, self._x, self._out = (self._x, self._out), None, None
         return saved

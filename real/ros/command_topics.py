@@ -10,6 +10,7 @@ from typing import Any
 from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.lifecycle import LifecycleNode
+from rclpy.subscription import Subscription
 from std_msgs.msg import Float64MultiArray
 
 from robot_rl.real.core.alignment import SimulatedStamps
@@ -59,7 +60,7 @@ class CommandTopics:
         self._clocks = SenderClocks(node)
         self._simulated, self._hold = simulated_time, external_hold
         self._stamps = {source: SimulatedStamps() for source in SOURCES.values()}
-        self.made: list[Any] = []
+        self.made: list[Subscription] = []
         for end, source in SOURCES.items():
             self._listen(f"robot_rl/command/{end}", JointTrajectory, source)
             if spec.mode == TWIST:

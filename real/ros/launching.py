@@ -60,7 +60,7 @@ def description(
             )
         )
 
-    def make(context: object) -> list[Any]:
+    def make(context: object) -> list[object]:
         values = {
             item.name: context.launch_configurations[item.name] for item in fields(GraphArgs) if item.name not in fixed
         }
@@ -108,7 +108,7 @@ def action(node: NodeSpec) -> Any:
     from launch.actions import Shutdown
     from launch_ros.actions import Node
 
-    parameters: list[Any] = [node.params_file] if node.params_file else []
+    parameters: list[object] = [node.params_file] if node.params_file else []
     return Node(
         package="robot_rl",
         executable=node.executable,

@@ -112,7 +112,7 @@ class PolicyNode(LifecycleNode):
         self._next: PolicyRunner | None = None
         self._task: dict[str, tuple[np.ndarray, float]] = {}
         self._task_topics: dict[str, Any] = {}
-        self._made: list[Any] = []
+        self._made: list[object] = []
         self._swaps, self._refused = 0, ""
         self._worker: threading.Thread | None = None
         self._loading = ""

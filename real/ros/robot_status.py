@@ -34,7 +34,7 @@ class RobotStatus:
     def __init__(self, node: Node, spec: RobotSpec, health: Health, estop: Callable[..., None]) -> None:
         self._spec, self._estop = spec.status, estop
         self._values: dict[str, object] = {}
-        self.made: list[Any] = []
+        self.made: list[object] = []
         for name, item in spec.status.items():
             kind = message_kind(name, item)
             take = partial(self._take, name, item, attrgetter(item.field))
@@ -59,7 +59,7 @@ class RobotStatus:
             self._estop(f"robot_{name}", pressed=pressed)
 
 
-def tell_good(node: Node, spec: RobotSpec, health: Health) -> list[Any]:
+def tell_good(node: Node, spec: RobotSpec, health: Health) -> list[object]:
     """Publishers of a simulated robot, which tells the first good value of each status once, for who comes later, too.
 
     Raises:

@@ -77,7 +77,7 @@ class SafetySupervisorNode(LifecycleNode):
         check_parameters(self, sys.argv)
         self.loop: ControlLoop | None = None
         self.pipeline: CommandPipeline | None = None
-        self._made: list[Any] = []
+        self._made: list[object] = []
         self._endpoints = OwnEndpoints(self)
         self._callback_errors = 0
         self.add_on_set_parameters_callback(self._on_parameters)

@@ -6,12 +6,11 @@ Row numbers only grow; row r lies in slot r modulo the capacity.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from robot_rl.data.arrays import Arrays, HostArrays, Store
-from robot_rl.types import StateDict
+from robot_rl.types import Array, StateDict
 
 
 class ColumnRing:
@@ -47,7 +46,7 @@ class ColumnRing:
         self.count += size
         return first
 
-    def next_slots(self, size: int) -> Any:
+    def next_slots(self, size: int) -> slice | Array:
         """Where the next `size` rows go: a slice, or (size,) slots where they reach over the seam."""
         start = self.count % self.capacity
         stop = start + size

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Policy, Step, StepEnv
+from robot_rl.types import Array, Policy, Step, VecEnv
 
 LONGEST = 20_000
 """Steps of an episode after which an evaluation waits no longer for its end: far beyond the limits of our worlds."""
@@ -65,7 +64,7 @@ def by_task(result: Evaluation, names: Sequence[str]) -> dict[str, tuple[int, in
     return {name: (int(won[tasks == i].sum()), int((tasks == i).sum())) for i, name in enumerate(names)}
 
 
-def film(env: Any, taken: list[np.ndarray], most: int) -> None:
+def film(env: VecEnv, taken: list[np.ndarray], most: int) -> None:
     """Append the newest picture of environment 0, while there are fewer than `most`.
 
     Raises:
@@ -79,7 +78,7 @@ def film(env: Any, taken: list[np.ndarray], most: int) -> None:
 
 
 def evaluate(
-    env: Any,
+    env: VecEnv,
     policy: Policy,
     *,
     episodes: int,
@@ -170,7 +169,7 @@ def evaluate(
     return result
 
 
-def evaluate_midway(env: StepEnv, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
+def evaluate_midway(env: VecEnv, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
     """`evaluate` a policy that is in the midst of something else, such as its training, and goes on with that.
 
     What acting depends on beside the weights (a memory of the episodes under way, a chunk, noise) is put back.

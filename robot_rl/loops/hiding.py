@@ -86,7 +86,7 @@ class Hiding(VectorWrapper):
         """What the step led to, also where an episode has ended and the next one has begun."""
         return info["final_obs"] if self._mode is AutoresetMode.SAME_STEP and ended.any() else obs
 
-    def _shown(self, obs: Obs) -> Any:
+    def _shown(self, obs: Obs) -> Obs:
         return {key: value for key, value in obs.items() if key not in self._hidden} if self._hidden else obs
 
     def _asked(self) -> list[str] | None:

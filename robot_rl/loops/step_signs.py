@@ -71,7 +71,7 @@ class StepSigns:
 
     def __init__(self, choices: bool = False) -> None:
         self._choices = choices
-        self._trace: deque[tuple[Any, ...]] = deque(maxlen=LENGTH)
+        self._trace: deque[tuple[object, ...]] = deque(maxlen=LENGTH)
 
     def add(self, step: Step) -> None:
         """Trace one step; rows with `valid` False are no steps, so a step with one is left out."""

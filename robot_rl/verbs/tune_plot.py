@@ -23,7 +23,7 @@ def draw(rows: Sequence[dict[str, Any]], metric: str, path: Path) -> Path:
     rows = sorted(rows, key=lambda row: row["trial"])
     names = sorted({name for row in rows for name in row["params"]})
     figure, axes = panels(1, 1 + len(names), width=3.6, height=3.2, sharey=True)
-    columns: list[tuple[str, list[Any]]] = [("trial", [row["trial"] for row in rows])]
+    columns: list[tuple[str, list[object]]] = [("trial", [row["trial"] for row in rows])]
     columns += [(name, [row["params"].get(name) for row in rows]) for name in names]
     heights = [row["value"] if row["value"] is not None else (row["curve"] or [[0, None]])[-1][1] for row in rows]
     for axis, (name, places) in zip(axes[0], columns):

@@ -81,6 +81,7 @@ class _Contact:
     geom1: np.ndarray
     geom2: np.ndarray
     dist: np.ndarray
+    frame: np.ndarray
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> _Contact: ...
 
@@ -235,6 +236,7 @@ class MjData:
     geom_xpos: np.ndarray
     history: np.ndarray
     mocap_pos: np.ndarray
+    mocap_quat: np.ndarray
     ncon: int
     plugin: np.ndarray
     plugin_data: np.ndarray

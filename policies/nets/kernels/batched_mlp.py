@@ -80,7 +80,7 @@ class BatchedMlp:
         self._first[:, :-1].copy_(self._view["weight0"])
         self._first[:, -1].copy_(self._view["bias0"])
 
-    def take(self) -> Any:
+    def take(self) -> object:
         """As `ExplicitMlp.take`."""
         saved = self._layers, self._h, self._pick, self._chosen, self._grown, self._groups
         self._layers, self._h = [], self._first

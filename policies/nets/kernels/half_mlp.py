@@ -139,7 +139,7 @@ class HalfMlp:
         """Tell that the parameters changed: the bfloat16 copies are renewed when next read."""
         self._stale = True
 
-    def take(self) -> Any:
+    def take(self) -> object:
         """As `ExplicitMlp.take`: the buffers of the pass are its own until they are released."""
         saved, self._now = (self._now, self._groups, self._grown), []
         return saved

@@ -13,7 +13,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from robot_rl.real.ros.io import JointState
 
-pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("kind", ["commands", "joint_command"])
@@ -63,6 +63,7 @@ def test_external_yields_to_the_policy(live):
     live.node.destroy_publisher(publisher)
 
 
+@pytest.mark.timing
 def test_24_29_game_pad_drives_behind_its_dead_mans_switch_and_its_button_is_an_estop(live, processes):
     processes.start("teleop_node", RT, "joint_scale:=[0.5, 0.5, 0.5]", "teleop_timeout:=0.4")
     joy = live.node.create_publisher(Joy, "joy", 10)
@@ -114,6 +115,7 @@ def test_24_switch_held_with_full_deflection_before_anybody_listens_takes_over_f
     live.node.destroy_publisher(joy)
 
 
+@pytest.mark.timing
 def test_29_teleop_process_killed_with_the_switch_held_is_a_soft_stop(live, processes):
     processes.start("teleop_node", RT)
     joy = live.node.create_publisher(Joy, "joy", 10)

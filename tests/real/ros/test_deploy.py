@@ -88,7 +88,6 @@ def deployed():
         one.close()
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize(
     "state", ["starting", "loading", "IDLE", "ARMED", "ACTIVE", "HOLD", "FAULT", "ESTOP", "recording"]
 )
@@ -362,7 +361,6 @@ def experts(tmp_path):
     return params
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("minutes", [1.0, pytest.param(20.0, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_43_soak_memory_and_pace_are_flat_and_ctrl_c_brakes_and_leaves_nobody(tmp_path, experts, minutes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")

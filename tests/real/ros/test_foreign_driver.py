@@ -19,7 +19,7 @@ from std_srvs.srv import SetBool
 from robot_rl.real.ros.doctor import examine
 from robot_rl.real.ros.io import JointTrajectory, qos
 
-pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(120)]
 ORDER = ["j2", "j0", "j1"]
 
 
@@ -44,6 +44,7 @@ def test_the_supervisor_has_no_shared_memory_to_wait_for(cell):
     assert not any(name.startswith("dds.shm") for name in names)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("topic", "kind", "profile"),
     [
@@ -198,6 +199,7 @@ def test_a_listener_of_another_qos_is_told_and_forgotten_when_it_has_gone(cell, 
     wait(lambda: told()[0] == 0, limit=15.0, what="its end")
 
 
+@pytest.mark.timing
 def test_a_driver_that_asks_for_signs_of_life_learns_that_the_supervisor_has_died(cell, another):
     made = cell().idle()  # at rest nothing is sent, and it lives all the same
     asks = QoSProfile(
@@ -245,6 +247,7 @@ def test_an_exception_in_a_callback_brakes_is_counted_and_leaves_the_supervisor_
 # ---------------------------------------------------------------- what the robot tells of itself
 
 
+@pytest.mark.timing
 def test_frozen_states_under_fresh_stamps_end_the_motion_of_a_policy_of_small_steps(cell):
     made = cell().active()
     made.station.driver.value = lambda t: made.station.position + 0.02  # a small step from what is measured, always
@@ -261,6 +264,7 @@ def test_frozen_states_under_fresh_stamps_end_the_motion_of_a_policy_of_small_st
 # ---------------------------------------------------------------- dead time
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("lag", [0.03, 0.08])
 def test_in_velocity_mode_no_limit_is_passed_by_a_driver_with_dead_time(cell, lag):
     spec = SPEC.format(mode="forward_velocity", timeout=0.3).replace("dead_time: 0.03", f"dead_time: {lag}")
@@ -283,6 +287,7 @@ def doctor(made):
     return examine(made.processes.folder / "foreign.yaml", listen=3.0, timing=False, wiggle=True)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("mode", ["position", "velocity"])
 def test_doctor_wiggles_each_joint_sees_the_right_one_and_measures_how_late(cell, mode):
     spec = SPEC.format(mode=f"forward_{mode}", timeout=0.3).replace("dead_time: 0.03", "dead_time: 0.1")
@@ -349,6 +354,7 @@ def test_states_of_another_clock_may_be_an_hour_off(cell):
     made.armed()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("clock", ["", FOREIGN_CLOCK], ids=["this_host", "another_host"])
 def test_a_latency_that_grows_is_seen_and_ends_the_motion(cell, clock):
     made = cell(spec=SPEC.format(mode="forward_position", timeout=0.0) + clock).active()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ros_harness import RT, SLACK, STOP, wait
 
-pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(240)]
 TOY = (RT, "autostart:=true")
 START = 90.0  # seconds until a policy drives; importing torch takes long on a busy machine
 
@@ -62,6 +62,7 @@ def moving(graph, processes):
     wait(lambda: np.abs(graph.last.velocity).max() > 0.2, limit=20.0, what="motion")
 
 
+@pytest.mark.timing
 def test_36_good_policy_is_swapped_in_between_ticks(driven, processes):
     swap(driven, processes, "back")
     wait(lambda: np.allclose(driven.last.value, -0.5, atol=0.02), limit=20.0, what="the second target")
@@ -88,6 +89,7 @@ def test_36_bad_policy_is_refused_and_the_old_one_goes_on(driven, processes, nam
     assert driven.set("policy", policy_path=str(processes.folder / "nowhere"))
 
 
+@pytest.mark.timing
 def test_36_slow_load_keeps_the_old_policy_driving(driven, processes):
     driven.executed.clear()
     begin = time.monotonic()
@@ -99,6 +101,7 @@ def test_36_slow_load_keeps_the_old_policy_driving(driven, processes):
     assert float(driven.diagnostic("policy: loop")[2].get("rate", 0.0)) > 70.0
 
 
+@pytest.mark.timing
 def test_02_policy_stopped_for_a_second_goes_on_without_a_jump(driven, processes):
     moving(driven, processes)
     process = processes.running["policy_node"]
@@ -112,6 +115,7 @@ def test_02_policy_stopped_for_a_second_goes_on_without_a_jump(driven, processes
     driven.check_limits()
 
 
+@pytest.mark.timing
 def test_42_policy_lets_go_and_ends_with_zero(driven, processes):
     moving(driven, processes)
     since = time.monotonic()
@@ -125,6 +129,7 @@ def test_42_policy_lets_go_and_ends_with_zero(driven, processes):
     driven.check_limits()
 
 
+@pytest.mark.timing
 def test_01_policy_killed_while_moving_then_another_without_reset(driven, processes):
     moving(driven, processes)
     since = time.monotonic()

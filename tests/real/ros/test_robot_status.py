@@ -11,7 +11,7 @@ from robot_rl.real.core.status_spec import StatusSpec
 from robot_rl.real.ros.io import qos
 from robot_rl.real.ros.robot_status import message_kind
 
-pytestmark = [pytest.mark.ros, pytest.mark.timing, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.ros, pytest.mark.timeout(200)]
 UR = """
 status:
   safety_mode: {topic: io_and_status_controller/safety_mode, type: std_msgs/UInt8, good: [1, 2], estop: [6, 7]}
