@@ -85,7 +85,9 @@ class ChatEndpoint:
                 "model_options.remote=true, or serve the model on 127.0.0.1"
             )
         self.url, self.model, self.timeout, self.attempts, self.tokens = url, model, timeout, attempts, tokens
-        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()] if remote else [_NoRedirect(), urllib.request.ProxyHandler({})]
+        handlers: list[urllib.request.BaseHandler] = (
+            [_NoRedirect()] if remote else [_NoRedirect(), urllib.request.ProxyHandler({})]
+        )
         self._opener = urllib.request.build_opener(*handlers)
 
     def answer(self, pictures: Sequence[np.ndarray], text: str) -> str:
