@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -95,7 +95,7 @@ class Follower(AnyLearner):
 class NoRows:
     """Sampler of an actor: it has no memory."""
 
-    def batches(self, size: int) -> Iterator[object]:
+    def batches(self, size: int) -> Iterator[NoReturn]:
         """Never drawn from."""
         return iter(())
 

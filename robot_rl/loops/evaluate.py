@@ -11,6 +11,8 @@ from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Array, Policy, Step, VecEnv
 
+FILM_HZ = 25.0
+"""Pictures per second of a film: drawing one may take longer than a hundred steps."""
 LONGEST = 20_000
 """Steps of an episode after which an evaluation waits no longer for its end: far beyond the limits of our worlds."""
 
@@ -24,14 +26,12 @@ class Evaluation:
         lengths: control steps.
         successes: success at the end of the episode (for worlds that say so), else empty.
         tasks: which of the environment's `task_names` each episode was about, for worlds that have several, else empty.
-        frames: rendered frames of the first environment, (H, W, 3) uint8 each.
     """
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     successes: list[bool] = field(default_factory=list)
     tasks: list[int] = field(default_factory=list)
-    frames: list[np.ndarray] = field(default_factory=list)
     cut: int = 0
     """Episodes that were cut because they did not end by themselves."""
     chunks: dict[str, float] = field(default_factory=dict)
@@ -64,17 +64,41 @@ def by_task(result: Evaluation, names: Sequence[str]) -> dict[str, tuple[int, in
     return {name: (int(won[tasks == i].sum()), int((tasks == i).sum())) for i, name in enumerate(names)}
 
 
-def film(env: VecEnv, taken: list[np.ndarray], most: int) -> None:
-    """Append the newest picture of environment 0, while there are fewer than `most`.
+class Film:
+    """Takes pictures of environment 0, at most `FILM_HZ` of each second, when it is called before every step.
 
-    Raises:
-        ValueError: the environment draws nothing.
+    Args:
+        env: made to be drawn.
+        seconds: after which it takes no more.
+
+    Attributes:
+        frames: (H, W, 3) uint8 each.
+        hz: pictures per second.
+        most: how many there will be at most.
+        tell: called with how many there are.
     """
-    if len(taken) < most:
-        shown = env.render()
-        if shown is None:
-            raise ValueError("the environment draws nothing, so there is no film; make it with render=True")
-        taken.append(np.asarray(shown[0]))
+
+    def __init__(self, env: VecEnv, seconds: float) -> None:
+        self._every = max(1, int(env.io.control_hz // FILM_HZ))
+        self._env, self._step = env, 0
+        self.frames: list[np.ndarray] = []
+        self.tell: Callable[[int], object] = int
+        self.hz = env.io.control_hz / self._every
+        self.most = int(seconds * self.hz)
+
+    def __call__(self) -> None:
+        """Take one, if it is due.
+
+        Raises:
+            ValueError: the environment draws nothing.
+        """
+        if self._step % self._every == 0 and len(self.frames) < self.most:
+            shown = self._env.render()
+            if shown is None:
+                raise ValueError("the environment draws nothing, so there is no film; make it with render=True")
+            self.frames.append(np.asarray(shown[0]))
+            self.tell(len(self.frames))
+        self._step += 1
 
 
 def evaluate(
@@ -84,7 +108,7 @@ def evaluate(
     episodes: int,
     seed: int = 10_000,
     deterministic: bool = True,
-    frames: int = 0,
+    film: Callable[[], object] | None = None,
     on_step: Callable[[Step], None] | None = None,
     on_episode: Callable[[int], object] | None = None,
     longest: int = LONGEST,
@@ -98,7 +122,7 @@ def evaluate(
         episodes: in all; environment i runs the i-th share of them, whatever their length.
         seed: of the reset.
         deterministic: the policy's mode instead of samples.
-        frames: how many frames of environment 0 to render (needs render_mode="rgb_array").
+        film: called before every step, such as a `Film`.
         on_step: called with every `Step`, e.g. a recorder; `info["action_log_probs"]` (N,) where the policy says with
             what log-density it drew the action.
         on_episode: called with the number of finished episodes.
@@ -130,7 +154,8 @@ def evaluate(
             stepper.reset(seed=seed)
             policy.reset()
             waiting[:], returns[:], lengths[:] = False, 0.0, 0
-        film(env, result.frames, frames)
+        if film is not None:
+            film()
         action = policy.act(stepper.obs, deterministic=deterministic)
         row = stepper.step(action.value)
         if on_step is not None:

@@ -44,7 +44,8 @@ class EnvMaker:
 
     Attributes:
         make: makes it.
-        plain: makes it with its own reward, for evaluation, whatever pays in training.
+        plain: makes it for evaluation: with its own reward, whatever pays in training, and without what only helps to
+            learn (`judged`).
         name: of the task, where it has one that is known elsewhere.
     """
 
@@ -63,11 +64,22 @@ def env_factory(cfg: DictConfig) -> EnvMaker:
     if node.get("engine") == "gym" and node.get("id") is None:
         raise Refused("say which task: id=<Gymnasium id>, such as id=Pendulum-v1")
 
-    def make(num_envs: int, seed: int, render: bool) -> VecEnv:
+    def make(num_envs: int, seed: int, render: bool, given: Mapping[str, object] = node) -> VecEnv:
         extra = {"render_mode": "rgb_array"} if render else {}
-        return build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
+        return build.make("engine", given, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
-    return EnvMaker(make, make, str(cfg.get("id") or ""))
+    def plain_make(num_envs: int, seed: int, render: bool) -> VecEnv:
+        return make(num_envs, seed, render, judged(node))
+
+    return EnvMaker(make, plain_make, str(cfg.get("id") or ""))
+
+
+def judged(node: dict[str, Any]) -> dict[str, Any]:
+    """An environment's options as evaluations have them."""
+    if not isinstance(node.get("world"), Mapping):
+        return node
+    off = build.tool("world_parts")(build.make("world", node["world"], where="env.world")).judged
+    return {**node, "world": {**node["world"], **off}}
 
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOSpec], AnyLearner]:
@@ -161,11 +173,11 @@ def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, Policy]:
         path = checkpoint.find(path)
         run_config = stored_config(path)
         cfg = in_env_of(cfg, run_config)
-        env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+        env = env_factory(cfg).plain(cfg.num_envs, cfg.seed, False)
         return cfg, path, env, load_policy(cfg, run_config, path, env.io)
     if cfg.get("env") is None:
         raise Refused(f"policy={choice('policy')} brings no environment; add env=…, e.g. env=gym id=HalfCheetah-v4")
-    env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
+    env = env_factory(cfg).plain(cfg.num_envs, cfg.seed, False)
     return cfg, path, env, foreign(cfg, str(path), env.io)
 
 

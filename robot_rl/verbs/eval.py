@@ -59,7 +59,7 @@ def evaluate(cfg: DictConfig) -> None:
 
     threads(cfg)
     cfg, path, env, policy = load_subject(cfg)
-    make_env = env_factory(cfg)
+    make_env = env_factory(cfg).plain
     if cfg.student is not None:
         if policy.parts.use_student is None:
             raise Refused(

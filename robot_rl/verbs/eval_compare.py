@@ -46,7 +46,7 @@ def compare(cfg: DictConfig) -> None:
     paths = [checkpoint.find(Path(path)) for path in given]
     configs = [stored_config(path) for path in paths]
     cfg = in_env_of(cfg, configs[0])
-    env = env_factory(cfg)(1, cfg.seed, False)
+    env = env_factory(cfg).plain(1, cfg.seed, False)
     policies = [load_policy(cfg, config, path, env.io) for config, path in zip(configs, paths)]
     ends = any(ends_at_success(config) for config in configs)
     found: list[dict[str, list[Any]]] = [{"returns": [], "successes": []} for _ in given]

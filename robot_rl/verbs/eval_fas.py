@@ -50,7 +50,7 @@ def evaluate_intervals(cfg: DictConfig) -> None:
             raise Refused("this run was trained without an environment; add env=…")
         here: Any = OmegaConf.merge(cfg, {"env": env_config})
         largest, offset = _scale_of(here)
-        env = env_factory(here)(cfg.num_envs, cfg.seed, False)
+        env = env_factory(here).plain(cfg.num_envs, cfg.seed, False)
         policy = load_policy(here, run_config, path, env.io)
         with answer.bar(len(fas.INTERVALS), "interval") as bar:
             result = fas.frequency_averaged_score(

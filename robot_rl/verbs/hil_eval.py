@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from omegaconf import DictConfig
 
 from robot_rl import build
-from robot_rl.loops.evaluate import Evaluation, film
+from robot_rl.loops.evaluate import Evaluation
 from robot_rl.loops.evaluate import evaluate as run_evaluation
 from robot_rl.types import Policy
 from robot_rl.verbs.reading import ends_at_success, plain
@@ -25,7 +24,7 @@ def evaluate_as_run(
     policy: Policy,
     *,
     judge: Judge | None = None,
-    frames: int = 0,
+    film: Callable[[], object] = lambda: None,
     first_success: bool | None = None,
     **how: Any,
 ) -> Evaluation:
@@ -35,7 +34,7 @@ def evaluate_as_run(
         config: of the run that made the policy; None of a policy that comes without one.
         env: what it is tried in.
         policy: what acts.
-        frames: how many to film.
+        film: called before every step.
         first_success: episodes end at their first success; None: if those of the run do. Trials always do.
         judge: success classifier that says what a success is, in place of the environment.
         how: episodes, seed, deterministic and on_episode of `loops.evaluate.evaluate`.
@@ -52,7 +51,7 @@ def evaluate_as_run(
         )
     if config is None or not piloted or not (judge or ends):
         ends = ends if first_success is None else first_success
-        return run_evaluation(env, policy, frames=frames, first_success=ends, **how)
+        return run_evaluation(env, policy, film=film, first_success=ends, **how)
     from robot_rl.human.trials import trials  # the safety layer: only for runs that have one
 
     if env.num_envs != 1:
@@ -61,10 +60,9 @@ def evaluate_as_run(
             "copies of the environment: num_envs=1 (rr.make(..., num_envs=1))"
         )
     policy.io.check(env.io)
-    taken: list[np.ndarray] = []
     pilot = build.make("pilot", plain(config.pilot), env=env, human=None)
-    block = trials(env, policy, pilot, judge=judge, on_tick=partial(film, env, taken, frames), **how)
-    return Evaluation(block.returns, block.steps, block.successes, frames=taken, cut=block.cut)
+    block = trials(env, policy, pilot, judge=judge, on_tick=film, **how)
+    return Evaluation(block.returns, block.steps, block.successes, cut=block.cut)
 
 
 def unknown_success(config: DictConfig | None, run: str, result: Evaluation) -> str:

@@ -156,8 +156,8 @@ class HilMakers:
 
     @property
     def plain(self) -> MakeEnv:
-        """Makes the environment with its own reward, for trials."""
-        return self.env.plain if isinstance(self.env, EnvMaker) and self.env.plain is not self.env.make else self.env
+        """Makes the environment as `EnvMaker.plain` does, for trials."""
+        return self.env.plain if isinstance(self.env, EnvMaker) else self.env
 
 
 class HilJob:

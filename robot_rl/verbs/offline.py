@@ -330,10 +330,11 @@ def offline_job(cfg: DictConfig, folder: Path) -> OfflineJob:
     """
     threads(cfg)
     estimates = cfg.get("ope") is not None and cfg.get("behaviour") is not None  # else ~ope on the command line
+    maker = None if cfg.get("env") is None else env_factory(cfg)
     return OfflineJob(
         settings_of(OfflineSettings, cfg),
         start_of(cfg, folder),
-        make_env=None if cfg.get("env") is None else env_factory(cfg),
+        make_env=maker and replace(maker, make=maker.plain),
         make_learner=learner_factory(cfg),
         judges=judges_of(cfg) if estimates else None,
     )

@@ -19,7 +19,7 @@ from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
-from robot_rl.loops.evaluate import Evaluation, evaluate, evaluate_midway
+from robot_rl.loops.evaluate import Evaluation, Film, evaluate, evaluate_midway
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
@@ -30,7 +30,7 @@ from robot_rl.run import Run, RunStart, reason
 from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Policy, Sampler, Seen, Stateful, VecEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Whole
-from robot_rl.verbs import logs
+from robot_rl.verbs import answer, logs
 from robot_rl.verbs.build import EnvMaker
 from robot_rl.verbs.collect_episodes import ExpertPolicy, KeepOptions, keep_steps
 from robot_rl.verbs.contract import check_learner
@@ -459,8 +459,10 @@ def film(
         return "switched off"
     env = make_env(1, seed + 20_000, True)
     try:
-        frames = trial(env, policy, episodes=episodes, seed=20_000, frames=int(seconds * env.io.control_hz)).frames
-        return report.write_video(path, frames, env.io.control_hz)
+        made = Film(env, seconds)
+        with answer.bar(made.most, "frame", "film") as made.tell:
+            trial(env, policy, episodes=episodes, seed=20_000, film=made)
+        return report.write_video(path, made.frames, made.hz)
     finally:
         env.close()
 

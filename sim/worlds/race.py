@@ -7,6 +7,7 @@ checkpoints fall one after the other or not at all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -74,6 +75,7 @@ class Race:
         *("previous_steering", "previous_wheel_speed"),
     )
     cameras: tuple[str, ...] = ("chase", "onboard", "overview")
+    judged: Mapping[str, object] = {"practice": False}
     way_out: tuple[float | None, ...] = (None, -1.0)
     """Back out of where the car is stuck, with any steering."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import ModuleType
@@ -44,7 +45,7 @@ class Terrain(Walk):
     been reached without a fall; evaluations say it for each kind of ground.
 
     Who reached it begins the next episode on a tile one level harder, who did not come half way one easier; behind the
-    hardest any level follows.
+    hardest any level follows. Evaluations draw any of `levels` for every episode.
 
     Args:
         levels: [easiest, hardest] that are drawn, of 0 to 7.
@@ -66,6 +67,7 @@ class Terrain(Walk):
     name = "terrain"
     episode_steps = 750
     low, sharp, clock = 0.35, 0.4, 120.0
+    judged: Mapping[str, object] = {"curriculum": False}
 
     def __init__(
         self,

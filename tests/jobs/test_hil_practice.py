@@ -1,4 +1,4 @@
-"""Practice on a track: after a crash the car starts again at the checkpoint that it had reached."""
+"""Practice on a track: after a crash the car starts again at the checkpoint that it had reached; not in evaluations."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 from types import SimpleNamespace
@@ -16,6 +16,8 @@ from robot_rl.human.session import Records
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
 from robot_rl.types import Learner, Options, PolicyParts
+from robot_rl.verbs.build import env_factory, judged
+from robot_rl.verbs.compose import compose_verb
 
 
 class Left(Learner):
@@ -57,3 +59,13 @@ def test_practice_goes_on_at_the_last_checkpoint_through_the_whole_stack(tmp_pat
     assert int(batch.terminated.sum()) == 5  # a crash is a true end: nothing is bootstrapped into the next start
     assert (batch.discount[batch.terminated] == 0).all()
     env.close()
+
+
+def test_evaluations_have_no_practice():
+    cfg = compose_verb("check", {"env": "race"}, {"env": {"world": {"practice": True}}})
+    maker = env_factory(cfg)
+    assert maker(1, 0, False).world.practice
+    assert not maker.plain(1, 0, False).world.practice
+    there = {"engine": "mujoco", "world": {"name": "race", "practice": True, "checkpoints": 6}}
+    assert judged(there) == {"engine": "mujoco", "world": {"name": "race", "practice": False, "checkpoints": 6}}
+    assert judged({"engine": "gym", "id": "Pendulum-v1"}) == {"engine": "gym", "id": "Pendulum-v1"}
