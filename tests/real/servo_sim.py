@@ -126,11 +126,12 @@ class ServoSim:
 
     Attributes:
         heard: (instruction, id, data) of every packet.
+        now: () -> seconds by which its servos move.
     """
 
     def __init__(self, servos=(), *, wire=False, link=None):
         self.servos, self.wire, self.link = list(servos), wire, link
-        self.heard = []
+        self.heard, self.now = [], time.monotonic
         self.lock = threading.Lock()
         self.plug()
 
@@ -171,7 +172,7 @@ class ServoSim:
             servo.place = float(turned)
 
     def _work(self):
-        waiting, before = b"", time.monotonic()
+        waiting, before = b"", self.now()
         while not self._over:
             if select.select([self._end], [], [], 0.002)[0]:
                 try:
@@ -179,13 +180,13 @@ class ServoSim:
                 except OSError:  # nobody has the port open
                     time.sleep(0.002)
             with self.lock:
-                now = time.monotonic()
-                for servo in self.servos:
-                    servo.move(max(now - before, 1e-4))
+                lived, now = time.monotonic(), self.now()
+                for servo in self.servos if now > before else ():
+                    servo.move(now - before)
                     servo.show()
                 before = now
                 waiting = self._take(waiting)
-            self.at = now
+            self.at = lived
 
     def _take(self, waiting):
         while len(waiting) >= 6:
