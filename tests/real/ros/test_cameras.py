@@ -64,13 +64,11 @@ def drive(station):
     station.wait_state("ACTIVE", limit=30.0)
 
 
-@pytest.mark.timing
 def test_the_policy_drives_by_what_it_sees(seeing) -> None:
     drive(seeing)
     wait(lambda: abs(waist(seeing) - 0.3) < 0.02, limit=20.0, what="the waist where it goes when pictures come")
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize(("fault", "said"), [("repeat", "frozen"), ("garbage", "usable"), ("silent", "usable")])
 def test_39_policy_lets_go_when_a_camera_breaks_and_goes_on_when_it_lives_again(seeing, fault, said) -> None:
     drive(seeing)

@@ -8,13 +8,14 @@ import pytest
 from ros_harness import SLACK, SPEC, STOP, SUPERVISOR, TIMEOUT, wait
 from std_msgs.msg import Bool, Float64MultiArray, String
 
-pytestmark = [pytest.mark.ros, pytest.mark.timing]
+pytestmark = pytest.mark.ros
 
 
 def drops(live):
     return {k: int(v) for k, v in live.diagnostic("safety_supervisor: safety")[2].items() if k.startswith("dropped_")}
 
 
+@pytest.mark.timing
 def test_01_silent_policy_soft_stop_in_time_and_recovers_without_reset(live):
     live.moving()
     since = time.monotonic()
@@ -26,6 +27,7 @@ def test_01_silent_policy_soft_stop_in_time_and_recovers_without_reset(live):
     live.check_limits()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("rate", [50.0, 1500.0])
 def test_03_half_rate_runs_and_flood_is_a_soft_stop(live, rate):
     live.active()
@@ -97,6 +99,7 @@ def test_05_permuted_joints_are_put_in_order(live):
     live.check_limits()
 
 
+@pytest.mark.timing
 def test_08_step_of_ten_radians_is_approached_within_limits(live):
     live.active()
     live.driver.value = lambda t: np.full(3, 10.0)
@@ -105,6 +108,7 @@ def test_08_step_of_ten_radians_is_approached_within_limits(live):
     live.check_limits()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_09_square_wave_at_nyquist_never_leaves_the_limits(live, seconds):
     live.active()
@@ -124,6 +128,7 @@ def test_10_first_command_far_from_the_robot_stays_armed_with_a_warning(live):
     assert np.abs(live.last.value).max() < 1e-3
 
 
+@pytest.mark.timing
 def test_11_joint_states_stop_fault_in_time_and_no_recovery_by_itself(live):
     live.moving()
     since = time.monotonic()
@@ -138,6 +143,7 @@ def test_11_joint_states_stop_fault_in_time_and_no_recovery_by_itself(live):
     live.check_limits()
 
 
+@pytest.mark.timing
 def test_12_joint_states_never_start(live, processes):
     processes.end("sim_robot_node")
     processes.end("safety_supervisor_node")
@@ -158,6 +164,7 @@ def test_12_joint_states_never_start(live, processes):
 SUPERVISOR_QUICK = ("autostart:=true", "first_message_timeout:=0.5", "realtime:=40")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("row", "change", "fault"),
     [
@@ -207,6 +214,7 @@ def test_17_two_publishers_with_half_of_the_joints_are_merged(live):
     assert "age_j2_ms" in live.diagnostic("safety_supervisor: inputs")[2]
 
 
+@pytest.mark.timing
 def test_18_delayed_jittered_lossy_states_run_and_ages_are_reported(live):
     live.set("sim_robot", obs_delay=0.08, obs_jitter=0.04, drop_prob=0.2)
     live.active(lambda t: np.full(3, 0.0))
@@ -217,6 +225,7 @@ def test_18_delayed_jittered_lossy_states_run_and_ages_are_reported(live):
     live.check_limits()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("offset", [5.0, -5.0])
 def test_19_clock_offset_of_the_robot_is_learnt(live, offset):
     live.inject(clock_offset=offset)
@@ -228,6 +237,7 @@ def test_19_clock_offset_of_the_robot_is_learnt(live, offset):
     assert age < 150.0  # not five seconds
 
 
+@pytest.mark.timing
 def test_20_clock_step_while_active_is_no_stop_but_a_warning(live):
     live.active()
     before = int(live.diagnostic("safety_supervisor: inputs")[2].get("clock_faults", 0))
@@ -239,6 +249,7 @@ def test_20_clock_step_while_active_is_no_stop_but_a_warning(live):
     assert set(live.states) <= {"ACTIVE"}
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("way", ["topic", "service"])
 def test_24_estop_while_moving_latches_and_release_clears_nothing(live, way):
     live.moving()
@@ -302,6 +313,7 @@ def hold(live, seconds, held=True, value=None, each=None):
         time.sleep(0.02)
 
 
+@pytest.mark.timing
 def test_27_takeover_in_mid_motion_is_continuous_both_ways(live):
     live.moving()
     hold(live, 0.6, value=live.last.value)
@@ -323,6 +335,7 @@ def test_28_takeover_without_commands_holds_and_never_falls_back(live):
     live.check_limits()
 
 
+@pytest.mark.timing
 def test_29_operator_falls_silent_with_takeover_held_soft_stop(live):
     live.moving()
     hold(live, 0.3, value=np.full(3, 1.5))
@@ -344,6 +357,7 @@ def test_31_exception_inside_the_loop_brakes_and_latches(live):
     live.check_limits()
 
 
+@pytest.mark.timing
 def test_32_starved_supervisor_is_loop_overrun(live):
     live.active()
     live.inject_out.publish(String(data="busy 0.7"))
@@ -378,6 +392,7 @@ def test_36_timeouts_may_only_be_lowered(live):
     assert live.set("safety_supervisor", rate=50.0)  # read-only
 
 
+@pytest.mark.timing
 def test_37_chunks_late_empty_overlapping_stay_continuous(live):
     live.active()
     begin = time.time()
@@ -402,6 +417,7 @@ def test_37_chunks_late_empty_overlapping_stay_continuous(live):
     live.check_limits()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_42_supervisor_brakes_before_it_ends(live, processes, sign):
     live.moving()
@@ -412,6 +428,7 @@ def test_42_supervisor_brakes_before_it_ends(live, processes, sign):
     live.check_limits()
 
 
+@pytest.mark.timing
 def test_30_supervisor_killed_in_position_mode_the_robot_stands(live, processes):
     live.moving()
     processes.end("safety_supervisor_node", signal.SIGKILL)
@@ -422,6 +439,7 @@ def test_30_supervisor_killed_in_position_mode_the_robot_stands(live, processes)
     assert np.abs(live.position - where).max() < 1e-6
 
 
+@pytest.mark.timing
 def test_30_supervisor_killed_robot_with_timeout_stops_and_without_arming_is_refused(live, processes):
     for key, sign in (("sim_robot_node", signal.SIGINT), ("safety_supervisor_node", signal.SIGTERM)):
         assert processes.end(key, sign, limit=5.0) in (0, None)  # row 42

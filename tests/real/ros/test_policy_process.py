@@ -89,7 +89,6 @@ def test_36_bad_policy_is_refused_and_the_old_one_goes_on(driven, processes, nam
     assert driven.set("policy", policy_path=str(processes.folder / "nowhere"))
 
 
-@pytest.mark.timing
 def test_36_slow_load_keeps_the_old_policy_driving(driven, processes):
     driven.executed.clear()
     begin = time.monotonic()
@@ -115,7 +114,6 @@ def test_02_policy_stopped_for_a_second_goes_on_without_a_jump(driven, processes
     driven.check_limits()
 
 
-@pytest.mark.timing
 def test_42_policy_lets_go_and_ends_with_zero(driven, processes):
     moving(driven, processes)
     since = time.monotonic()
@@ -129,7 +127,6 @@ def test_42_policy_lets_go_and_ends_with_zero(driven, processes):
     driven.check_limits()
 
 
-@pytest.mark.timing
 def test_01_policy_killed_while_moving_then_another_without_reset(driven, processes):
     moving(driven, processes)
     since = time.monotonic()
