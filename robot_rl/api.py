@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
 from robot_rl.types import AnyLearner, Callback, Policy, VecEnv
-from robot_rl.verbs.build import judged, load_policy, start_of
+from robot_rl.verbs.build import for_evaluation, load_policy, start_of
 from robot_rl.verbs.compose import choices, compose_verb
 from robot_rl.verbs.hil_eval import evaluate_as_run
 from robot_rl.verbs.loaded_policy import LoadedPolicy
@@ -222,7 +222,7 @@ def evaluate(
     else:
         _trust(OmegaConf.create({"trust": trust}))
         node = _world_of(run) if env is None else _env_node(env, {})
-        world = build.make("engine", judged(node), num_envs=1, seed=seed, device="cpu")
+        world = build.make("engine", for_evaluation(node), num_envs=1, seed=seed, device="cpu")
     try:
         given = run.policy if isinstance(run, LoadedPolicy) else run
         policy = _load(given, world, trust=trust) if isinstance(given, str | os.PathLike) else given

@@ -246,7 +246,7 @@ class WorldParts:
         policy_card: of policies of this world, where a robot on legs sees and does what such a card says.
         privileged_names: () -> names of what the simulator knows and no component of "state" tells.
         privileged: (view) -> (N, P) of these, for critics and teachers.
-        judged: options as evaluations have them, where training has others: levels that follow success, practice.
+        eval_options: options as evaluations have them, where training has others: levels that follow success, practice.
         landmarks: (view) -> "object", "goal" -> (N, 4) where they are [m] and how they are turned about the vertical
             [rad]: what pictures show and `proprio` hides, as labels for who trains an encoder, and to judge one by.
     """
@@ -272,7 +272,7 @@ class WorldParts:
     policy_card: PolicyCard | None = None
     privileged_names: Callable[[], tuple[str, ...]] | None = None
     privileged: Callable[[View], Array] | None = None
-    judged: Mapping[str, object] = field(default_factory=dict)
+    eval_options: Mapping[str, object] = field(default_factory=dict)
     landmarks: Callable[[View], dict[str, Array]] | None = None
 
     def ask_expert(self, state: Array) -> Array:

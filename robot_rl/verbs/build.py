@@ -45,7 +45,7 @@ class EnvMaker:
     Attributes:
         make: makes it.
         plain: makes it for evaluation: with its own reward, whatever pays in training, and without what only helps to
-            learn (`judged`).
+            learn (`for_evaluation`).
         name: of the task, where it has one that is known elsewhere.
     """
 
@@ -69,16 +69,16 @@ def env_factory(cfg: DictConfig) -> EnvMaker:
         return build.make("engine", given, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
     def plain_make(num_envs: int, seed: int, render: bool) -> VecEnv:
-        return make(num_envs, seed, render, judged(node))
+        return make(num_envs, seed, render, for_evaluation(node))
 
     return EnvMaker(make, plain_make, str(cfg.get("id") or ""))
 
 
-def judged(node: dict[str, Any]) -> dict[str, Any]:
+def for_evaluation(node: dict[str, Any]) -> dict[str, Any]:
     """An environment's options as evaluations have them."""
     if not isinstance(node.get("world"), Mapping):
         return node
-    off = build.tool("world_parts")(build.make("world", node["world"], where="env.world")).judged
+    off = build.tool("world_parts")(build.make("world", node["world"], where="env.world")).eval_options
     return {**node, "world": {**node["world"], **off}}
 
 

@@ -75,7 +75,7 @@ class Race:
         *("previous_steering", "previous_wheel_speed"),
     )
     cameras: tuple[str, ...] = ("chase", "onboard", "overview")
-    judged: Mapping[str, object] = {"practice": False}
+    eval_options: Mapping[str, object] = {"practice": False}
     way_out: tuple[float | None, ...] = (None, -1.0)
     """Back out of where the car is stuck, with any steering."""
 

@@ -67,7 +67,7 @@ class Terrain(Walk):
     name = "terrain"
     episode_steps = 750
     low, sharp, clock = 0.35, 0.4, 120.0
-    judged: Mapping[str, object] = {"curriculum": False}
+    eval_options: Mapping[str, object] = {"curriculum": False}
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from robot_rl.human.session import Records
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
 from robot_rl.types import Learner, Options, PolicyParts
-from robot_rl.verbs.build import env_factory, judged
+from robot_rl.verbs.build import env_factory, for_evaluation
 from robot_rl.verbs.compose import compose_verb
 
 
@@ -67,5 +67,5 @@ def test_evaluations_have_no_practice():
     assert maker(1, 0, False).world.practice
     assert not maker.plain(1, 0, False).world.practice
     there = {"engine": "mujoco", "world": {"name": "race", "practice": True, "checkpoints": 6}}
-    assert judged(there) == {"engine": "mujoco", "world": {"name": "race", "practice": False, "checkpoints": 6}}
-    assert judged({"engine": "gym", "id": "Pendulum-v1"}) == {"engine": "gym", "id": "Pendulum-v1"}
+    assert for_evaluation(there) == {"engine": "mujoco", "world": {"name": "race", "practice": False, "checkpoints": 6}}
+    assert for_evaluation({"engine": "gym", "id": "Pendulum-v1"}) == {"engine": "gym", "id": "Pendulum-v1"}

@@ -130,7 +130,7 @@ def test_who_crosses_comes_to_a_harder_tile_and_who_stays_to_an_easier_one() -> 
     assert np.abs(after.qpos[:, :2] - middle).max() == pytest.approx(0.5 * TILE)
     assert np.abs(0.5 * (after.task["begin"] + after.task["end"]) - middle).max() <= 0.5
     assert np.array_equal(after.qpos[:, :2], after.task["begin"])
-    assert world.judged == {"curriculum": False}
+    assert world.eval_options == {"curriculum": False}
     every = Terrain(robot=card.read("go2"), curriculum=False)
     drawn = start(every, 300).task["level"]
     assert set(drawn.tolist()) == set(range(8))
