@@ -287,7 +287,7 @@ def doctor(made):
     return examine(made.processes.folder / "foreign.yaml", listen=3.0, timing=False, wiggle=True)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("position", marks=pytest.mark.timing), "velocity"])
+@pytest.mark.parametrize("mode", ["position", "velocity"])
 def test_doctor_wiggles_each_joint_sees_the_right_one_and_measures_how_late(cell, mode):
     spec = SPEC.format(mode=f"forward_{mode}", timeout=0.3).replace("dead_time: 0.03", "dead_time: 0.1")
     made = cell(spec=spec, driver={"interface": mode, "lag": 0.08, "timeout": 0.3}).idle()

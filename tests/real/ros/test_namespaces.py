@@ -65,7 +65,6 @@ def test_two_robots_in_namespaces_know_nothing_of_each_other(pair):
     right.quiet()
 
 
-@pytest.mark.timing
 def test_21_clock_backwards_is_a_soft_stop_and_offsets_are_learnt_anew(pair):
     left, right, clock = pair
     left.ready(arm=False)

@@ -62,7 +62,6 @@ def moving(graph, processes):
     wait(lambda: np.abs(graph.last.velocity).max() > 0.2, limit=20.0, what="motion")
 
 
-@pytest.mark.timing
 def test_36_good_policy_is_swapped_in_between_ticks(driven, processes):
     swap(driven, processes, "back")
     wait(lambda: np.allclose(driven.last.value, -0.5, atol=0.02), limit=20.0, what="the second target")
@@ -100,7 +99,6 @@ def test_36_slow_load_keeps_the_old_policy_driving(driven, processes):
     assert float(driven.diagnostic("policy: loop")[2].get("rate", 0.0)) > 70.0
 
 
-@pytest.mark.timing
 def test_02_policy_stopped_for_a_second_goes_on_without_a_jump(driven, processes):
     moving(driven, processes)
     process = processes.running["policy_node"]
