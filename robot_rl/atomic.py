@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import json
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import h5py
 
 
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of a place where nothing may be written."""
 _FRESH = 2.0
 """Seconds in which a new file or folder is left alone, whether it is locked or not."""
 

@@ -215,7 +215,8 @@ def put_aside(path: Path) -> Path:
 
 def complete(root: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
-    return sorted(path for path in root.glob("step_*") if (path / "meta.json").exists())
+    found = [path for path in root.glob("step_*") if (path / "meta.json").exists()]
+    return sorted(found, key=lambda path: (len(path.name), path.name))  # from 10^9 on steps have more digits
 
 
 def find(path: Path) -> Path:

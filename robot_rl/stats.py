@@ -104,7 +104,8 @@ class Paired:
         Source: McNemar, Note on the sampling error of the difference between correlated proportions, in its exact form.
         """
         odd, fewer = self.gained + self.lost, min(self.gained, self.lost)
-        return min(1.0, 2.0 * sum(math.comb(odd, k) for k in range(fewer + 1)) / 2.0**odd) if odd else 1.0
+        # whole numbers divide exactly; a float holds 2^1023 at most
+        return min(1.0, 2 * sum(math.comb(odd, k) for k in range(fewer + 1)) / 2**odd) if odd else 1.0
 
     @property
     def evidence(self) -> float:
@@ -118,7 +119,8 @@ class Paired:
         nonasymptotic confidence sequences (mixture martingales).
         """
         odd = self.gained + self.lost
-        return 2.0**odd / ((odd + 1) * math.comb(odd, self.gained))
+        fair, ours = 2**odd, (odd + 1) * math.comb(odd, self.gained)
+        return fair / ours if fair < ours << 1000 else math.inf
 
 
 def pairs_to_tell(gain: float, loss: float, *, alpha: float = 0.05, power: float = 0.8) -> int | None:

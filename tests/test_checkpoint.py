@@ -236,3 +236,9 @@ def test_write_bytes_failure_leaves_the_old_content(tmp_path: Path, monkeypatch:
         write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_checkpoints_beyond_a_billion_steps_are_the_newest(tmp_path: Path) -> None:
+    made = [save(tmp_path, step, keep=2) for step in (999_000_000, 999_900_000, 1_000_100_000)]
+    assert checkpoint.complete(tmp_path) == made[1:]
+    assert checkpoint.find(tmp_path) == made[2]

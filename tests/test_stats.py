@@ -143,3 +143,11 @@ def test_stratified_interval_contains_its_value_and_shrinks_with_seeds():
     many = stratified([list(np.linspace(1, 3, 40)), list(np.linspace(2, 4, 40))])
     assert few.value in few
     assert many.high - many.low < few.high - few.low
+
+
+def test_paired_counts_of_thousands_of_pairs() -> None:
+    """By the normal law: two-sided, z = (200 - 1) / sqrt(2000) = 4.450, p = 8.6e-6."""
+    long = Paired(1100, 900, 2000)
+    assert long.p == pytest.approx(8.457e-6, rel=1e-3)
+    assert long.evidence == pytest.approx(624.3, rel=1e-3)
+    assert Paired(2000, 0, 2000).evidence == math.inf

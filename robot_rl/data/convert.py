@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         )
     if store is not None and fresh and store.meta.get("options", {}) == options:
         return store
-    logs, done = actions.settle(formats.load(path, **options))
+    logs, done = repairs.apply(formats.load(path, **options), Repairs())
     return write_store(
         out,
         logs.episodes,
@@ -175,13 +176,23 @@ def is_converted(store: Store) -> bool:
 
 
 def _earlier(out: Path) -> Store | None:
-    """The store `out`, if there is one that can be read."""
-    if not (out / META).is_file():
+    """The store `out`, if there is one that can be read.
+
+    Raises:
+        ValueError: something else lies there than a store that `convert_once` made.
+    """
+    if not out.exists():
         return None
     try:
         return open_store(out)
-    except ValueError:  # of an earlier version, or damaged: it is made anew
-        return None
+    except (ValueError, OSError) as problem:
+        with suppress(ValueError, OSError):
+            if "options" in foreign.read_json(out / META):  # ours, of an earlier version or damaged: it is made anew
+                return None
+        raise ValueError(
+            f"{out} is where the log would be kept, and is no store that may be replaced ({problem}): move it to "
+            "another name, or name another log"
+        ) from problem
 
 
 def _is_of(store: Store, path: Path) -> bool:

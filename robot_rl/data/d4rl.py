@@ -154,7 +154,8 @@ def write(
     with new_hdf5(path) as file:
         for key, value in columns.items():
             file.create_dataset(key, data=value, compression="gzip" if compress else None)
-        for key, value in (metadata or {}).items():
+        rate = {} if io is None else {"control_hz": io.control_hz}
+        for key, value in {**rate, **(metadata or {})}.items():
             file[f"metadata/{key}"] = value if isinstance(value, (int, float, str)) else json.dumps(value)
         file.attrs.update(facts(io, said))
 

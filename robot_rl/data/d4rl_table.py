@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from robot_rl.data import foreign, sources
 from robot_rl.data.findings import Finding, error, note, refusal, stop_on_errors, warning
+from robot_rl.data.read_options import rate_of
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _FLAGS = ("terminals", "timeouts")
@@ -71,8 +71,8 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> D4rlTable:
             if key not in present:
                 findings += sources.missing_key(path, key, present).findings
         wanted = [key for key in (*REQUIRED, "timeouts", "next_observations") if key in present]
-        kept = ("infos/cut", "infos/final_obs_valid", "infos/action_log_probs")
-        wanted += [key for key in present if key.startswith("infos/") and (infos or key in kept)]
+        kept = ("cut", "final_obs_valid", "action_log_probs", "intervened", "proposed", "stamp", "next_stamp")
+        wanted += [key for key in present if key.startswith("infos/") and (infos or key[6:] in kept)]
         for key in wanted:
             try:
                 column[key] = _read(path, present[key])
@@ -124,8 +124,7 @@ def _rate(file: h5py.File) -> float:
     """Decisions per second as the file itself says, else 20."""
     kept = file.get("metadata/control_hz")
     told = kept[()] if isinstance(kept, h5py.Dataset) and kept.shape == () else None
-    rate = float(told) if isinstance(told, (int, float, np.number)) else math.nan
-    return rate if math.isfinite(rate) and rate > 0.0 else 20.0
+    return rate_of(told)
 
 
 def _read_told(file: h5py.File, key: str) -> Any:

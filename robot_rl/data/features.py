@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from robot_rl.atomic import write_bytes
+from robot_rl.atomic import READ_ONLY, write_bytes
 from robot_rl.data.store import Store
 
 _AT_ONCE = 256
@@ -85,10 +84,13 @@ def features(store: Store, reader: Reader) -> np.ndarray:
             )
         found[index] = answer
     found = found[source]
-    with suppress(PermissionError):
-        data = io.BytesIO()
-        np.save(data, found, allow_pickle=False)
+    data = io.BytesIO()
+    np.save(data, found, allow_pickle=False)
+    try:
         write_bytes(path, data.getvalue())
+    except OSError as problem:
+        if problem.errno not in READ_ONLY:
+            raise
     found.flags.writeable = False
     return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from robot_rl.atomic import new_folder
 from robot_rl.data import checks, foreign, replay_log, sources
 from robot_rl.data.bounds import bounds_of_io
 from robot_rl.data.episode import Logs, sound, unnamed_io
@@ -244,7 +245,7 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
     elif to == "recording":
         from robot_rl.data.recorder import Recorder
 
-        with Recorder(path) as recorder:
+        with new_folder(path) as folder, Recorder(folder) as recorder:
             for episode in logs.episodes:
                 recorder.append(replace(episode, meta={**episode.meta, "io": logs.io}))
     else:

@@ -426,7 +426,7 @@ def _episode(
 
 
 def _is_vector(key: str, value: np.ndarray) -> bool:
-    return key.startswith("observation.") and value.dtype.kind == "f"
+    return key.startswith("observation.") and value.dtype.kind in "biuf"
 
 
 def _short(key: str) -> str:

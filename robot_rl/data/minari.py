@@ -22,7 +22,7 @@ from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.bounds import attributes, facts, read_declared
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, refusal, warning
-from robot_rl.data.read_options import AS_IT_IS, RATE, ReadOptions
+from robot_rl.data.read_options import AS_IT_IS, ReadOptions, rate_of
 from robot_rl.extras import require
 from robot_rl.types import Episode, IOSpec
 
@@ -75,7 +75,9 @@ def read(path: str | Path, options: ReadOptions = AS_IT_IS) -> Logs:
         found = len(episodes) if key == "total_episodes" else sum(len(e) for e in episodes)
         if key in metadata and metadata[key] != found:
             findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
-    interface = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], options.control_hz or RATE)
+    interface = unnamed_io(
+        episodes[0].obs, episodes[0].action.shape[1], options.control_hz or rate_of(metadata.get("control_hz"))
+    )
     known = {**metadata, "path": str(file_path), "format": "minari"}
     size = interface.action_dim
     space = foreign.parse(folder / META, metadata["action_space"]) if metadata.get("action_space") else {}
@@ -119,7 +121,7 @@ def write(
         path: folder of the dataset, by Minari's rules <MINARI_DATASETS_PATH>/<dataset_id>; replaced as a whole.
         episodes: what to write.
         dataset_id: "<namespace>/<name>-v<k>".
-        io: interface; what -1 and +1 mean is kept in metadata.json.
+        io: interface; its rate and what -1 and +1 mean are kept in metadata.json.
         said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
         metadata: further entries of metadata.json, such as author or algorithm_name.
 
@@ -153,6 +155,7 @@ def write(
             "dataset_id": dataset_id,
             "minari_version": "0.5.4",
             "dataset_size": round((data / FILE).stat().st_size / 1e6, 1),
+            **({} if io is None else {"control_hz": io.control_hz}),
             **told,
             **metadata,
         }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
+
+import numpy as np
 
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Meaning, Number, Pixels, Positive
@@ -56,3 +59,9 @@ class ReadOptions(Options):
 AS_IT_IS = ReadOptions()
 RATE = 20.0
 """Decisions per second of a file that does not tell them."""
+
+
+def rate_of(told: object) -> float:
+    """Decisions per second as a file itself says, else `RATE`."""
+    rate = float(told) if isinstance(told, (int, float, np.number)) else math.nan
+    return rate if math.isfinite(rate) and rate > 0.0 else RATE

@@ -66,6 +66,8 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
     if repairs.split_gaps:
         episodes, more = _split_gaps(episodes)
         done += more
+        if not episodes:
+            raise BadData([*done, error("nothing_left", "no time stamp runs on, so split_gaps=true leaves no step")])
     episodes, more = _images(episodes)
     done += more
     how = {"action": repairs.action, "low": repairs.action_low, "high": repairs.action_high}
@@ -89,7 +91,7 @@ def _drop_untrusted(episodes: list[Episode], name: str) -> tuple[list[Episode], 
     count = sum(a is not b for a, b in zip(changed, episodes))
     message = (
         f"{count} of {len(episodes)} episodes end by terminal at the time limit; treated as truncated "
-        "(trust_terminals=true to keep)"
+        "(robot-rl data convert ... trust_terminals=true keeps them)"
     )
     return changed, [warning("timeout_as_terminal", message, count=count)]
 

@@ -24,9 +24,9 @@ HEEDS = ("rows",)
 def find(path: Path) -> Path | None:
     """Newest complete checkpoint with a replay buffer: of a run folder, of its checkpoints, or `path` itself."""
     for folders in (path.glob("checkpoints/step_*"), path.glob("step_*"), [path]):
-        found = sorted(p for p in folders if (p / "meta.json").is_file() and (p / "buffer").is_dir())
+        found = [p for p in folders if (p / "meta.json").is_file() and (p / "buffer").is_dir()]
         if found:
-            return found[-1]
+            return max(found, key=lambda p: (len(p.name), p.name))
     return None
 
 

@@ -371,9 +371,10 @@ def _spans(
         starts = topics[rule["start"]].time
         stops = topics[rule["stop"]].time if rule.get("stop") else np.append(starts[1:], end)
         spans = []
-        for start in starts:
+        for start, again in zip(starts, np.append(starts[1:], np.inf)):  # begun anew before its stop: it ends there
             later = stops[stops > start]
-            spans.append((max(start, begin), min(float(later[0]) if len(later) else end, end), bool(len(later))))
+            stop = float(later[0]) if len(later) else end
+            spans.append((max(start, begin), min(stop, float(again), end), bool(len(later)) and stop <= again))
         return [span for span in spans if span[1] > span[0]]
     if rule.get("gap_s"):
         time = np.sort(np.concatenate([t.time for t in streams]))

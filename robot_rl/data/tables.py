@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,11 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
     first = _variant(plan, files[0])
-    return Logs(episodes, findings, _io(first), {"path": str(path), "format": "csv"})
+    io = _io(first)
+    if first.get("time") and not first.get("control_hz"):  # the rows are kept, and tell the rate themselves
+        period = np.median(np.concatenate([np.diff(e.stamp) for e in episodes]))
+        io = replace(io, control_hz=round(1.0 / float(period), 6))
+    return Logs(episodes, findings, io, {"path": str(path), "format": "csv"})
 
 
 def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -137,10 +142,12 @@ def _plan(given: str | Path | dict[str, object]) -> dict[str, Any]:
 
 def _check_plan(plan: Mapping[str, Any], name: str) -> None:
     for kind in ("state", "action"):
-        items = plan[kind] if isinstance(plan[kind], list) else [plan[kind]]
+        items = plan[kind] if isinstance(plan[kind], list) else [str(plan[kind])]
         for item in items:
             if not isinstance(item, Mapping) or not isinstance(item.get("column"), str):
-                raise refusal("map", f"{name}: '{kind}' has {str(item)[:200]}, expected entries with a column")
+                raise refusal(
+                    "map", f"{name}: '{kind}' has {str(item)[:200]}, expected a list of entries with a column"
+                )
             if item.get("transform", "sin") not in _TRANSFORMS:
                 known = ", ".join(_TRANSFORMS)
                 raise refusal("map", f"{name}: transform '{item['transform']}' is unknown; there are {known}")

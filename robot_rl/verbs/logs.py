@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import model_validator
 from typing_extensions import Self
 
+from robot_rl.atomic import READ_ONLY
 from robot_rl.data.bounds import (
     NORMALISED,
     STATED,
@@ -130,7 +131,9 @@ def open_log(path: str | Path) -> Store:
                 + "".join(f"; {line}" for line in store.report[:4])
             )
         return store
-    except PermissionError:
+    except OSError as problem:
+        if problem.errno not in READ_ONLY:
+            raise
         mark = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
         return convert_once(path, Path("runs/stores") / f"{path.stem}-{mark}.store")
     except BadData as problem:

@@ -21,6 +21,7 @@ from robot_rl import cli
 from robot_rl.atomic import new_folder, new_hdf5
 from robot_rl.data import d4rl, minari, store_write
 from robot_rl.data.d4rl import read
+from robot_rl.data.recorder import Recorder
 
 
 @pytest.mark.parametrize("limit", [4_000, 300_000, 1_000_000])
@@ -60,7 +61,7 @@ def test_hdf5_appears_when_it_is_whole(tmp_path: Path) -> None:
 _KILLS = [(number, "x.store") for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL)]
 
 
-@pytest.mark.parametrize(("number", "out"), [*_KILLS, (signal.SIGKILL, "x.hdf5")])
+@pytest.mark.parametrize(("number", "out"), [*_KILLS, (signal.SIGKILL, "x.hdf5"), (signal.SIGKILL, "x to=recording")])
 def test_killed_conversion_leaves_nothing(
     tmp_path: Path, fork, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, out: str
 ) -> None:
@@ -75,9 +76,10 @@ def test_killed_conversion_leaves_nothing(
         cli.main()
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["robot-rl", "data", "convert", "log.hdf5", f"out={out}"])
+    monkeypatch.setattr(sys, "argv", ["robot-rl", "data", "convert", "log.hdf5", *f"out={out}".split()])
     monkeypatch.setattr(store_write.StoreWriter, "_finish", killed)
     monkeypatch.setattr(h5py.Group, "create_dataset", killed)
+    monkeypatch.setattr(Recorder, "append", killed)
     assert fork(convert).wait()[0] == (-number if number == signal.SIGKILL else 128 + number)
     limit = time.monotonic() + 10
     while len(list(tmp_path.iterdir())) > 1 and time.monotonic() < limit:

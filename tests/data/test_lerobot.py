@@ -203,3 +203,15 @@ def test_real_v21_set_with_absent_videos_explains(tmp_path: Path) -> None:
     shutil.copy(G1 / "data/chunk-000/episode_000000.parquet", root / "data/chunk-000/episode_000000.parquet")
     with pytest.raises(BadData, match=r"episode_000000.mp4 is not there; copy the videos"):
         lerobot.read(root, ReadOptions(videos=True))
+
+
+def test_whole_numbers_and_flags_are_observations_too(tmp_path: Path) -> None:
+    path = made(tmp_path / "s", count=1)
+    file, told = next(path.glob("data/**/*.parquet")), path / "meta/info.json"
+    rewrite(file, lambda rows: [{**row, "observation.gripper": [i % 3]} for i, row in enumerate(rows)])
+    info = json.loads(told.read_text())
+    info["features"]["observation.gripper"] = {"dtype": "int64", "shape": [1], "names": None}
+    told.write_text(json.dumps(info))
+    (one,) = lerobot.read(path).episodes
+    assert one.obs["gripper"].dtype == np.float32
+    assert one.obs["gripper"][:-1, 0].tolist() == [i % 3 for i in range(len(one))]

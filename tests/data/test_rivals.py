@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -186,3 +187,20 @@ def test_store_of_a_file_with_findings_is_made_once(tmp_path: Path) -> None:
     assert any("its last 6 rows" in line for line in store.report)
     made = (store.path / "meta.json").stat().st_mtime_ns
     assert (convert_once(path).path / "meta.json").stat().st_mtime_ns == made
+
+
+def test_what_lies_where_the_store_would_is_replaced_only_if_we_made_it(tmp_path: Path) -> None:
+    path, out = hdf5(tmp_path / "x.hdf5", rows(10, timeouts=(4, 9))), tmp_path / "x.store"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"is no store that may be replaced .*move it to another name"):
+        convert_once(path)
+    assert (out / "notes.txt").read_text() == "mine"
+    shutil.rmtree(out)
+    convert(path, out)  # by hand, so it may hold repairs
+    (out / "reward.bin").unlink()
+    with pytest.raises(ValueError, match="is no store that may be replaced"):
+        convert_once(path)
+    shutil.rmtree(out)
+    (convert_once(path).path / "reward.bin").unlink()
+    assert len(convert_once(path).column("reward")) == 10

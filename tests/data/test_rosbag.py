@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,31 @@ def test_real_truncated_talker(tmp_path: Path) -> None:
     file.chmod(0o644)
     file.write_bytes(data[: len(data) * 2 // 3])
     assert "is cut short (File end magic is invalid.)" in text(tmp_path / "t", 2)
+
+
+@dataclass
+class Said:
+    data: np.ndarray
+
+
+def test_an_episode_that_is_begun_anew_before_its_stop_ends_there() -> None:
+    def topic(times: Any, value: Any = float) -> rosbag._Topic:
+        made = rosbag._Topic()
+        for at in times:
+            made.received.append(float(at))
+            made.stamped.append(0.0)
+            made.message.append(Said(np.array([value(at)])))
+        return made
+
+    topics = {"/s": topic(np.arange(0, 30, 0.1), np.sin), "/c": topic(np.arange(0, 30, 0.1), np.cos)}
+    topics |= {"/start": topic([1, 5, 20]), "/stop": topic([10, 25])}
+    plan = {
+        "clock": 10,
+        "observation": [{"topic": "/s", "field": "data"}],
+        "action": {"topic": "/c", "field": "data"},
+        "episode": {"start": "/start", "stop": "/stop"},
+    }
+    found = rosbag._convert(Path("log.mcap"), plan, topics, []).episodes
+    assert [(round(e.stamp[0]), round(e.stamp[-1]), "cut" in e.meta) for e in found] == [
+        (1, 5, True), (5, 10, False), (20, 25, False),
+    ]  # fmt: skip

@@ -52,12 +52,12 @@ def test_toy_comes_back_exactly(tmp_path: Path, to: str, episodes: Any) -> None:
     made = episodes()
     want = write_store(tmp_path / "want.store", made)
     name = {"d4rl": "robot.hdf5", "minari": "robot-v0"}.get(to, f"robot.{to}")
-    logs = Logs(made, [], unnamed_io(made[0].obs, 2, 20.0))
+    logs = Logs(made, [], unnamed_io(made[0].obs, 2, 50.0))
     formats.write(tmp_path / name, logs, to)
     assert formats.detect(tmp_path / name) == to
     options: dict[str, Any] = {"reward": "column"} if to == "lerobot" else {}
     back = formats.load(tmp_path / name, infos=True, **options)
-    assert back.meta["format"] == to
+    assert (back.meta["format"], back.io.control_hz) == (to, 50.0)
     got = write_store(tmp_path / "got.store", back.episodes)
     same(want, got)
     if episodes is rich:
@@ -104,6 +104,7 @@ def test_d4rl_file_of_ours_loads_by_the_rules_of_their_reader(tmp_path: Path) ->
     found: dict[str, Any] = {}
     with h5py.File(tmp_path / "x.hdf5") as file:
         file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    assert found.pop("metadata/control_hz") == 20.0  # theirs reads it as it does the metadata of its own files
     assert {"observations", "actions", "rewards", "terminals", "timeouts"} <= found.keys()
     assert {len(value) for value in found.values()} == {16}
     assert found["rewards"].shape == (16,)

@@ -170,3 +170,15 @@ def test_real_door_demonstrations() -> None:
     assert len(logs.episodes) == 15
     assert logs.io.action_dim == 28
     assert logs.episodes[0].obs["state"].shape == (301, 39)
+
+
+def test_csv_with_a_time_and_no_rate_keeps_its_rows_and_their_rate(tmp_path: Path) -> None:
+    lines = [f"{0.01 * i:.3f},{i},{i},1,7" for i in range(200)]
+    path = csv(tmp_path / "a.csv", rows="t,q,w,u,c\n" + "\n".join(lines) + "\n")
+    logs = tables.read(path, ReadOptions(map={**MAP, "control_hz": None}))
+    assert (len(logs.episodes[0]), logs.io.control_hz) == (199, 100.0)
+
+
+def test_csv_map_with_one_entry_in_place_of_a_list_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"'action' has .*expected a list of entries with a column"):
+        tables.read(csv(tmp_path / "a.csv"), ReadOptions(map={**MAP, "action": {"column": "u"}}))

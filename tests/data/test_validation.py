@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from broken import d4rl_columns, episode, hashes, hdf5
 
 from robot_rl.data import d4rl, formats, minari
-from robot_rl.data.convert import convert, validate
+from robot_rl.data.convert import convert, convert_once, validate
 from robot_rl.data.episode import Logs, unnamed_io
 from robot_rl.data.findings import BadData, Finding, exit_code
 from robot_rl.data.read_options import ReadOptions
@@ -175,9 +175,12 @@ def test_timeout_stored_as_terminal(tmp_path: Path) -> None:
     path = hdf5(tmp_path / "halfcheetah-medium-v2.hdf5", {**data, "next_observations": after})
     found(path, "2 of 2 episodes end by a terminal at 1000 steps: probably a time limit.*trust_terminals=true", 1)
     findings = convert(path, tmp_path / "a.store")
-    line = "2 of 2 episodes end by terminal at the time limit; treated as truncated (trust_terminals=true to keep)"
+    line = "2 of 2 episodes end by terminal at the time limit; treated as truncated (robot-rl data convert ... "
     assert any(line in str(f) for f in findings)
     assert not open_store(tmp_path / "a.store").column("terminal").any()
+    named = convert_once(path)  # `offline data=` reads it by the same rule, and says so
+    assert not named.column("terminal").any()
+    assert any(line in told for told in named.report)
     convert(path, tmp_path / "b.store", mend=Repairs(trust_terminals=True))
     assert open_store(tmp_path / "b.store").column("terminal").sum() == 2
 
@@ -334,6 +337,10 @@ def test_time_stamps(tmp_path: Path) -> None:
     assert store.length.tolist() == [99, 99, 49, 49]
     assert store.complete.tolist() == [False, False, False, True]
     assert not any(f.case.startswith("stamps") for f in validate(tmp_path / "s.store"))
+    still = record(tmp_path / "still", replace(episode(1, 300), stamp=np.zeros(301)))
+    with pytest.raises(BadData, match="no time stamp runs on, so split_gaps=true leaves no step"):
+        convert(still, tmp_path / "still.store", mend=Repairs(split_gaps=True))
+    assert not (tmp_path / "still.store").exists()
 
 
 def test_reward_zero_or_constant(tmp_path: Path) -> None:

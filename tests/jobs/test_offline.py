@@ -1,6 +1,7 @@
 """A log becomes a policy; an interrupted run continues bit for bit; wrong input is explained."""
 # pyright: reportArgumentType=false
 
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 
 from robot_rl import build, checkpoint
 from robot_rl.data import d4rl
-from robot_rl.data.convert import convert
+from robot_rl.data.convert import convert, convert_once
 from robot_rl.data.repairs import Repairs
 from robot_rl.data.store import open_store
 from robot_rl.run import RunStart
@@ -199,6 +200,7 @@ def test_offline_evaluates_every_seed_in_the_environment(make_offline, tmp_path)
 
 def test_offline_run_says_how_good_its_policy_is_and_where_data_end(make_offline, tmp_path):
     path = log(tmp_path / "log.hdf5", reward=1.0, ends=1)
+    convert(path, tmp_path / "log.store", mend=Repairs(trust_terminals=True))  # all have one length, as time limits do
     summary = make_offline(tmp_path / "a", f"data={path}", "policy=offline/td3_bc", "estimate=150").run()
     found = json.loads((tmp_path / "a/evaluation.json").read_text())["estimate"]
     truth = float((0.99 ** np.arange(10)).sum())  # every episode ends after ten rewards of 1
@@ -281,6 +283,22 @@ def test_offline_second_open_reads_the_store(tmp_path):
     changed = first.path.stat().st_mtime_ns
     assert open_log(path).path.stat().st_mtime_ns == changed
     assert open_log(first.path).fingerprint == first.fingerprint
+
+
+def test_offline_log_on_a_read_only_mount_gets_a_store_elsewhere(tmp_path, monkeypatch):
+    path, why = log(tmp_path / "log.hdf5"), [errno.ENOSPC, errno.EROFS]
+
+    def mounted(path, out, **options):
+        if out.parent == tmp_path:
+            raise OSError(why[-1], "nothing can be written")
+        return convert_once(path, out, **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("robot_rl.verbs.logs.convert_once", mounted)
+    assert open_log(path).path.parent.name == "stores"
+    why.pop()
+    with pytest.raises(OSError, match="nothing can be written"):
+        open_log(path)
 
 
 def test_offline_says_that_a_converted_store_is_read_and_never_replaces_it(tmp_path, capsys):
