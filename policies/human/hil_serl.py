@@ -138,8 +138,14 @@ class HilSerlPolicy:
 
     @property
     def parts(self) -> PolicyParts:
-        """It hears what was done: "stay" keeps that."""
-        return PolicyParts(executed=self.executed)
+        """It hears what was done, which "stay" keeps, and the command can be put back."""
+        return PolicyParts(executed=self.executed, save=self._save, restore=self._restore)
+
+    def _save(self) -> StateDict:
+        return {"held": torch.from_numpy(self._held.copy())}
+
+    def _restore(self, state: StateDict) -> None:
+        self._held = np.array(state["held"], np.float32)
 
     def reset(self, rows: Array | None = None) -> None:
         """The gripper counts as open again in these rows; None means all."""

@@ -223,16 +223,20 @@ class Oer(NearLog[OerOptions]):
         scaled = self.model.input_norm.scale[:width]
         logged = pool[:, :width] * scaled
         best = torch.full((len(pool),), torch.inf, device=pool.device)  # distance at which a logged step was nearest
+        rest = best.clone()  # ... and from the nearest state visited
         low, high = pool[:, :width].amin(0), pool[:, :width].amax(0)
         for _ in range(self.o.horizon):
             for part in (x * scaled).split(64):
-                distance, nearest = torch.cdist(part, logged).min(1)
+                apart = torch.cdist(part, logged)
+                distance, nearest = apart.min(1)
                 best.scatter_reduce_(0, nearest, distance, "amin")
+                rest = torch.minimum(rest, apart.amin(0))
             action = self.actor((x if self.norm is None else self.norm(x))[None])[0].tanh_()
             x = torch.minimum(torch.maximum(self.model.step(x, action)[0], low), high)
         found = best.isfinite()
         near = found & (best <= best[found].median())
-        order = torch.cat([torch.nonzero(near)[:, 0], best.masked_fill(near, torch.inf).argsort(stable=True)])
+        # the near ones come first, and once more behind all others, where the cut leaves them out
+        order = torch.cat([torch.nonzero(near)[:, 0], rest.masked_fill(near, torch.inf).argsort(stable=True)])
         return pool[order[: min(self.o.keep, len(pool))]].clone()
 
     def state_dict(self) -> StateDict:

@@ -17,6 +17,7 @@ from robot_rl.human.stats import EpisodeFacts
 from robot_rl.human.waiting import meanwhile
 from robot_rl.link import ActorLink
 from robot_rl.types import (
+    OF_ACTING,
     AnyLearner,
     Episode,
     IOSpec,
@@ -27,8 +28,6 @@ from robot_rl.types import (
     StateDict,
     TrainedPolicy,
 )
-
-_OWN = ("generator", "held")  # what a policy remembers of its own acting: the actor's, never the learner's
 
 
 class OutboxMemory:
@@ -264,7 +263,7 @@ class HilActor(HumanInTheLoop):
 
 def tensors_of(policy: TrainedPolicy) -> dict[str, Tensor]:
     """The weights of a policy by name, without what it remembers of its own acting."""
-    return dict(_flat({name: part for name, part in policy.state_dict().items() if name not in _OWN}))
+    return dict(_flat({name: part for name, part in policy.state_dict().items() if name not in OF_ACTING}))
 
 
 def load_tensors(policy: TrainedPolicy, tensors: Mapping[str, Tensor]) -> None:

@@ -25,7 +25,7 @@ from robot_rl.extras import require
 from robot_rl.loops.contract import Due, Tick, every, update_learner
 from robot_rl.loops.stepping import Stepper
 from robot_rl.state import Saved
-from robot_rl.types import AnyLearner, Episode, IOSpec, Metrics, Sampler, Step
+from robot_rl.types import OF_ACTING, AnyLearner, Episode, IOSpec, Metrics, Sampler, Step
 
 MakeEnv = Callable[[int, int, bool], Any]
 MakeLearner = Callable[[IOSpec], AnyLearner]
@@ -68,6 +68,8 @@ class RolloutWorker:
         torch.set_num_threads(1)
         env = make_env(num_envs, seed, False)
         self._policy = make_learner(env.io).policy
+        if self._policy.parts.reseed is not None:  # made from the run's seed, as in every other worker
+            self._policy.parts.reseed(seed)
         self._io, self._num_envs = env.io, num_envs
         self._stepper = Stepper(env)
         self._stepper.reset(seed)
@@ -78,7 +80,8 @@ class RolloutWorker:
     def collect(self, weights: Mapping[str, object] | None, version: int, steps: int) -> Fragment:
         """`steps` steps of every environment; without weights, with uniform random actions."""
         if weights is not None:
-            self._policy.load_state_dict(weights)
+            own = {key: value for key, value in self._policy.state_dict().items() if key in OF_ACTING}
+            self._policy.load_state_dict({**weights, **own})
         fragment = Fragment(steps * self._num_envs, [], version=version)
         for _ in range(steps):
             if weights is None:
@@ -89,6 +92,11 @@ class RolloutWorker:
             row = self._stepper.step(action)
             fragment.episodes += self._builder.add(row)
             self._count(row, fragment)
+            if (tell := self._policy.parts.executed) is not None:
+                tell(np.asarray(row.action))
+            over = np.asarray(row.terminated) | np.asarray(row.truncated) | ~np.asarray(row.valid)
+            if over.any():  # neither a memory nor a chunk goes on behind a reset
+                self._policy.reset(over)
         fragment.episodes += self._builder.flush()
         return fragment
 

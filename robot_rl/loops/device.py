@@ -142,7 +142,7 @@ class DeviceOffPolicy(DeviceLoop[OffPolicyDeviceLearner]):
         self.sampler = self.replay
         self._random = torch.Generator(self.device).manual_seed(self._seed + 1)
         self._ended = torch.ones(env.num_envs, dtype=torch.bool, device=self.device)
-        self._batches = self.replay.batches(learner.need.rows)
+        self._batches = self.replay.batches(parallel.shard(learner.need.rows))
 
     @torch.no_grad()
     def iterate(self) -> None:

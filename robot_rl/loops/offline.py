@@ -52,7 +52,7 @@ class Offline(Saved):
         metrics: Metrics = {}
         mark, mark_updates = time.perf_counter(), self.updates
         while self.updates < total_updates:
-            metrics = update_learner(self.learner, batches)
+            metrics = update_learner(self.learner, batches, progress=self.updates / total_updates)
             self.updates += 1
             if self.updates >= total_updates or due(self.updates - 1, self.updates):
                 now = time.perf_counter()

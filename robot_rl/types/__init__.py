@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from robot_rl.types.options import Options
     from robot_rl.types.policy import (
+        OF_ACTING,
         Action,
         Critic,
         Loaded,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from robot_rl.types.track import Callback, Tracker
 
 __all__ = [
+    "OF_ACTING",
     "Action",
     "AnyLearner",
     "Array",

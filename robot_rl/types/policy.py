@@ -31,6 +31,11 @@ class Action:
     extras: dict[str, Array] = field(default_factory=dict)
 
 
+OF_ACTING = ("generator", "held", "noise0", "noise1")
+"""Entries of a policy's `state_dict` that are of its own acting, not of what was learned: whoever sends weights to a
+copy that acts elsewhere leaves them out, or the copy would draw the same noise again after every message."""
+
+
 @dataclass(frozen=True)
 class Recurrence:
     """A policy with a memory as a function: what it remembers goes in and comes out, and no noise is drawn.

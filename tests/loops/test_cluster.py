@@ -10,8 +10,13 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker
+from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, on_host
 from robot_rl.loops.contract import every
+from robot_rl.policies.online.recurrent_sac import RecurrentSac, RecurrentSacOptions
+from robot_rl.policies.online.sac import Sac, SacOptions
+from robot_rl.sim.array_env import ArrayVectorEnv
+from robot_rl.sim.worlds.pendulum import Pendulum
+from robot_rl.sim.worlds.recall import Recall
 from robot_rl.types import Action, EnvParts, IOSpec, Learner, Options, PolicyParts
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 20.0)
@@ -180,3 +185,28 @@ def test_workers_that_cannot_build_their_world_end_the_run_with_the_reason(ray):
     with pytest.raises(RuntimeError, match="no simulator on this machine"):
         loop.run(100)
     cluster.close()
+
+
+def test_workers_and_fragments_have_noise_of_their_own():
+    def world(num_envs, seed, render=False):
+        return ArrayVectorEnv(Pendulum(), num_envs, seed)
+
+    def make(io):
+        return Sac(SacOptions(hidden=(8,)), io, seed=0)
+
+    weights, drawn = on_host(make(world(1, 0).io).policy.state_dict()), []
+    for seed in (1, 2):
+        worker = RolloutWorker(world, make, 1, seed)
+        for _ in range(2):
+            worker.collect(weights, 0, 0)
+            drawn.append(float(worker._policy.act({"state": np.zeros((1, 3), np.float32)}).value[0, 0]))
+    assert len(set(drawn)) == 4
+
+
+def test_the_memory_of_a_worker_ends_with_the_episode():
+    def make(io):
+        return RecurrentSac(RecurrentSacOptions(hidden=(16,), width=8), io, seed=0)
+
+    worker = RolloutWorker(lambda n, seed, render=False: ArrayVectorEnv(Recall(steps=30), n, seed), make, 1, 0)
+    worker.collect(on_host(worker._policy.state_dict()), 0, 31)
+    assert worker._policy.memory.count.tolist() == [1]

@@ -9,6 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from benchmarks.point_world import PointWorld
+from robot_rl import parallel
 from robot_rl.advantage import use_backend
 from robot_rl.loops.contract import every
 from robot_rl.loops.device import DeviceOffPolicy
@@ -202,3 +203,10 @@ def test_tick_comes_at_the_period_and_can_stop_the_run():
     assert loop.env_steps == 60
     loop.run(62)
     assert loop.env_steps == 64  # whole steps of four environments
+
+
+def test_a_process_draws_its_share_of_the_batch(monkeypatch):
+    monkeypatch.setattr(parallel, "size", lambda: 2)
+    monkeypatch.setattr(parallel, "rank", lambda: 0)
+    loop = off_policy(batch_size=16)
+    assert loop._batches._size == loop.learner.batch_size == 8

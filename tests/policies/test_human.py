@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.loops.evaluate import evaluate_midway
 from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions, choice_of, choices_of
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
@@ -15,6 +16,8 @@ from robot_rl.policies.human.rlif import Rlif, RlifOptions
 from robot_rl.policies.nets.distributions import squash
 from robot_rl.policies.nets.imitation import human_rows, imitation_loss, log_density
 from robot_rl.policies.online.sac import Sac, SacOptions
+from robot_rl.sim.mujoco_env import MujocoVectorEnv
+from robot_rl.sim.worlds.pick import Pick
 from robot_rl.types import IOSpec, Transitions
 
 SMALL = {"batch_size": 32, "hidden": (16, 16)}
@@ -456,3 +459,12 @@ def test_cloning_teaches_the_image_encoder_what_to_look_for():
     pictures, side = dots(64)
     answer = learner.policy.act({"image.front": pictures.numpy()}, deterministic=True).value[:, 0]
     assert ((answer > 0.0) == (side.numpy() == 1)).mean() > 0.95
+
+
+def test_an_evaluation_midway_leaves_the_gripper_alone():
+    world = MujocoVectorEnv(1, 1, world=Pick(seconds=0.5))
+    policy = HilSerl(HilSerlOptions(hidden=(8,)), world.io, seed=0).policy
+    policy.reset()
+    policy.executed(np.array([[0.0, 0.0, 0.0, -1.0]], np.float32))
+    evaluate_midway(world, policy, episodes=1, seed=0)
+    assert policy._held.tolist() == [-1.0]

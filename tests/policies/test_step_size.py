@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import robot_rl as rr
+from robot_rl.data.buffer import ReplayBuffer
+from robot_rl.loops.offline import Offline
 from robot_rl.loops.on_policy import OnPolicy
+from robot_rl.loops.stepping import Stepper
 from robot_rl.policies.nets.step_size import StepSize
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.recurrent_ppo import RecurrentPpo, RecurrentPpoOptions
+from robot_rl.policies.online.sac import Sac, SacOptions
+from robot_rl.sim.array_env import ArrayVectorEnv
+from robot_rl.sim.worlds.pendulum import Pendulum
 
 
 @pytest.mark.parametrize(
@@ -87,3 +94,16 @@ def test_an_adaptive_update_never_ends_early():
         made[schedule] = seen[0]
     assert made["adaptive"] == 20
     assert made["constant"] < 20
+
+
+def test_training_from_a_log_lowers_it_too():
+    env = ArrayVectorEnv(Pendulum(), 2, 0)
+    stepper, buffer = Stepper(env), ReplayBuffer(env.io, 500, num_envs=2)
+    stepper.reset(0)
+    for _ in range(50):
+        buffer.add(stepper.step(np.zeros((2, 1), np.float32)))
+    learner = Sac(SacOptions(hidden=(8,), batch_size=16, lr_schedule="linear", metrics_every=1), env.io)
+    seen = []
+    loop = Offline(learner, buffer, batch_size=16)
+    loop.run(100, lambda _, found: bool(seen.append(found["train/lr"])), due=lambda before, now: now % 20 == 0)
+    assert seen == pytest.approx([3e-4 * (1.0 - (now - 1) / 100) for now in (20, 40, 60, 80, 100)])

@@ -121,3 +121,17 @@ def test_numbers_of_a_sequence_by_hand():
     assert (result.average, result.forgetting, result.forward) == (13.0, 4.0, 1.0)
     with pytest.raises(ValueError, match=r"expected \(n, n\)"):
         continual([[1.0, 2.0]])
+
+
+def test_steps_that_fill_up_are_the_nearest_and_none_is_kept_twice(stores, monkeypatch):
+    learner = learn(stores[0], updates=10, keep=50, pool=50)
+    pool, kept = learner._pool[: learner._filled], learner.kept[0]
+    assert len(kept.unique(dim=0)) == len(pool.unique(dim=0))
+
+    learner._pool = torch.cat([torch.arange(50.0)[:, None].expand(-1, 2), torch.zeros(50, 2)], 1)
+    learner._filled, learner._begun = 50, 1
+    learner._begin = torch.full((1, 2), 40.0)
+    learner.model.input_norm.scale[:] = 1.0
+    monkeypatch.setattr(learner.model, "step", lambda x, action: (x + 2.0,))  # 40, 42, 44, 46, 48
+    learner.o = learner.o.model_copy(update={"keep": 12, "horizon": 5})
+    assert sorted(learner._choose()[:, 0].tolist()) == [38.0, *range(39, 50)]
