@@ -99,8 +99,11 @@ def compressed_pixels(data: Buffer) -> np.ndarray:
     raw = np.frombuffer(memoryview(data), np.uint8)
     if not 0 < len(raw) <= LARGEST:
         raise PictureError(f"picture has {len(raw)} bytes, expected 1 to {LARGEST}")
-    size = jpeg_size(raw.tobytes())
-    if size is not None and size[0] * size[1] > MOST_PIXELS:  # refused before gigabytes are allocated for it
+    given = raw.tobytes()
+    size = jpeg_size(given) or png_size(given)
+    if size is None:
+        raise PictureError(f"picture of {len(raw)} bytes is neither JPEG nor PNG, or is damaged")
+    if size[0] * size[1] > MOST_PIXELS:  # refused before gigabytes are allocated for it
         raise PictureError(f"picture is {size[0]} x {size[1]}, expected at most {MOST_PIXELS} pixels")
     try:
         image = cv2.imdecode(raw, cv2.IMREAD_COLOR)
@@ -150,6 +153,16 @@ def straightened(decode: Callable[[M], np.ndarray], calibration: CalibrationCard
     return look
 
 
+def png_size(data: bytes) -> tuple[int, int] | None:
+    """(width, height) that a PNG's header claims; None when it has none.
+
+    Source: ISO/IEC 15948, 11.2.2 IHDR.
+    """
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR":
+        return None
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
     """(width, height) that a JPEG's frame header claims; None when it has none.
 
@@ -159,6 +172,9 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
         return None
     offset = 2
     while offset + 9 < len(data) and data[offset] == 0xFF:
+        if data[offset + 1] == 0xFF:  # a fill byte
+            offset += 1
+            continue
         marker, length = data[offset + 1], int.from_bytes(data[offset + 2 : offset + 4], "big")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = data[offset + 5 : offset + 7], data[offset + 7 : offset + 9]

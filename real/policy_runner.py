@@ -111,10 +111,16 @@ class PolicyRunner:
     def follow(self, other: PolicyRunner) -> None:
         """Take over from `other` in mid-motion: targets fade over within `blend_steps` decisions."""
         if other._started:
-            self._from, self._to, self._started = other._from, other._to, False
+            self._from, self._to, self._started = other._from, other._present(), False
             self._blend_from = (other.policy, other.port) if self._blend_steps else None
             self._blend_left = self._blend_steps
             self._count = 0
+
+    def _present(self) -> np.ndarray:
+        """(J,) what was commanded last, which may be on the way to a target."""
+        done = (self._count - 1) % self.every + 1
+        share = done / self.every if self._interpolate or (self._chunk > 1 and not self._direct) else 1.0
+        return self._from + share * (self._to - self._from)
 
     def tick(self, position: np.ndarray, velocity: np.ndarray, task: Mapping[str, np.ndarray]) -> Setpoints | None:
         """One period.

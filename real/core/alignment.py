@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -165,6 +165,7 @@ class JointMerger:
         self.time, self.estimated = [-inf] * len(names), [False] * len(names)
         self._index = {name: i for i, name in enumerate(names)}
         self._cutoff = cutoff
+        self._moved = [-inf] * len(names)  # when a position last changed
         self._places: dict[tuple[str, ...], list[tuple[int, int]] | None] = {}
 
     def places(self, names: Sequence[str]) -> list[tuple[int, int]] | None:
@@ -207,7 +208,7 @@ class JointMerger:
         for k, i in places:
             if time < self.time[i]:
                 continue
-            if velocity is not None and given:
+            if velocity is not None and given and not isnan(velocity[k]):  # ros2_control: nan where nothing tells it
                 self.velocity[i], self.estimated[i] = float(velocity[k]), False
             else:
                 self._estimate(i, time, float(position[k]))
@@ -217,7 +218,9 @@ class JointMerger:
     def _estimate(self, i: int, time: float, position: float) -> None:
         step = time - self.time[i]
         self.estimated[i] = True
-        if not isfinite(step) or not isfinite(self.velocity[i]):
+        if position != self.position[i]:
+            self._moved[i] = time
+        if not isfinite(step) or not isfinite(self.velocity[i]) or time - self._moved[i] > 5.0 * self._cutoff:
             self.velocity[i] = 0.0
         elif step > 0.0:
             share = step / (step + self._cutoff)

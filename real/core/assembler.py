@@ -226,7 +226,7 @@ class Assembler:
             "infos/t_act": np.array([row.acted for row in rows]),
             "infos/obs_age": np.array([row.age for row in rows]),
             "infos/latency": np.array([row.acted - row.stamp for row in rows]),
-            "infos/policy_id": np.array([row.trace.rpartition("/")[0] for row in rows], "S64"),
+            "infos/policy_id": np.array([r.trace.rpartition("/")[0].encode("ascii", "replace") for r in rows], "S64"),
         }
         for name in self._sensors:
             values = [row.state.sensors.get(name) for row in rows]

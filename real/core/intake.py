@@ -12,6 +12,7 @@ import numpy as np
 
 from robot_rl.real.core.alignment import SourceClock
 from robot_rl.real.core.chunk_player import ChunkPlayer, play_effort, play_velocity
+from robot_rl.real.core.limiter import wrap
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import EFFORT, FIELDS, POSITION, RobotSpec
 from robot_rl.real.core.watchdogs import Burst
@@ -149,6 +150,7 @@ class Intake:
         self._held_at = -inf
         self._takeover = False
         self._position = np.zeros(len(spec.joints))
+        self._turning = np.array([joint.continuous for joint in spec.joints]) & (spec.mode == POSITION)
         self._own = np.zeros(len(spec.joints))
         self.authority = "none"
         self.dropped: Counter[str] = Counter()
@@ -323,8 +325,15 @@ class Intake:
         # a foreign trajectory of one point says when to be there: it is a motion, not a step
         chunk = len(times) > 1 or (foreign and bool(times[0] > self._external_timeout + 1e-9))
         due = stamping.time + times if chunk else times
-        plan = _Plan(trace, message.seq, stamping.time, due, content.rows, chunk)
+        plan = _Plan(trace, message.seq, stamping.time, due, self._near(content.rows), chunk)
         return self._keep(source, plan, arrival)
+
+    def _near(self, rows: np.ndarray) -> np.ndarray:
+        """(n, J) the same places, each joint that turns for ever the short way from the one before."""
+        if not self._turning.any():
+            return rows
+        steps = np.diff(rows, axis=0, prepend=self._position[None])
+        return np.where(self._turning, self._position + np.cumsum(wrap(steps), axis=0), rows)
 
     def _keep(self, source: str, plan: _Plan, arrival: float) -> str:
         if plan.chunk:

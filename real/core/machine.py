@@ -99,6 +99,11 @@ class SafetyMachine:
         return self.faults[0] if self.faults else ""
 
     @property
+    def reasons(self) -> list[str]:
+        """What verdicts call each of `faults`."""
+        return [WORDS.get(code, "operator" if code.startswith("estop") else "platform") for code in self.faults]
+
+    @property
     def latching(self) -> bool:
         """True when stopped for good, or braking on the way there."""
         return self.state in LATCHED or (self.state is STOPPING and self._after is FAULT)

@@ -67,6 +67,11 @@ class StateMonitor:
         """Newest state that could be believed."""
         return self._last
 
+    def told(self, codes: Sequence[str]) -> tuple[str, ...]:
+        """These codes with their numbers; no state at all is told of elsewhere."""
+        found = (code for code in codes if code != "state_never")
+        return tuple(f"{code} ({self.numbers[code]})" if code in self.numbers else code for code in found)
+
     def check(self, state: RobotState | None, now: float) -> list[str]:
         """Fault codes of this tick, the gravest first; empty when all is well.
 

@@ -342,10 +342,12 @@ class SessionRecorder:
             return "nothing was being recorded"
         self.report.recording = False
         written, self._bag, parts = self._bag, None, []
-        path = self._write_episode() if self.settings.hdf5 else None
-        if written is not None:
-            written.close()
-            parts = [str(part) for part in written.parts]
+        try:
+            path = self._write_episode() if self.settings.hdf5 else None
+        finally:  # whatever is wrong with the steps, the bag is whole
+            if written is not None:
+                written.close()
+                parts = [str(part) for part in written.parts]
         self.report.broken += self._feeder.broken
         self._feeder.broken = 0
         found = ([str(path)] if path else []) + parts

@@ -11,18 +11,7 @@ import numpy as np
 from robot_rl.real.core.limiter import JointLimiter, limits_of, wrap
 from robot_rl.real.core.limiter_effort import EffortLimiter, Moment
 from robot_rl.real.core.limiter_pd import PdLimiter
-from robot_rl.real.core.machine import (
-    ACTIVE,
-    ARMED,
-    ESTOP,
-    IDLE,
-    MOVABLE,
-    STARTUP,
-    STOPPING,
-    WORDS,
-    Event,
-    SafetyMachine,
-)
+from robot_rl.real.core.machine import ACTIVE, ARMED, ESTOP, IDLE, MOVABLE, STARTUP, STOPPING, Event, SafetyMachine
 from robot_rl.real.core.monitor import GONE, UNTRUSTED, StateMonitor
 from robot_rl.real.core.motion import Farewell, FreezeWatch, Leash, PlaceWatch, UnderWay, farthest
 from robot_rl.real.core.settings import SafetySettings
@@ -106,6 +95,11 @@ class SafetySupervisor:
     def state(self) -> str:
         """Name of the state of the safety machine."""
         return self._machine.name
+
+    @property
+    def waits(self) -> tuple[str, ...]:
+        """What the last state has against it, with its numbers."""
+        return self._monitor.told(self._codes)
 
     @property
     def still(self) -> bool:
@@ -364,6 +358,8 @@ class SafetySupervisor:
             if not self._zeroed:
                 self._settle_on(self.limiter.position)
             self._zeroed = True
+            if self._pd is not None and last is not None:  # damping, as much as the joints bear now
+                self._pd.stop(Moment(last, True, last_stop=True), period)
         elif self._efforts is not None:
             self._rest_efforts(self._efforts, period, now)
         elif machine.state is not ARMED or np.any(self.limiter.velocity):
@@ -466,21 +462,25 @@ class SafetySupervisor:
     def _answer(
         self, value: np.ndarray, level: Level, reasons: list[str], command: Command | None
     ) -> tuple[Command, Verdict]:
-        machine, positions, latching = self._machine, self._positions, self._machine.latching
-        state = machine.state
-        if latching or "bad_command" in reasons:
+        machine = self._machine
+        if machine.latching or "bad_command" in reasons:
             level = STOP
-            reasons += [WORDS.get(code, "operator" if code.startswith("estop") else "platform") for code in self.faults]
-        quiet = state is STARTUP or (state is IDLE and positions)
-        quiet |= state is ESTOP and self.settings.estop_action == "halt"
-        if positions and latching:
-            gone, astray = not GONE.isdisjoint((*self.faults, *self._codes)), "left_place" in self.faults
-            quiet |= self._farewell.over(self._now, self.limiter.still, gone=gone, astray=astray)
-        else:
-            self._farewell.begin(self.limiter.still)
+            reasons += machine.reasons
+        quiet = self._quiet()
         source, seq = (command.source, command.seq) if command is not None else ("supervisor", 0)
         verdict = Verdict(level, tuple(dict.fromkeys(reasons)), machine.name, machine.cause, not quiet)
         return Command(self._now, value.copy(), source, seq, self._pd and self._pd.gains), verdict
+
+    def _quiet(self) -> bool:
+        """Whether nothing may be sent."""
+        state, positions = self._machine.state, self._positions
+        quiet = state is STARTUP or (state is IDLE and positions)
+        quiet |= state is ESTOP and self.settings.estop_action == "halt"
+        if positions and self._machine.latching:
+            gone, astray = not GONE.isdisjoint((*self.faults, *self._codes)), "left_place" in self.faults
+            return quiet | self._farewell.over(self._now, self.limiter.still, gone=gone, astray=astray)
+        self._farewell.begin(self.limiter.still)
+        return quiet
 
     def _emergency(self, now: float, error: Exception) -> tuple[Command, Verdict]:
         """Brake with the last good command and latch; used only when the tick itself broke."""
@@ -492,7 +492,7 @@ class SafetySupervisor:
             if self._efforts is not None:
                 self._efforts.stop(Moment(None, True), self._period)
             self._sent = self._resting()
-        quiet = self._machine.state is STARTUP
+        quiet = self._quiet()
         self._moved_at = self._now
         return (
             Command(self._now, self._sent.copy(), "supervisor", gains=self._pd and self._pd.gains),

@@ -28,7 +28,7 @@ from robot_rl.real.ros.message_kinds import has_header, message_class  # noqa: E
 from robot_rl.real.ros.node_base import hardware_id, node_beside  # noqa: E402
 from robot_rl.real.ros.wiggle import SPINS, Wiggle, try_timeout  # noqa: E402
 
-POLICY_SIDE = ("policy", "teleop", "robot_env", "doctor")
+POLICY_SIDE = ("policy", "teleop", "follow_trajectory", "robot_env", "doctor")
 LEVELS = ("OK", "WARN", "ERROR", "STALE")
 
 

@@ -474,7 +474,7 @@ class SafetySupervisorNode(LifecycleNode):
             told = (f"{code} ({numbers})" if numbers else code for code, numbers in pipeline.safety.numbers.items())
             return ERROR, f"{state.value}: {', '.join(told)}; call reset once the cause is gone", values
         if state is State.STARTUP:
-            waiting = [*pipeline.overdue(now), *pipeline.blocking]
+            waiting = [*pipeline.overdue(now), *pipeline.blocking, *pipeline.safety.waits]
             level = ERROR if waiting and not pipeline.patient else WARN
             return level, "starting; waits for: " + ("; ".join(dict.fromkeys(waiting)) or "inputs to settle"), values
         if pipeline.blocking:

@@ -86,7 +86,12 @@ class Wiggle:
         """Enable, move, disable; in a thread of its own, ahead of ordinary ones where the system allows it."""
         lift(30, (SPINS,))
         with ThreadPoolExecutor(1, "wiggle", lift, (30,)) as alone:
-            return alone.submit(self._run).result()
+            going = alone.submit(self._run)
+            try:
+                return going.result()
+            except BaseException:  # Ctrl-C: the thread would go on with the joints that are left
+                self._over.set()
+                raise
 
     def _run(self) -> Trial:
         trial = Trial()
@@ -98,7 +103,7 @@ class Wiggle:
             trial.problems.append(f"wiggle: not enabled, nothing was moved: {refused}")
             return trial
         if self._spec.legs is not None:
-            time.sleep(self._spec.legs.stand_seconds + 0.5)
+            self._over.wait(self._spec.legs.stand_seconds + 0.5)
         speaks = threading.Thread(target=self._speak, name="wiggle", daemon=True)
         speaks.start()
         try:
@@ -111,6 +116,8 @@ class Wiggle:
                     trial.problems.append(f"wiggle: {name} stands at {begin[i]:.3f} rad, outside its limits")
                     continue
                 told = self._move(i, way, begin)
+                if self._over.is_set():  # a person ends it
+                    break
                 seen = np.array([(when, *(place - begin)) for when, place in list(self._rows)])
                 found = judge(self._spec, i, way, seen, told)
                 trial.lines += found.lines
@@ -175,7 +182,7 @@ class Wiggle:
         n is 0 where the supervisor has sent nothing.
         """
         since, lead = time.monotonic(), 0.3  # the person takes over first, at rest
-        while (t := time.monotonic() - since - lead) < SECONDS + REST:
+        while not self._over.is_set() and (t := time.monotonic() - since - lead) < SECONDS + REST:
             phase = 2.0 * np.pi * min(max(t, 0.0), SECONDS) / SECONDS
             stand = np.array(self._spec.home) if self._spec.mode == PD else begin  # legs sag below their targets
             value = np.zeros(len(begin)) if self._spec.mode == VELOCITY else stand.copy()

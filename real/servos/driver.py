@@ -71,6 +71,7 @@ class ServoDriver:
         self._heard = -np.inf  # when all servos were
         self._well, self._told, self._asked = True, GOOD, -np.inf
         self._stale = False  # commands are those of before a stop
+        self._void = -np.inf  # when the last of those came
         self.lost, self._gone, self._sought = "", "", -np.inf
         self._begin()
 
@@ -140,10 +141,12 @@ class ServoDriver:
         if self._stale:
             if command is not None and now - arrived <= PAUSE:
                 return ServoTick(reading, "commands have gone on since it was stopped: reset and enable the supervisor")
-            self._stale = False
+            self._stale, self._void = False, arrived
         self.silent = command is not None and now - arrived > self._timeout
         if command is None or self.silent:
             self._let_go()
+            return ServoTick(reading, GOOD)
+        if arrived <= self._void:  # asked for before the stop: nobody has enabled it
             return ServoTick(reading, GOOD)
         if not self.following:
             away = np.abs(command - reading.position)
