@@ -6,13 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from robot_rl import card
 from robot_rl.leapp_bundle import bundle_of, read_bundle
-from robot_rl.real.core.spec import RobotSpec, of_card
+from robot_rl.real.core.spec import RobotSpec, SpecError, of_card
+from robot_rl.real.operator import refuse_hands
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import Card
 from robot_rl.types.card_model import READY
@@ -397,6 +399,11 @@ def _check(args: GraphArgs) -> None:
         )
     if args.teleop not in TELEOP:
         raise GraphError(f"teleop is {args.teleop!r}, expected one of {', '.join(TELEOP)}")
+    if args.teleop != "none":
+        with suppress(SpecError):  # the supervisor says what is wrong with a spec
+            spec = RobotSpec.load(find_file(args.robot_spec))
+            if refused := refuse_hands(args.teleop, spec):
+                raise GraphError(refused)
     if (args.action_low is None) != (args.action_high is None):
         raise GraphError(f"action_low is {args.action_low} and action_high {args.action_high}; give both or neither")
     if args.propose and not args.policy_path:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from robot_rl.real.core.spec import EFFORT, POSITION, RobotSpec
+from robot_rl.real.core.spec import EFFORT, PD, POSITION, RobotSpec
 
 Array = np.ndarray
 
@@ -33,6 +33,21 @@ class Edge:
         new = pressed and not self._was
         self._was = pressed
         return new
+
+
+def refuse_hands(mode: str, spec: RobotSpec) -> str:
+    """Why a robot would take hands for something else, in one sentence; "" where it would not.
+
+    Args:
+        mode: joy, twist or leader.
+        spec: of the robot.
+    """
+    if spec.mode not in (EFFORT, PD) and (mode != "leader" or spec.mode == POSITION):
+        return ""
+    return (
+        f"teleop={mode} cannot drive command_mode {spec.command_mode}: a leader gives positions of joints, other hands "
+        "speeds, and this robot would take them for something else"
+    )
 
 
 class JointSteer:

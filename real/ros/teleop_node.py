@@ -19,8 +19,8 @@ from std_srvs.srv import Trigger
 from robot_rl.real.core.alignment import JointMerger
 from robot_rl.real.core.messages import joint_arrays, twist_array
 from robot_rl.real.core.scheduler import Tick
-from robot_rl.real.core.spec import EFFORT, PD, POSITION, RobotSpec
-from robot_rl.real.operator import Edge, JointSteer, LeaderFollow, deadband, pick
+from robot_rl.real.core.spec import POSITION, RobotSpec
+from robot_rl.real.operator import Edge, JointSteer, LeaderFollow, deadband, pick, refuse_hands
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import (
     FIELDS,
@@ -56,11 +56,8 @@ class TeleopNode(Node):
         self._mode = declare(self, "mode", "joy", "joy, twist or leader")
         if self._mode not in MODES:
             raise ValueError(f"mode is {self._mode!r}, expected one of {', '.join(MODES)}")
-        if spec.mode in (EFFORT, PD) or (self._mode == "leader" and spec.mode != POSITION):
-            raise ValueError(
-                f"mode {self._mode} cannot drive command_mode {spec.command_mode}: a leader gives positions of joints, "
-                "other hands speeds, and this robot would take them for something else"
-            )
+        if refused := refuse_hands(self._mode, spec):
+            raise ValueError(refused)
         count = len(spec.joints)
         self._rate = declare(self, "rate", 50.0, "commands per second", low=10.0, high=1000.0)
         self._timeout = declare(self, "teleop_timeout", 0.25, "older input counts as released [s]", low=0.01, high=5.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from robot_rl.real.graph import (
     EXECUTABLES,
@@ -284,6 +285,18 @@ def test_graph_the_robot_makes_the_time_and_the_others_follow_it(arguments):
 def test_graph_refuses_what_makes_no_sense(arguments, change, word):
     with pytest.raises(GraphError, match=word):
         graph(GraphArgs(**{**arguments, **change}))
+
+
+@pytest.mark.parametrize(
+    ("teleop", "mode"), [("leader", "forward_velocity"), ("leader", "forward_effort"), ("joy", "forward_effort")]
+)
+def test_graph_refuses_hands_that_the_robot_would_take_for_something_else(arguments, tmp_path, teleop, mode):
+    joints = [{"name": "a", "lower": -1.0, "upper": 1.0, "velocity": 1.0, "acceleration": 5.0, "effort": 9.0}]
+    path = tmp_path / "mine.yaml"
+    robot = {"name": "r", "joints": joints, "command_mode": mode, "controller_timeout": 0.1, "dead_time": 0.03}
+    path.write_text(yaml.safe_dump(robot))
+    with pytest.raises(GraphError, match=rf"teleop={teleop} cannot drive command_mode {mode}"):
+        graph(GraphArgs(**{**arguments, "robot_spec": str(path), "teleop": teleop}))
 
 
 def test_arguments_from_texts(arguments):

@@ -403,3 +403,25 @@ def test_foreign_bag_with_a_topic_map_converts(tmp_path, make_arm) -> None:
     np.testing.assert_allclose(columns["observations"][:, 0], 0.1 * np.arange(1, 12), rtol=1e-6)
     np.testing.assert_allclose(columns["infos/command"][:, 0], 0.1 * np.arange(1, 12))
     assert columns["timeouts"][-1]
+
+
+@pytest.mark.parametrize("trace", ["größe@1.ab/7", ""])
+def test_whatever_is_wrong_with_the_steps_the_bag_is_whole(tmp_path, make_arm, monkeypatch, trace) -> None:
+    stream = Stream(make_arm())
+    recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path)))
+    recorder.start().result(5)
+    if trace:  # a run may have such a name
+        header = stream.header
+        monkeypatch.setattr(stream, "header", lambda stamp, frame="": header(stamp, frame and f"policy|{trace}|"))
+    else:
+        monkeypatch.setattr(recorder, "_write_episode", lambda: int("no number"))
+    stream.play(recorder, 20)
+    if trace:
+        recorder.stop().result(5)
+        [path] = session.episodes(tmp_path)
+        assert set(session.read(path)[0]["infos/policy_id"]) == {b"gr??e@1.ab"}
+    else:
+        assert isinstance(recorder.stop().exception(5), ValueError)
+    assert (next((tmp_path / "bags").iterdir()) / "metadata.yaml").is_file()
+    monkeypatch.undo()
+    recorder.close()

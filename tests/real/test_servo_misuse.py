@@ -11,6 +11,7 @@ import yaml
 pytest.importorskip("scservo_sdk", reason="ftservo-python-sdk is not installed (extra so101)")
 
 from robot_rl.real.servos.bus import ServoError
+from robot_rl.real.servos.driver import ServoDriver
 from robot_rl.real.servos.registers import LOCK
 from tests.real import servo_sim
 from tests.real.servo_sim import OVERLOAD, Servo
@@ -50,6 +51,7 @@ def test_end_of_a_push_that_one_packet_loses_is_said_again(arm, monkeypatch):
     place = drive.run(1).reading.position
     drive.until(lambda told: drive.driver.following, place)
     drive.run(1, place + 0.05)
+    joints.read()  # answered behind the push, which nobody answers: it is in the servos now
     pushed = sim.servos[1].get(42, 2)
     with sim.lock:
         sim.servos[1].faults = OVERLOAD
@@ -212,3 +214,24 @@ def test_stop_from_outside_holds_where_the_arm_is_until_commands_begin_anew(arm)
     np.testing.assert_allclose(joints.read().position, place, atol=0.005)
     drive.run(11)  # a pause
     drive.until(lambda told: abs(told.reading.position[2] - place[2] - 0.08) < 0.005, place + 0.08)
+
+
+@pytest.mark.parametrize("timeout", [0.25, 0.0])
+def test_a_command_of_before_a_stop_is_never_followed_behind_it(arm, timeout):
+    """A pause ends the stop, and the last command is younger than the controller's timeout then."""
+    sim, _, spec, joints = arm
+    drive = Drive(joints, spec)
+    drive.driver = ServoDriver(joints, spec.array("velocity"), timeout=timeout)
+    place = drive.run(1).reading.position
+    drive.until(lambda told: drive.driver.following, place)
+    drive.sent = place + 0.08
+    for _ in range(5):
+        drive.now += 0.01
+        drive.driver.tick(drive.now, drive.sent, drive.now, stop="a stranger publishes")
+    drive.arrived = drive.now
+    goals = [servo.get(42, 2) for servo in sim.servos]
+    for _ in range(60):
+        drive.run(1)
+        assert not drive.driver.following
+    assert [servo.get(42, 2) for servo in sim.servos] == goals
+    drive.until(lambda told: drive.driver.following, place)
