@@ -435,13 +435,18 @@ def convert(
     table = {role: topic for role, (topic, _) in known.items()}
     table |= dict(topics or {})
     roles = {topic: role for role, topic in table.items()}
-    settings = RecordSettings(str(out.parent), rules=rules, facts={"source": str(Path(path).name)})
+    facts: dict[str, object] = {"source": Path(path).name}
+    settings = RecordSettings(str(out.parent), rules=rules, facts=facts)
     assembler = Assembler(spec, rules)
     feeder, types, found = Feeder(assembler, spec), bag.typestore(), set()
     for topic, kind, raw, when in bag.read(path, lambda topic: topic in roles):
         role = roles[topic]
         found.add(role)
-        message = types.deserialize_cdr(raw, kind)
+        try:
+            message = types.deserialize_cdr(raw, kind)
+        except Exception:  # as live: a damaged message is counted, and the others are read
+            feeder.broken += 1
+            continue
         if role == "executed" and not (hasattr(message, "header") and message.header.frame_id.count("|") == 2):
             value = _foreign(message, spec)
             if value is not None:
@@ -453,6 +458,8 @@ def convert(
         needed = [role for role in table if role.startswith(("joints", "executed"))]
         lacking = [f"{role} ({table[role]})" for role in needed if role not in found]
         raise ValueError(f"{path} gave no step; it lacks {', '.join(lacking) or 'states before the first command'}")
+    if feeder.broken:
+        facts["broken_messages"] = feeder.broken
     session.write(out, columns, attributes(spec, settings))
     return len(columns["actions"])
 

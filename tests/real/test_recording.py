@@ -425,3 +425,18 @@ def test_whatever_is_wrong_with_the_steps_the_bag_is_whole(tmp_path, make_arm, m
     assert (next((tmp_path / "bags").iterdir()) / "metadata.yaml").is_file()
     monkeypatch.undo()
     recorder.close()
+
+
+def test_a_damaged_message_in_a_bag_is_counted_and_the_others_are_read(tmp_path, make_arm) -> None:
+    stream = Stream(make_arm())
+    recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path)))
+    recorder.start().result(5)
+    stream.play(recorder, 10)
+    recorder.put("joints", stream.raw("joints", name=["j0"], position=np.zeros(1))[:20])
+    stream.play(recorder, 10, start=10)
+    recorder.stop().result(5)
+    recorder.close()
+    live, _ = session.read(tmp_path / "episode_000000.hdf5")
+    steps = convert(tmp_path / "bags/episode_000000", tmp_path / "again.hdf5", make_arm(), StepRules())
+    assert steps == len(live["actions"])
+    assert session.read(tmp_path / "again.hdf5")[1]["broken_messages"] == recorder.report.broken == 1
