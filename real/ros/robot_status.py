@@ -24,8 +24,6 @@ class RobotStatus:
         health: gets QoS mismatches.
         estop: called with a source and whether it is pressed.
 
-    Attributes:
-        made: the subscriptions.
 
     Raises:
         ValueError: a message type that is not installed, or has no such field.
@@ -34,11 +32,10 @@ class RobotStatus:
     def __init__(self, node: Node, spec: RobotSpec, health: Health, estop: Callable[..., None]) -> None:
         self._spec, self._estop = spec.status, estop
         self._values: dict[str, object] = {}
-        self.made: list[object] = []
         for name, item in spec.status.items():
             kind = message_kind(name, item)
             take = partial(self._take, name, item, attrgetter(item.field))
-            self.made.append(subscribe(node, kind, item.topic, take, "latched" if item.latched else "state", health))
+            subscribe(node, kind, item.topic, take, "latched" if item.latched else "state", health)
 
     @property
     def problems(self) -> tuple[str, ...]:

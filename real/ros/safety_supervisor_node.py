@@ -77,8 +77,8 @@ class SafetySupervisorNode(LifecycleNode):
         check_parameters(self, sys.argv)
         self.loop: ControlLoop | None = None
         self.pipeline: CommandPipeline | None = None
-        self._made: list[object] = []
-        self._endpoints = OwnEndpoints(self)
+        self._lasting: set[object] = set()  # what is there before it is configured
+        self._endpoints, self._jumps = OwnEndpoints(self), None
         self._callback_errors = 0
         self.add_on_set_parameters_callback(self._on_parameters)
         if self._value("autostart"):
@@ -191,23 +191,29 @@ class SafetySupervisorNode(LifecycleNode):
     _rest_ticks = 0
     _end_by = np.inf
 
+    def _entities(self) -> list[tuple[Callable[[Any], object], set[Any]]]:
+        return [
+            (self.destroy_publisher, set(self.publishers)),
+            (self.destroy_subscription, set(self.subscriptions)),
+            (self.destroy_timer, set(self.timers)),
+            (self.destroy_service, set(self.services)),
+            (self.destroy_client, set(self.clients)),
+        ]
+
     def _close(self) -> None:
-        for item in self._made:
-            destroy = {
-                "Publisher": self.destroy_publisher,
-                "Subscription": self.destroy_subscription,
-                "Service": self.destroy_service,
-                "Timer": self.destroy_timer,
-                "Client": self.destroy_client,
-            }.get(type(item).__name__)
-            if destroy is not None:
+        """All that configuring has made, whoever made it; else states would be heard twice after the next one."""
+        for destroy, there in self._entities():
+            for item in there - self._lasting:
                 destroy(item)
-        self._made.clear()
+        if self._jumps is not None:
+            self._jumps.unregister()
+            self._jumps = None
         self._endpoints.clear()
         self._close_flight()
         self.loop = self.pipeline = None
 
     def _configure(self) -> None:
+        self._lasting = set().union(*(there for _, there in self._entities()))
         path = self._value("robot_spec")
         if not path:
             raise ValueError("robot_spec is empty; give the path of the robot's YAML, e.g. -p robot_spec:=arm.yaml")
@@ -254,7 +260,7 @@ class SafetySupervisorNode(LifecycleNode):
         self._open(spec)
 
     def _open(self, spec: RobotSpec) -> None:
-        health, made = self.health, self._made
+        health = self.health
         assert self.pipeline is not None
 
         def own(kind: Any, topic: str, profile: str, matched: Callable[[Any], None] | None = None) -> Any:
@@ -266,7 +272,6 @@ class SafetySupervisorNode(LifecycleNode):
         self._executed = own(JointTrajectory, "robot_rl/executed", "executed")
         self._authority = own(String, "robot_rl/authority", "latched")
         self._state = own(String, "robot_rl/safety/state", "latched")
-        made += [self._hardware, self._executed, self._authority, self._state]
         self._commands = CommandTopics(
             self,
             spec,
@@ -277,23 +282,19 @@ class SafetySupervisorNode(LifecycleNode):
             external_stamped=self._value("external_stamped"),
         )
         self._status = RobotStatus(self, spec, health, self.pipeline.estop)
-        made += [*self._commands.made, *self._status.made, self._controller.client]
-        made += [
-            subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health),
-            subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health),
-            subscribe(self, Empty, "robot_rl/estop_heartbeat", self._on_heartbeat, "event", health),
-            self._endpoints.serve(self.create_service(SetBool, "~/enable", self._on_enable)),
-            self._endpoints.serve(self.create_service(Trigger, "~/estop", self._on_estop_service)),
-            self._endpoints.serve(self.create_service(Trigger, "~/reset", self._on_reset)),
-            steady_timer(self, 0.25, self._look_around),
-        ]
+        subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health)
+        subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health)
+        subscribe(self, Empty, "robot_rl/estop_heartbeat", self._on_heartbeat, "event", health)
+        self._endpoints.serve(self.create_service(SetBool, "~/enable", self._on_enable))
+        self._endpoints.serve(self.create_service(Trigger, "~/estop", self._on_estop_service))
+        self._endpoints.serve(self.create_service(Trigger, "~/reset", self._on_reset))
+        steady_timer(self, 0.25, self._look_around)
         if self._value("fault_injection"):
-            made.append(subscribe(self, String, "~/inject", self._on_inject, "event", health))
-        clock = self.get_clock()
+            subscribe(self, String, "~/inject", self._on_inject, "event", health)
         threshold = JumpThreshold(
             min_forward=Duration(seconds=1.0), min_backward=Duration(nanoseconds=-1), on_clock_change=False
         )
-        self._jumps = clock.create_jump_callback(threshold, post_callback=self._on_jump)
+        self._jumps = self.get_clock().create_jump_callback(threshold, post_callback=self._on_jump)
 
     # ------------------------------------------------------------ callbacks
 
