@@ -24,7 +24,6 @@ class RobotStatus:
         health: gets QoS mismatches.
         estop: called with a source and whether it is pressed.
 
-
     Raises:
         ValueError: a message type that is not installed, or has no such field.
     """
