@@ -114,7 +114,7 @@ class PointEncoder:
             `believe` leaves it.
         """
         found = [
-            find_points(net(torch.as_tensor(pictures[key]).to(self._device)))
+            find_points(net(torch.as_tensor(pictures[key]).to(self._device)).to(tool.device))
             for key, net in zip(self._keys, self._nets)
         ]
         pixels, mass = zip(*found)

@@ -119,11 +119,11 @@ class SelfTrained(PointEncoder):
             for group in optimiser.param_groups:
                 group["lr"] = first * 0.5 * (1.0 + math.cos(math.pi * step / steps))
             pick = torch.randint(len(numbers), (min(self.o.batch, len(numbers)),), generator=self._generator)
-            loss, pixels, mass = torch.zeros((), device=self._device), [], []
+            loss, pixels, mass = torch.zeros(()), [], []
             for key, net, (mark, inside) in zip(self._keys, self._nets, marks):
                 pictures = torch.from_numpy(frames.read(key, numbers[pick.numpy()]))
                 moved, shift = disturb(pictures, self.o.shift, self._generator)
-                logits = net(moved.to(self._device))
+                logits = net(moved.to(self._device)).cpu()  # where labels and geometry are
                 loss = loss + heat_loss(logits, mark[pick] + shift[:, None], inside[pick], known[pick])
                 if self._space:
                     pixel, share = find_points(logits)

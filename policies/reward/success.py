@@ -124,8 +124,9 @@ class SuccessClassifier(Saved):
         assert self._data is not None, "prepare comes first"
         obs, positive, negative, chance = self._data
         half = self.o.batch_size // 2
-        one = positive[torch.randint(len(positive), (half,), generator=self._generator).numpy()]
-        zero = negative[torch.multinomial(chance, half, True, generator=self._generator).numpy()]
+        g = self._generator
+        one = positive[torch.randint(len(positive), (half,), generator=g, device=g.device).cpu().numpy()]
+        zero = negative[torch.multinomial(chance.to(g.device), half, True, generator=g).cpu().numpy()]
         rows = np.concatenate([one, zero])
         target = torch.cat([torch.ones(half), torch.zeros(half)]).to(self._device)
         return {"loss": self._step({key: torch.as_tensor(np.asarray(obs[key][rows])) for key in self.keys}, target)}

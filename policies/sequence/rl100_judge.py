@@ -103,7 +103,8 @@ class ChunkJudge:
 
     def _fit_model(self, state: Tensor, code: Tensor, after: Tensor, reward: Tensor) -> Tensor:
         self.model.observe(state, code, after, reward)
-        rows = torch.randint(len(state), (self.model.members, len(state)), generator=self._generator).to(state.device)
+        g, size = self._generator, (self.model.members, len(state))
+        rows = torch.randint(len(state), size, generator=g, device=g.device).to(state.device)
         return self.model.fit(state[rows], code[rows], after[rows], reward[rows])
 
     @torch.no_grad()

@@ -280,7 +280,8 @@ class ClipSampler(Saved):
     def _draw_goals(self, asked: int) -> np.ndarray:
         """(G,) different ones."""
         count, random = len(self.clips.phrasings), self._random
-        first = int((asked + random.integers(1, count)) % count) if random.random() < self.other_goals else asked
+        other = random.random() < self.other_goals and count > 1
+        first = int((asked + random.integers(1, count)) % count) if other else asked
         if self.goals == 1:
             return np.array([first])
         rest = random.permutation(np.delete(np.arange(count), first))

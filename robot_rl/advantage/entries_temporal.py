@@ -20,7 +20,7 @@ FOREIGN = ("cut", "keep")
 def rollout(batch: TurnBatch) -> RolloutRows:
     """What the estimators read; no duration where every row lasts one tick, so that the fused kernels apply."""
     s = batch.steps
-    single = s.discount is not None or (readable(s.k) and bool((s.k == 1).all()))
+    single = readable(s.k) and bool((s.k == 1).all())
     duration = None if single else s.k
     return RolloutRows(s.reward, s.value, s.next_value, s.terminated, s.boundary, duration, s.discount)
 

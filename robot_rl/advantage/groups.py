@@ -182,6 +182,6 @@ def lite_ppo(score: Array, group: Array, *, scale_of: str = "raw", **options: An
     centered = dr_grpo(score, group, **options)
     # The batch is one cell: the rules for small groups have been applied by the centring.
     rules = replace(options.get("rules", EDGES), min_count=2, singleton="zero", zero_var="keep")
-    nan = torch.isnan(score)
+    nan = torch.isnan(score) | (group < 0)  # of no group: no part of the batch
     known = torch.where(nan, float("nan"), centered)
     return normalise(known, "batch", center="none", mask=options.get("mask"), rules=rules)[0]

@@ -56,6 +56,13 @@ class Logged:
         return np.exp(np.cumsum(np.clip(self.log_ratio, -STEP_CLIP, STEP_CLIP), axis=1))
 
     @property
+    def share(self) -> np.ndarray:
+        """(E, T) `ratio` over its sum over episodes, from logarithms: those of long episodes are beyond all numbers."""
+        total = np.cumsum(np.clip(self.log_ratio, -STEP_CLIP, STEP_CLIP), axis=1)
+        weight = np.exp(total - total.max(0))
+        return weight / weight.sum(0)
+
+    @property
     def powers(self) -> np.ndarray:
         """(T,) gamma^t."""
         return self.gamma ** np.arange(self.reward.shape[1])
@@ -74,8 +81,7 @@ def importance_sampling(logged: Logged) -> float:
 
 def weighted(logged: Logged) -> float:
     """As `importance_sampling`, divided by the sum of ratios, not by their number: biased, bounded by the returns."""
-    weight = logged.ratio[:, -1]
-    return float((weight * logged.returns).sum() / weight.sum())
+    return float((logged.share[:, -1] * logged.returns).sum())
 
 
 def per_decision(logged: Logged) -> float:
@@ -91,8 +97,7 @@ def per_decision(logged: Logged) -> float:
 
 def weighted_per_decision(logged: Logged) -> float:
     """As `per_decision`, each step's ratios divided by their sum over episodes."""
-    ratio = logged.ratio
-    share = ratio / ratio.sum(0)
+    share = logged.share
     total = (share * logged.reward * logged.powers).sum()
     if logged.tail is not None:
         total += (share[:, -1] * logged.tail).sum()
@@ -114,8 +119,8 @@ def doubly_robust(logged: Logged, *, self_normalised: bool = True) -> float:
     """
     if logged.q is None or logged.v is None:
         raise ValueError("doubly robust estimation needs q and v; fit them with FQE first")
-    ratio, count = logged.ratio, len(logged.reward)
-    weight = ratio / (ratio.sum(0) if self_normalised else count)
+    count = len(logged.reward)
+    weight = logged.share if self_normalised else logged.ratio / count
     before = np.concatenate((np.full((count, 1), 1.0 / count), weight[:, :-1]), axis=1)
     total = ((weight * (logged.reward - logged.q) + before * logged.v) * logged.powers).sum()
     if logged.tail is not None:
@@ -125,9 +130,7 @@ def doubly_robust(logged: Logged, *, self_normalised: bool = True) -> float:
 
 def effective_sample_size(logged: Logged) -> float:
     """(sum w)^2 / sum w^2 of the whole episodes' ratios: how many episodes really count."""
-    weight = logged.ratio[:, -1]
-    weight = weight / max(float(weight.max()), 1e-300)
-    return float(weight.sum() ** 2 / np.square(weight).sum())
+    return float(1.0 / np.square(logged.share[:, -1]).sum())
 
 
 def unreliable(logged: Logged) -> bool:

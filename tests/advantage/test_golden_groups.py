@@ -1,6 +1,7 @@
 """Golden numbers of the group-relative estimators (specification items E6 to E12, E25, E28, E30, E33, E38, E39)."""
 
 import numpy as np
+import pytest
 
 from robot_rl.advantage import groups, turn_groups
 from robot_rl.advantage.normalise import normalise
@@ -183,3 +184,11 @@ def test_remax_and_gpg_and_pass_k_by_hand():
     np.testing.assert_allclose(zoo_groups.pass_k(score, group), [0.5, 0, 0, 0])
     np.testing.assert_allclose(zoo_groups.pass_k(score, group, scale="std"), [0.5 / 0.500001, 0, 0, 0])
     assert zoo_groups.pass_k(np.array([1.0, 1.0, 0.0]), np.array([0, 0, 0])).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("scale_of", ["raw", "centered"])
+def test_lite_ppo_leaves_episodes_of_no_group_out_of_the_deviation(scale_of):
+    score, group = np.array([0, 1, 0, 1.0, 5, 6, 7]), np.array([0, 0, 1, 1, -1, -1, -1])
+    got = groups.lite_ppo(score, group, scale_of=scale_of)
+    np.testing.assert_allclose(got[:4], groups.lite_ppo(score[:4], group[:4], scale_of=scale_of))
+    assert (got[4:] == 0).all()

@@ -366,3 +366,29 @@ def test_registry_entries_are_documented():
 def test_table_of_presets_names_every_function() -> None:
     made = {name: f for name, f in vars(presets).items() if inspect.isfunction(f) and f.__module__ == presets.__name__}
     assert made == presets.PRESETS
+
+
+def test_a_reward_stage_reaches_estimators_of_outcomes():
+    logp, ref = np.zeros(4), -np.array([0.0, 0.0, 5.0, 5.0])
+    ends, group = np.tile([False, True], 2), {"group_id": np.zeros(2, int)}
+    batch = make_batch(
+        np.array([0.0, 1.0, 0.0, 1.0]), ends, np.zeros(4, bool), np.repeat([0, 1], 2),
+        logp_behaviour=logp, logp_ref=ref, episode=group,
+    )  # fmt: skip
+    got = Pipeline([Stage("rloo")], redistribute=[Stage("kl", options={"beta": 0.1})])(batch).advantage
+    np.testing.assert_allclose(got, [1.0, 1.0, -1.0, -1.0])  # outcomes 1 and 1 - 0.1 * 10
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        Stage("gae", options={"gamma": 0.9, "lambda_unit": "tick"}),
+        Stage("n_step", options={"gamma": 0.9, "n_ticks": 6}),
+    ],
+)
+def test_discounts_of_their_own_do_not_change_the_ticks(stage):
+    k, end = np.full(4, 3), np.array([False, False, False, True])
+    columns = {"value": np.arange(4.0), "k": k}
+    plain = make_batch(np.ones(4), end, np.zeros(4, bool), np.zeros(4, int), **columns)
+    given = make_batch(np.ones(4), end, np.zeros(4, bool), np.zeros(4, int), discount=0.9**k, **columns)
+    np.testing.assert_allclose(Pipeline([stage])(given).advantage, Pipeline([stage])(plain).advantage, rtol=1e-9)

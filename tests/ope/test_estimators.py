@@ -129,3 +129,12 @@ def test_ranking_metrics_by_hand():
     estimate, truth = [3.0, 1.0, 2.0, 0.0], [10.0, 30.0, 20.0, 0.0]
     assert regret_at_k(estimate, truth, 1) == 20.0
     assert regret_at_k(estimate, truth, 2) == 10.0
+
+
+@pytest.mark.parametrize("drift", [-1.0, 1.0])
+def test_long_episodes_far_from_the_behaviour_have_numbers_and_are_unreliable(drift):
+    log = drift + 0.1 * np.random.default_rng(0).normal(size=(50, 1000))
+    logged = Logged(np.ones((50, 1000)), log, np.full(50, 1000), 0.99)
+    assert 1.0 <= effective_sample_size(logged) < 10.0
+    assert unreliable(logged)
+    assert weighted(logged) == pytest.approx(logged.returns[0])

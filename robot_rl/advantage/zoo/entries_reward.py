@@ -19,12 +19,21 @@ from robot_rl.advantage.zoo.shaping import gated_reward, intervention_reward, po
 def with_reward(
     batch: TurnBatch, reward: Array | None = None, turn_reward: Array | None = None, outcome: Array | None = None
 ) -> TurnBatch:
-    """The batch with new rewards; the first stage keeps the environment's as extras["reward_env"]."""
+    """The batch with new rewards; the first stage keeps the environment's as extras["reward_env"].
+
+    Outcomes change by what the steps of their episode gained, unless new ones are given, or the steps' sum is handed
+    out by turns.
+    """
     s = batch.steps
     new = s.reward if reward is None else reward.to(s.reward.dtype)
     steps = replace(s, reward=new, extras={"reward_env": s.reward, **s.extras})
     turns = batch.turns if turn_reward is None else replace(batch.turns, turn_reward=turn_reward.to(s.reward.dtype))
-    episodes = batch.episodes if outcome is None else replace(batch.episodes, outcome=outcome)
+    e = batch.episodes
+    if outcome is None and reward is not None and turn_reward is None:
+        gain = torch.zeros(len(e.start), dtype=torch.float64, device=new.device)
+        gain.index_add_(0, s.episode_id.long(), (new - s.reward).double())
+        outcome = (e.outcome.double() + gain).to(e.outcome.dtype)
+    episodes = e if outcome is None else replace(e, outcome=outcome)
     return replace(batch, steps=steps, turns=turns, episodes=episodes)
 
 

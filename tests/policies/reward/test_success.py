@@ -305,3 +305,17 @@ def test_job_trains_reports_asks_for_what_it_lacks_and_judges_anew(tmp_path):
         rescore(model, again, [], tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="logs is empty"):
         ClassifyJob(ClassifySettings(), [], RunStart(out, "", lambda *_: Many([])), make=make)
+
+
+def test_draws_are_made_on_the_device_of_the_generator(monkeypatch):
+    """PyTorch refuses a generator of a GPU for numbers of the processor, which `device=cuda` would meet."""
+    io = IOSpec({"state": ((3,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
+    model, real = SuccessClassifier(SuccessOptions(), io), torch.randint
+
+    def draw(*args, generator=None, device=None, **more):
+        assert generator is None or device == generator.device
+        return real(*args, generator=generator, device=device, **more)
+
+    monkeypatch.setattr(torch, "randint", draw)
+    model.prepare({"state": np.zeros((20, 3), np.float32)}, np.arange(20) < 10)
+    model.update()
