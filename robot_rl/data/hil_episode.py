@@ -122,6 +122,11 @@ class EpisodeDraft:
                 return index
         return 0
 
+    def ran_at(self, pressed: int) -> bool:
+        """Whether a key pressed then [ns] is about this episode: somebody drove a step of it a reaction time before."""
+        first = next((step.t_obs for step in self.steps if step.valid), None)
+        return first is not None and first <= pressed - round(self.rules.reaction_ms * 1e6)
+
     def label(self, success: bool, pressed: int) -> int:
         """A person says how it went; the episode ends at the step that this refers to.
 

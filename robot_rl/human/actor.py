@@ -187,8 +187,9 @@ class HilActor(HumanInTheLoop):
             if not said:
                 sys.stderr.write(f"\nhold: {why}\n")
                 said = True
-            if self.stepper.obs:
+            if self.stepper.obs or self.live is not None:
                 self.hear(self.pilot.idle(self.here()))  # the robot is watched
+            self.pilot.hold()  # nobody is surprised by a robot that moves because the learner is back
             self.pilot.show({**self._telemetry(demo, None, why), "busy": True}, self.frame)
             time.sleep(0.05)
         if not super()._ready(demo):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from robot_rl.types import Obs
+from robot_rl.types import Obs, StateDict
 
 SIGNALS = ("disagreement", "value drop", "stuck")
 
@@ -85,6 +85,19 @@ class Adviser:
         self.asked += wanted
         self.why = ", ".join(loud) if wanted else ""
         return wanted
+
+    def state_dict(self) -> StateDict:
+        """Between episodes."""
+        past = {name: list(values) for name, values in self._past.items()}
+        return {"past": past, "count": self._count, "mean": self._mean, "square": self._square, "asked": self.asked}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue."""
+        for name, values in state["past"].items():
+            self._past[name].clear()
+            self._past[name].extend(values)
+        self._count, self.asked = int(state["count"]), int(state["asked"])
+        self._mean, self._square = np.asarray(state["mean"], float), np.asarray(state["square"], float)
 
     def _signals(self, obs: Obs, action: np.ndarray) -> dict[str, float]:
         q = np.asarray(self._values(obs, action[None]), float)[:, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,13 @@ class Elicitor:
         self.message = ""
         """About the last one."""
 
+    def restore(self, demonstrations: Iterable[Sequence[ControlStep]]) -> None:
+        """Demonstrations that an earlier process accepted, in order."""
+        for steps in demonstrations:
+            valid = [step for step in steps if step.valid]
+            if valid:
+                self._keep(np.stack([s.obs["state"] for s in valid]), np.stack([s.action_cmd for s in valid]))
+
     def offer(self, steps: Sequence[ControlStep]) -> bool:
         """Whether a successful demonstration counts."""
         valid = [step for step in steps if step.valid]
@@ -55,7 +62,7 @@ class Elicitor:
             self._keep(states, actions)
             return True
         if self._model is None:
-            self._model = self._fit(self._states, self._actions)
+            self._model = self._fit(self._states[: self._base], self._actions[: self._base])
         found = self._model.assess(states, actions)
         moments = ", ".join(f"{i / self._hz:.1f} s" for i in sorted(found.worst))
         accepted = found.kind != "conflicting" or self._refused >= self._patience

@@ -91,6 +91,7 @@ class HumanInTheLoop(Session):
             if part is not None:
                 part.begin()
         self._rows, self._seen, self._final = [], {}, -1
+        self._before = self.updates
         self.episode_began_ns = self.pilot.now_ns()
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
@@ -130,7 +131,7 @@ class HumanInTheLoop(Session):
             draft.add(step)
             self._note(step)
             facts.count(step, driven)
-            held = held + 1 if not (driven.moving or demo or self.grippers.blind) else 0
+            held = held + 1 if not (driven.moving or demo or self.watch.blind or self.grippers.blind) else 0
             void = self.grippers.look(len(draft) - 1, driven.executed, driven.gripper)
             if void is not None:
                 self._void(draft, void)
@@ -202,9 +203,12 @@ class HumanInTheLoop(Session):
     def _keys(self, draft: EpisodeDraft, presses: tuple[Press, ...]) -> bool:
         """Labels of the person; True when the episode is to be thrown away."""
         for press in presses:
-            running = press.episode < 0 and len(draft) and draft.end_reason == EndReason.NONE
+            over = draft.end_reason != EndReason.NONE
+            running = press.episode < 0 and not over and draft.ran_at(round(press.time * 1e9))
             if press.kind in ("success", "failure") and running:
                 draft.label(press.kind == "success", round(press.time * 1e9))
+            elif press.kind in WORDS and press.episode < 0 and over:
+                self._late.append(press)  # about this episode, once it is written
             elif press.kind in WORDS:
                 self.hear((press,))
             elif press.kind in ("abort", "rerecord"):
@@ -353,7 +357,7 @@ class HumanInTheLoop(Session):
         if not demo:
             if self._whole:
                 meanwhile(self, "learning", lambda: self._learn(ended=True))
-            elif self.pilot.realtime and self.improver.credit >= 1.0 and not self._fits:
+            elif self.pilot.realtime and self.improver.credit >= 1.0 and not self._keeps_up:
                 meanwhile(self, "learning", lambda: self._learn(ended=True), hold=False)
             if self.learner.works_between:
                 meanwhile(self, "learning what to look at", self.improver.work_between)
@@ -400,6 +404,11 @@ class HumanInTheLoop(Session):
         """An update is known to be over within a period."""
         return 0.0 < self.improver.took <= 1.0 / self.env.io.control_hz
 
+    @property
+    def _keeps_up(self) -> bool:
+        """Updates go on between ticks: they fit, and some were made there in this episode."""
+        return self._fits and self.updates > self._before
+
     def _learn(self, ended: bool = False) -> None:
         if len(self.memory.views["online"]) < max(self.options.learning_starts, 1):
             return
@@ -407,13 +416,13 @@ class HumanInTheLoop(Session):
             self.improver.earn()
         if self._whole and not ended:
             return
-        end = time.monotonic() + LEARNING_S
+        end, keeps_up = time.monotonic() + LEARNING_S, self._keeps_up
 
         def go_on() -> bool:
             if not self.pilot.realtime or (ended and self._whole):
                 return True
             if ended:
-                return time.monotonic() < end and not self._fits
+                return time.monotonic() < end and not keeps_up
             return self._fits and self.pilot.spare() > self.improver.took
 
         if self.improver.spend(go_on):

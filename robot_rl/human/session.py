@@ -165,6 +165,7 @@ class Session:
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
         self._seen: dict[str, object] = {}
+        self._before = 0  # updates when the episode began
         self._sight: np.ndarray | None = None  # what the policy's encoder saw in the observation that it acted on
         self.grippers = Grippers(env.io, options.grip_penalty)
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
@@ -234,6 +235,7 @@ class Session:
             "rows": self.memory.count,
             "memory": self.memory.state_dict(),
             "recovery": None if self.recovery is None else self.recovery.state_dict(),
+            "adviser": None if self.adviser is None else self.adviser.state_dict(),
             "stepper": stepper.state_dict() if self.env.parts.saves and stepper.obs else None,
         }
 
@@ -255,10 +257,12 @@ class Session:
         self.memory.load_state_dict(state["memory"])
         if self.recovery is not None and state.get("recovery"):
             self.recovery.load_state_dict(state["recovery"])
+        if self.adviser is not None and state.get("adviser"):
+            self.adviser.load_state_dict(state["adviser"])
         later = self.log.manifest[int(state["episodes"]) :]
         self.env_steps += self.labels.recount(self.stats, later)
         if state["stepper"] is not None:
             self.stepper.reset(seed=self.seed)
             self.stepper.load_state_dict(state["stepper"])
-        if later:  # what was driven after the checkpoint must not be driven again from the same starts
+        if later and self.live is None:  # what was driven since must not be driven again from the same starts
             self.stepper.reset(seed=self.seed + 1 + len(self.log.manifest))

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from robot_rl import checkpoint, lineage
 from robot_rl.checkpoint import CheckpointError
-from robot_rl.data.hil_episode import EpisodeRules
+from robot_rl.data.hil_episode import EpisodeRules, to_steps
 from robot_rl.data.mix import Mix, Shares
 from robot_rl.data.seen import measure_seen
 from robot_rl.human.adviser import Adviser
@@ -415,6 +415,8 @@ class HilJob:
             self.loop.env_steps = self.loop.labels.recount(self.loop.stats, self.log.manifest)
             self._run.step = self.loop.env_steps
         self.loop.demos = demos
+        if self.elicitor is not None:
+            self.elicitor.restore(to_steps(episode) for episode in self.log.episodes() if episode.meta.get("demo"))
 
     def _summary(self) -> dict[str, Any]:
         """What the evaluation block is set against."""

@@ -289,3 +289,10 @@ def test_gap_over_all_axes_or_the_worst_one():
     assert not any(reading.enable for reading in drive(person(gap="rms", **options), policy, 10))
     with pytest.raises(ValueError, match="max or rms"):
         person(gap="median")
+
+
+def test_keyboard_says_that_the_scene_is_put_back_and_pauses():
+    keys = KeyboardTeleop(LineEnv().io, listen=False)
+    keys.press("n")
+    keys.press("p")
+    assert [press.kind for press in keys.read(keys._clock.now(), {}, np.zeros(1)).presses] == ["scene", "pause"]

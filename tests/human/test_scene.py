@@ -255,3 +255,31 @@ def test_scene_needs_a_person_and_check_needs_cameras(tmp_path):
     hands.done.set()
     with pytest.raises(ValueError, match="no cameras"):
         build(tmp_path / "b", hands, options=SessionOptions(scene="check", task_reward="labels"))
+
+
+def test_a_resumed_robot_does_not_go_to_its_start_before_go(tmp_path):
+    def make():
+        env = Seen()
+        hands = Hands(env.io)
+        loop = build(
+            tmp_path, hands, env=env, learner=Fixed(env.io, 0.0), options=SessionOptions(task_reward="labels"),
+            takeover={"device_timeout_ms": 5000.0},
+        )  # fmt: skip
+        env.ways = 0
+        return env, hands, loop
+
+    _, hands, loop = make()
+    state = loop.state_dict()
+    thread = threading.Thread(target=loop.run, args=(10**6, lambda *_: False))
+    thread.start()
+    hands.press("resume")
+    hands.shows(drives)
+    hands.press("success")
+    time.sleep(0.5)
+    end(hands, loop, thread)
+    loop.log.close()
+    env, hands, loop = make()
+    loop.restore_memory()
+    loop.load_state_dict(state)
+    hands.done.set()
+    assert env.ways == 0

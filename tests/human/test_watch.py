@@ -102,7 +102,7 @@ def test_fault_camera_stall_holds_for_three_ticks_and_then_ends_the_episode(tmp_
     )
     facts = loop._episode(demo=False)
     assert facts is not None
-    assert facts.end_reason in ("fault", "human_stop")
+    assert facts.end_reason == "fault"
     steps = episode(loop)
     assert len(steps) <= 8
     assert not steps[-1].valid

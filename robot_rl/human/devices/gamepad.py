@@ -17,7 +17,7 @@ from robot_rl.types.options import Positive, Share, Whole
 
 # standard layout (XInput): axis -> (named axis, sign), button -> meaning
 STICKS = {1: ("x", -1.0), 0: ("y", -1.0), 4: ("z", -1.0), 3: ("yaw", -1.0)}
-PRESSES = {0: "success", 1: "failure", 2: "rerecord", 3: "mark", 6: "estop", 7: "resume", 8: "reset"}
+PRESSES = {0: "success", 1: "failure", 2: "rerecord", 3: "mark", 6: "estop", 7: "resume", 8: "reset", 10: "scene"}
 ENABLE = 5
 
 

@@ -47,11 +47,14 @@ PRESSES = {
     "u": "reset",
     "g": "resume",
     "h": "hold",
+    "p": "pause",
+    "n": "scene",
 }
 SEQUENCE = re.compile("\x1b[\\[O][0-9;]*[A-Za-z~]")
 HELP = (
     "w/s forward/back, a/d left/right, r/f up/down, q/e turn, j/l roll, i/k pitch, o/c open/close gripper; space take "
-    "over or give back; 1 success, 0 failure, z undo, backspace re-record; escape STOP, then u unlock, g go; h hold"
+    "over or give back; 1 success, 0 failure, z undo, backspace re-record; escape STOP, then u unlock, g go; h hold; p "
+    "pause after this episode; n the scene is put back"
 )
 
 
