@@ -73,6 +73,7 @@ class WorldEnv(gymnasium.Env):
 
     def __init__(self, name: str, render_mode: str | None = None, **options: object) -> None:
         self._world = _World(name, 1, render_mode, options)
+        self._begun: Obs | None = None  # first observation behind an episode that has ended
         self.render_mode, self.io = render_mode, self._world.io
         self.observation_space, self.action_space = self._world.space, self._world.env.single_action_space
         self.metadata = {**self.metadata, "render_fps": round(self.io.control_hz)}
@@ -80,7 +81,9 @@ class WorldEnv(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """A new episode; the same one for the same seed."""
         super().reset(seed=seed)
-        obs, _ = self._world.env.reset(seed=seed)
+        obs, self._begun = self._begun, None  # what follows may depend on how the last one ended
+        if seed is not None or obs is None:
+            obs, _ = self._world.env.reset(seed=seed)
         self._world.started = True
         return self._row(obs), {}
 
@@ -89,6 +92,7 @@ class WorldEnv(gymnasium.Env):
         obs, reward, terminated, truncated, info = self._world.env.step(np.asarray(action)[None])
         over = bool(terminated[0] | truncated[0])
         last = info["final_obs"] if over else obs  # the world below has begun its next episode
+        self._begun = obs if over else None
         found = {key: info[key][0] for key in ("success", "executed") if key in info}
         found |= {f"reward_{name}": float(term[0]) for name, term in info.get("reward_terms", {}).items()}
         return self._row(last), float(reward[0]), bool(terminated[0]), bool(truncated[0]), found

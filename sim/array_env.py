@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -107,8 +107,14 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         interface.introduce(self, self.io, num_envs)
         self._seed(seed)
 
-    def _seed(self, seed: int) -> None:
-        self._start_seed, self._episode = seed, np.zeros(self.num_envs, np.int64)
+    def _seed(self, seed: int | Sequence[int]) -> None:
+        if isinstance(seed, (int, np.integer)):
+            self._words = np.array([(int(seed), i) for i in range(self.num_envs)], np.uint64)
+        elif len(seed) != self.num_envs:
+            raise ValueError(f"seed has {len(seed)} entries, expected {self.num_envs}: one per environment, or one int")
+        else:  # each decides its row alone
+            self._words = np.array([(int(item), 0) for item in seed], np.uint64)
+        self._episode = np.zeros(self.num_envs, np.int64)
         rows = [self._start(i) for i in range(self.num_envs)]
         self.state: State = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
         self._tick = np.zeros(self.num_envs, np.int64)
@@ -116,7 +122,7 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
     def _start(self, row: int) -> State:
         """The next episode of a row: drawn from the seed, the row and the episode's number."""
         self._episode[row] += 1
-        return self.world.start(np.random.default_rng([self._start_seed, row, int(self._episode[row])]))
+        return self.world.start(np.random.default_rng([*self._words[row].tolist(), int(self._episode[row])]))
 
     def _renew(self, rows: np.ndarray) -> None:
         for i in rows.tolist():
@@ -134,7 +140,7 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, object] | None = None) -> tuple[dict, dict]:
         """Start anew: all rows, or those of options["reset_mask"] (N,) bool."""
         if seed is not None:
-            self._seed(int(seed))
+            self._seed(seed)
         else:
             mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
             self._renew(np.flatnonzero(np.asarray(mask)))
@@ -187,10 +193,10 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
     def state_dict(self) -> StateDict:
         """Arrays, ticks, and where the stream of episodes stands."""
         state = {f"state.{key}": value.copy() for key, value in self.state.items()}
-        return {**state, "tick": self._tick.copy(), "seed": self._start_seed, "episode": self._episode.copy()}
+        return {**state, "tick": self._tick.copy(), "seed": self._words.copy(), "episode": self._episode.copy()}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.state = {key: np.array(state[f"state.{key}"]) for key in self.state}
         self._tick, self._episode = np.array(state["tick"]), np.array(state["episode"])
-        self._start_seed = int(state["seed"])
+        self._words = np.array(state["seed"], np.uint64)

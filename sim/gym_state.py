@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -219,6 +220,8 @@ def _encode(value: object) -> object:
         return [_encode(item) for item in value]
     if type(value) is tuple:
         return {"tuple": [_encode(item) for item in value]}
+    if type(value) is deque:
+        return {"deque": [_encode(item) for item in value], "most": value.maxlen}
     if type(value) is set:
         return {"set": [_encode(item) for item in sorted(value, key=repr)]}
     if type(value) is dict and all(isinstance(key, str) for key in value):
@@ -233,6 +236,8 @@ def _decode(value: object) -> object:
         return value
     if "tuple" in value:
         return tuple(_decode(item) for item in value["tuple"])
+    if "deque" in value:
+        return deque((_decode(item) for item in value["deque"]), value["most"])
     if "set" in value:
         return {_decode(item) for item in value["set"]}
     if "dict" in value:

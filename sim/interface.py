@@ -126,6 +126,12 @@ def check_options(
     for name in (*cameras, *([options.render_camera] if options.render_camera else [])):
         if name not in world.cameras:
             raise ValueError(f"world '{world.name}' has no camera '{name}'; it has {list(world.cameras)}")
+    noise = 1 if options.randomize is None else int(np.size(options.randomize.noise))
+    if noise not in (1, len(world.obs_names)):
+        raise ValueError(
+            f"randomize.noise has {noise} numbers, and the state of world '{world.name}' has {len(world.obs_names)} "
+            "components; give one number, or one for each"
+        )
     if world.episode_steps < 1:
         raise ValueError(f"{world.name}.episode_steps is {world.episode_steps}, expected at least 1 control step")
     if not options.state and not cameras:

@@ -28,12 +28,13 @@ Tick = Callable[[int, Metrics], bool]
 Due = Callable[[int, int], bool]
 
 sb3 = require("stable_baselines3")
+_base = require("stable_baselines3.common.base_class")
 _callbacks = require("stable_baselines3.common.callbacks")
 _vec_env = require("stable_baselines3.common.vec_env")
 
 
-CONTRIB = ("ARS", "CrossQ", "MaskablePPO", "QRDQN", "RecurrentPPO", "TQC", "TRPO")
-"""Algorithms of sb3_contrib, which is installed apart."""
+CONTRIB = ("CrossQ", "TQC", "TRPO")
+"""Algorithms of sb3_contrib, which is installed apart, for continuous actions and without a memory."""
 
 
 class Sb3Options(Options):
@@ -314,7 +315,9 @@ class _Callback(_callbacks.BaseCallback):
 
 
 def _algorithm(name: str) -> Any:
-    known = {key: value for key, value in vars(sb3).items() if isinstance(value, type)}
+    kind = _base.BaseAlgorithm
+    known = {key: value for key, value in vars(sb3).items() if isinstance(value, type) and issubclass(value, kind)}
+    known.pop("DQN", None)  # chooses among actions
     if name in known:
         return known[name]
     if name in CONTRIB:

@@ -104,3 +104,18 @@ def test_an_id_needs_no_import():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "(16,)"
     assert "robot_rl/Quadruped-v0" in envs.IDS
+
+
+def test_an_episode_follows_from_the_one_that_ended():
+    """Practice begins at the checkpoint that was reached, which the engine knows before `reset` is called."""
+    env = gymnasium.make("robot_rl/Race-v0", world={"practice": True})
+    obs, _ = env.reset(seed=0)
+    engine, over, steps = env.unwrapped._world.env, False, 0
+    while not over:
+        action = engine.expert({"state": obs[None]})[0] if steps < 60 else np.ones(2, np.float32)
+        obs, _, ended, cut, _ = env.step(action)
+        over, steps = ended or cut, steps + 1
+    begun = engine.state_dict()["task.gate"]
+    env.reset()
+    np.testing.assert_array_equal(engine.state_dict()["task.gate"], begun)
+    env.close()

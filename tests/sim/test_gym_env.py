@@ -461,3 +461,16 @@ def test_a_suite_that_is_not_installed_is_told_with_the_line_that_brings_it(monk
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ImportError, match=lines[package]):
             make(1, 0, id=id)
+
+
+def test_stacked_frames_are_saved():
+    def stacked(**options):
+        return gym.wrappers.FrameStackObservation(gym.make("InvertedPendulum-v5", **options).unwrapped, 3)
+
+    gym.register("StackedPole-v0", entry_point=stacked, max_episode_steps=50)
+    one, other = (make(1, seed, id="StackedPole-v0") for seed in (1, 2))
+    one.reset()
+    for _ in range(5):
+        one.step(np.zeros((1, 1)))
+    other.load_state_dict(one.state_dict())
+    np.testing.assert_array_equal(*(env.step(np.zeros((1, 1)))[0]["state"] for env in (one, other)))

@@ -68,3 +68,12 @@ def test_pendulum_bad_input_is_refused() -> None:
         Pendulum(mass=0.0)
     with pytest.raises(ValueError, match="at least 1 step"):
         Pendulum(steps=0)
+
+
+def test_one_seed_per_row():
+    both, one = (ArrayVectorEnv(Pendulum(), n, 0) for n in (2, 1))
+    seen = both.reset(seed=[5, 9])[0]["state"]
+    for row, seed in enumerate((5, 9)):
+        np.testing.assert_array_equal(seen[row], one.reset(seed=seed)[0]["state"][0])
+    with pytest.raises(ValueError, match="seed has 1 entries, expected 2"):
+        both.reset(seed=[1])

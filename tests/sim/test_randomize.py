@@ -277,3 +277,8 @@ def test_pushes_are_the_same_on_tensors():
     assert pushes.any(axis=(1, 2)).sum() > 5
     twins = torch.stack([found for found in (tensors.push() for _ in range(50)) if found is not None])
     assert twins.numpy() == pytest.approx(pushes, abs=1e-6)
+
+
+def test_noise_of_another_length_is_refused(slider):
+    with pytest.raises(ValueError, match=r"noise has 7 numbers, and the state of world '.*' has [0-9]+ components"):
+        make(1, 0, world=slider(), options=EngineOptions(randomize=Randomize(noise=(0.1,) * 7)))
