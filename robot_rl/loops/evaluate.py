@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_rl.chunks import ChunkMeter
 from robot_rl.loops.stepping import Stepper
-from robot_rl.types import Array, Policy, Step, VecEnv
+from robot_rl.types import Array, Policy, Step, StepEnv, VecEnv
 
 FILM_HZ = 25.0
 """Pictures per second of a film: drawing one may take longer than a hundred steps."""
@@ -102,7 +102,7 @@ class Film:
 
 
 def evaluate(
-    env: VecEnv,
+    env: StepEnv,
     policy: Policy,
     *,
     episodes: int,
@@ -194,7 +194,7 @@ def evaluate(
     return result
 
 
-def evaluate_midway(env: VecEnv, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
+def evaluate_midway(env: StepEnv, policy: Policy, *, episodes: int, seed: int = 10_000) -> Evaluation:
     """`evaluate` a policy that is in the midst of something else, such as its training, and goes on with that.
 
     What acting depends on beside the weights (a memory of the episodes under way, a chunk, noise) is put back.

@@ -11,7 +11,7 @@ import numpy as np
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons
 from robot_rl.data.units import InUnits
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Obs, Policy, StateDict, VecEnv
+from robot_rl.types import Obs, Policy, StateDict, StepEnv
 
 INTERVALS = (1, *range(2, 31, 2))
 """1, 2, 4, ..., 30 control steps per decision: 16 lengths."""
@@ -120,7 +120,7 @@ class _Stretched:
 
 
 def frequency_averaged_score(
-    env: VecEnv,
+    env: StepEnv,
     policy: Policy,
     *,
     largest: float,

@@ -209,4 +209,4 @@ def test_a_process_draws_its_share_of_the_batch(monkeypatch):
     monkeypatch.setattr(parallel, "size", lambda: 2)
     monkeypatch.setattr(parallel, "rank", lambda: 0)
     loop = off_policy(batch_size=16)
-    assert loop._batches._size == loop.learner.batch_size == 8
+    assert loop._batches._size == 8

@@ -70,8 +70,8 @@ def test_a_supervisor_that_never_starts_says_what_is_wrong_with_the_state():
     pipeline = CommandPipeline(ONE)
     pipeline.controller(Controller())
     for k in range(100):
-        sent = pipeline.tick(0.01 * k, RobotState(0.01 * k, np.array([2.5]), np.zeros(1)))
-    assert sent.verdict.state == "STARTUP"
+        pipeline.tick(0.01 * k, RobotState(0.01 * k, np.array([2.5]), np.zeros(1)))
+    assert pipeline.safety.state == "STARTUP"
     assert pipeline.safety.waits == ("limit_measured (a is 0.500 rad outside its limits, allowed 0.009)",)
 
 

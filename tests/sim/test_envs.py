@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -108,7 +109,7 @@ def test_an_id_needs_no_import():
 
 def test_an_episode_follows_from_the_one_that_ended():
     """Practice begins at the checkpoint that was reached, which the engine knows before `reset` is called."""
-    env = gymnasium.make("robot_rl/Race-v0", world={"practice": True})
+    env: Any = gymnasium.make("robot_rl/Race-v0", world={"practice": True})
     obs, _ = env.reset(seed=0)
     engine, over, steps = env.unwrapped._world.env, False, 0
     while not over:

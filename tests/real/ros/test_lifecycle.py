@@ -2,6 +2,7 @@
 
 import pytest
 import rclpy
+from rclpy.signals import SignalHandlerOptions
 
 from robot_rl.real.graph import find_file
 from robot_rl.real.ros.safety_supervisor_node import SafetySupervisorNode
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.ros, pytest.mark.timeout(120)]
 def test_a_supervisor_that_is_configured_again_hears_and_tells_everything_once():
     context = rclpy.Context()
     words = ["--ros-args", "-p", f"robot_spec:={find_file('desk_arm')}"]
-    rclpy.init(args=words, context=context, signal_handler_options=rclpy.SignalHandlerOptions.NO)
+    rclpy.init(args=words, context=context, signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = SafetySupervisorNode(lambda *_: lambda place: place[:3], context=context)
 
