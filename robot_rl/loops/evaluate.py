@@ -64,7 +64,7 @@ def by_task(result: Evaluation, names: Sequence[str]) -> dict[str, tuple[int, in
     return {name: (int(won[tasks == i].sum()), int((tasks == i).sum())) for i, name in enumerate(names)}
 
 
-class Film:
+class FilmCamera:
     """Takes pictures of environment 0, at most `FILM_HZ` of each second, when it is called before every step.
 
     Args:
@@ -122,7 +122,7 @@ def evaluate(
         episodes: in all; environment i runs the i-th share of them, whatever their length.
         seed: of the reset.
         deterministic: the policy's mode instead of samples.
-        film: called before every step, such as a `Film`.
+        film: called before every step, such as a `FilmCamera`.
         on_step: called with every `Step`, e.g. a recorder; `info["action_log_probs"]` (N,) where the policy says with
             what log-density it drew the action.
         on_episode: called with the number of finished episodes.

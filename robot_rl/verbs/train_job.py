@@ -19,7 +19,7 @@ from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
-from robot_rl.loops.evaluate import Evaluation, Film, evaluate, evaluate_midway
+from robot_rl.loops.evaluate import Evaluation, FilmCamera, evaluate, evaluate_midway
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
@@ -459,7 +459,7 @@ def film(
         return "switched off"
     env = make_env(1, seed + 20_000, True)
     try:
-        made = Film(env, seconds)
+        made = FilmCamera(env, seconds)
         with answer.bar(made.most, "frame", "film") as made.tell:
             trial(env, policy, episodes=episodes, seed=20_000, film=made)
         return report.write_video(path, made.frames, made.hz)

@@ -21,7 +21,7 @@ from robot_rl import build, checkpoint, cli
 from robot_rl.human.judge import Judge
 from robot_rl.human.log import read_manifest
 from robot_rl.human.stats import Trials
-from robot_rl.loops.evaluate import Film
+from robot_rl.loops.evaluate import FilmCamera
 from robot_rl.run import RunStart
 from robot_rl.verbs import hil_job
 from robot_rl.verbs.build import settings_of
@@ -92,7 +92,7 @@ def test_hil_runs_reports_and_continues(tmp_path, robot_rl, monkeypatch):
     assert json.loads(path.read_text())[str(run)]["returns"] == again.returns[:1]
     env = build.make("engine", plain(stored_config(run).env), num_envs=1, seed=0, device="cpu")
     monkeypatch.setattr(env, "render", lambda: np.zeros((1, 8, 8, 3), np.uint8))  # what is drawn does not matter here
-    film = Film(env, 1000.0)
+    film = FilmCamera(env, 1000.0)
     filmed = evaluate_as_run(stored_config(run), env, rr.load(run, env=env), episodes=1, seed=10_000, film=film)
     assert (filmed.returns, len(film.frames)) == (again.returns[:1], again.lengths[0])
     env.close()

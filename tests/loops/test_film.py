@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.loops.evaluate import Film
+from robot_rl.loops.evaluate import FilmCamera
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_a_film_shows_at_most_so_many_pictures_of_a_second(control_hz: float, ev
         return [np.full((2, 2, 3), drawn[0], np.uint8)]
 
     env: Any = SimpleNamespace(io=SimpleNamespace(control_hz=control_hz), render=render)
-    film = Film(env, 0.2)
+    film = FilmCamera(env, 0.2)
     film.tell = told.append
     assert (film.hz, film.most) == (hz, int(0.2 * hz))
     for step in range(2 * every * film.most):
@@ -33,4 +33,4 @@ def test_a_film_shows_at_most_so_many_pictures_of_a_second(control_hz: float, ev
 def test_what_cannot_be_drawn_gives_no_film() -> None:
     env: Any = SimpleNamespace(io=SimpleNamespace(control_hz=20.0), render=lambda: None)
     with pytest.raises(ValueError, match="draws nothing, so there is no film"):
-        Film(env, 1.0)()
+        FilmCamera(env, 1.0)()
