@@ -196,7 +196,17 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         return {**state, "tick": self._tick.copy(), "seed": self._words.copy(), "episode": self._episode.copy()}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly where `state_dict` was taken."""
+        """Continue exactly where `state_dict` was taken.
+
+        Raises:
+            ValueError: saved from another number of copies, or before copies had seeds of their own.
+        """
+        words = np.array(state["seed"], np.uint64)
+        if words.shape != (self.num_envs, 2):
+            raise ValueError(
+                f"the saved environment has seeds of shape {words.shape}, expected {(self.num_envs, 2)}: it is of "
+                "another number of copies or of an earlier version; start a new run"
+            )
         self.state = {key: np.array(state[f"state.{key}"]) for key in self.state}
         self._tick, self._episode = np.array(state["tick"]), np.array(state["episode"])
-        self._words = np.array(state["seed"], np.uint64)
+        self._words = words

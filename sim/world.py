@@ -246,7 +246,7 @@ class WorldParts:
         policy_card: of policies of this world, where a robot on legs sees and does what such a card says.
         privileged_names: () -> names of what the simulator knows and no component of "state" tells.
         privileged: (view) -> (N, P) of these, for critics and teachers.
-        eval_options: options as evaluations have them, where training has others: levels that follow success, practice.
+        eval_options: of the class: options as evaluations have them, where training has others (levels, practice).
         landmarks: (view) -> "object", "goal" -> (N, 4) where they are [m] and how they are turned about the vertical
             [rad]: what pictures show and `proprio` hides, as labels for who trains an encoder, and to judge one by.
     """

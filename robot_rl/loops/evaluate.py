@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +13,7 @@ from robot_rl.loops.stepping import Stepper
 from robot_rl.types import Array, Policy, Step, StepEnv, VecEnv
 
 FILM_HZ = 25.0
-"""Pictures per second of a film: drawing one may take longer than a hundred steps."""
+"""Most pictures per second of a film: drawing one may take longer than a hundred steps."""
 LONGEST = 20_000
 """Steps of an episode after which an evaluation waits no longer for its end: far beyond the limits of our worlds."""
 
@@ -79,7 +80,7 @@ class FilmCamera:
     """
 
     def __init__(self, env: VecEnv, seconds: float) -> None:
-        self._every = max(1, int(env.io.control_hz // FILM_HZ))
+        self._every = math.ceil(env.io.control_hz / FILM_HZ)
         self._env, self._step = env, 0
         self.frames: list[np.ndarray] = []
         self.tell: Callable[[int], object] = int

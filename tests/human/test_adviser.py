@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from robot_rl.checkpoint import load_state, save_state
 from robot_rl.human.adviser import Adviser
 from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.options import SessionOptions
@@ -134,3 +135,18 @@ def test_learner_without_critics_is_refused_with_what_to_choose():
 def test_settings_refuse_nonsense():
     with pytest.raises(ValueError, match="share"):
         Adviser(Critics(), 10.0, share=1.5)
+
+
+def test_an_adviser_goes_on_as_it_would_have(tmp_path):
+    one, other = (Adviser(Critics(np.random.default_rng(0)), 10.0) for _ in range(2))
+    place, _ = walk(one, np.random.default_rng(1), 300)
+    save_state(tmp_path / "adviser.pt", one.state_dict())
+    other.load_state_dict(load_state(tmp_path / "adviser.pt"))
+    one._values = other._values = Critics()
+    one._values.spread = 0.3
+    ends = []
+    for adviser in (one, other):
+        adviser.begin()
+        ends.append(walk(adviser, np.random.default_rng(2), 60, place)[1])
+    assert ends[0] == ends[1]
+    assert one.asked == other.asked > 0

@@ -10,6 +10,7 @@ import pytest
 
 from robot_rl.data.hil_episode import EpisodeRules
 from robot_rl.data.mix import Mix
+from robot_rl.human.actor import HilActor, NoRows, OutboxMemory
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.judge import Judge
@@ -17,6 +18,7 @@ from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
+from robot_rl.human.pieces import Outbox
 from robot_rl.human.pilot import simulated
 from robot_rl.human.scene import Scene
 from robot_rl.human.session import Helpers, Records
@@ -283,3 +285,43 @@ def test_a_resumed_robot_does_not_go_to_its_start_before_go(tmp_path):
     loop.load_state_dict(state)
     hands.done.set()
     assert env.ways == 0
+
+
+class Away:
+    """The end of a link to a learner that may be away."""
+
+    refused = standing = alarm = ""
+    acked, version, sent, resent, rejected = (0, 0), 1, 0, 0, 0
+    silence, finished, done, alive = 0.0, False, False, True
+
+    def take(self):
+        return None
+
+    def notify(self):
+        pass
+
+
+def test_a_robot_whose_learner_is_away_hears_its_person_and_waits_for_go(tmp_path):
+    env, link = Seen(), Away()
+    hands, log = Hands(env.io), HilLog(tmp_path, env.io)
+    outbox = Outbox(log)
+    records = Records(log, OutboxMemory(outbox), NoRows(), EpisodeRules())
+    loop = HilActor(
+        env, Fixed(env.io, 0.0), simulated(env, hands, takeover={"device_timeout_ms": 5000.0}), records, link=link,
+        outbox=outbox, collect_without_learner=False, options=SessionOptions(task_reward="labels"),
+    )  # fmt: skip
+    loop.version = 1
+    thread = threading.Thread(target=loop.run, args=(10**6, lambda *_: False))
+    thread.start()
+    hands.press("resume")
+    hands.shows(drives)
+    link.alive = False
+    hands.press("success")
+    hands.shows(lambda page: page["driver"] == "HOLD")
+    ways = env.ways
+    hands.press("hold")
+    hands.shows(lambda _: not hands._presses)
+    link.alive = True
+    time.sleep(1.0)
+    assert env.ways == ways
+    end(hands, loop, thread)

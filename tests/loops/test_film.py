@@ -10,7 +10,8 @@ from robot_rl.loops.evaluate import FilmCamera
 
 
 @pytest.mark.parametrize(
-    ("control_hz", "every", "hz"), [(10.0, 1, 10.0), (40.0, 1, 40.0), (50.0, 2, 25.0), (500.0, 20, 25.0)]
+    ("control_hz", "every", "hz"),
+    [(10.0, 1, 10.0), (25.0, 1, 25.0), (40.0, 2, 20.0), (50.0, 2, 25.0), (500.0, 20, 25.0)],
 )
 def test_a_film_shows_at_most_so_many_pictures_of_a_second(control_hz: float, every: int, hz: float) -> None:
     drawn, told = [0], []

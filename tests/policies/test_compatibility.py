@@ -106,6 +106,14 @@ def test_person_is_asked_again_twice_and_then_believed():
     assert "please" not in heard[3]
 
 
+def test_elicitor_knows_after_a_resume_what_it_had_accepted():
+    fitted, steps = [], traces.draft("HHHH").steps
+    elicitor = Elicitor(lambda s, a: fitted.append(len(s)) or Judge(["conflicting"]), base=4, control_hz=10.0)
+    elicitor.restore([steps] * 6)
+    assert not elicitor.offer(steps)
+    assert fitted == [4]  # as in the process that was killed: on the first four
+
+
 def test_session_does_not_count_demonstrations_that_contradict_the_others(tmp_path):
     env = LineEnv(steps=80)
     human = ScriptedHuman(ScriptedOptions(), env.io, expert=env.expert)

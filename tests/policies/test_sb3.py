@@ -166,3 +166,9 @@ def test_sb3_keeps_rows_of_all_that_it_saw_over_a_save():
     assert (found.count, found.rate) == (40, 10.0)
     np.testing.assert_allclose(found.obs["state"][0][::4], [0.0, 4.0], atol=0.1)  # row 0 is cut after 5 steps
     assert second.seen_rows.look(100)[1].shape == (40, 1)
+
+
+@pytest.mark.parametrize("name", ["DQN", "HerReplayBuffer", "ARS", "RecurrentPPO", "MaskablePPO", "QRDQN"])
+def test_what_cannot_run_here_is_refused_in_a_sentence(name):
+    with pytest.raises(ValueError, match="there is no algorithm"):
+        Sb3(Sb3Options(algorithm=name), IO)

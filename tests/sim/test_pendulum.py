@@ -77,3 +77,9 @@ def test_one_seed_per_row():
         np.testing.assert_array_equal(seen[row], one.reset(seed=seed)[0]["state"][0])
     with pytest.raises(ValueError, match="seed has 1 entries, expected 2"):
         both.reset(seed=[1])
+
+
+def test_a_state_of_another_number_of_copies_is_refused():
+    state = ArrayVectorEnv(Pendulum(), 2, 0).state_dict()
+    with pytest.raises(ValueError, match=r"seeds of shape \(2, 2\), expected \(3, 2\)"):
+        ArrayVectorEnv(Pendulum(), 3, 0).load_state_dict(state)
