@@ -17,7 +17,6 @@ require("rclpy")
 
 import rclpy  # noqa: E402  (after the check that it is there)
 from rclpy.context import Context  # noqa: E402
-from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 
@@ -25,6 +24,7 @@ from robot_rl.real.calibration.folder import POSES  # noqa: E402
 from robot_rl.real.cameras import png, resized  # noqa: E402
 from robot_rl.real.core.spec import CameraSpec, RobotSpec  # noqa: E402
 from robot_rl.real.ros.camera_inputs import CameraInputs  # noqa: E402
+from robot_rl.real.ros.executor import TopicExecutor  # noqa: E402
 from robot_rl.real.ros.inputs import RobotInputs  # noqa: E402
 from robot_rl.real.ros.node_base import Health  # noqa: E402
 
@@ -63,7 +63,7 @@ def record(
     context = Context()
     rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
     node = Node("calibration_recorder", context=context)
-    executor = SingleThreadedExecutor(context=context)
+    executor = TopicExecutor(context=context)
     try:
         executor.add_node(node)
         health = Health(node, spec.name)

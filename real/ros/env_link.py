@@ -17,7 +17,6 @@ require("rclpy")
 import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from rclpy.context import Context  # noqa: E402
-from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.parameter import Parameter  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
@@ -29,6 +28,7 @@ from robot_rl.real.core.scheduler import Tick  # noqa: E402
 from robot_rl.real.core.spec import RobotSpec  # noqa: E402
 from robot_rl.real.robot import RobotState  # noqa: E402
 from robot_rl.real.ros.camera_inputs import CameraInputs  # noqa: E402
+from robot_rl.real.ros.executor import TopicExecutor  # noqa: E402
 from robot_rl.real.ros.inputs import RobotInputs  # noqa: E402
 from robot_rl.real.ros.io import (  # noqa: E402
     FIELDS,
@@ -129,7 +129,7 @@ class EnvLink:
         self.stalls, self.fifo = 0, "off"
         health.add("env", self._aspect)
         self._over = threading.Event()
-        self._executor = SingleThreadedExecutor(context=self.context)
+        self._executor = TopicExecutor(context=self.context)
         self._executor.add_node(node)
         self._spinning = threading.Thread(target=spin, args=(self._executor, self._over), name="callbacks", daemon=True)
         self._spinning.start()

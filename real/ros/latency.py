@@ -25,13 +25,13 @@ from robot_rl.extras import require
 require("rclpy")
 
 import rclpy  # noqa: E402  (after the check that it is there)
-from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from sensor_msgs.msg import JointState  # noqa: E402
 
 from robot_rl.real.core.priority import lift  # noqa: E402
 from robot_rl.real.core.scheduler import Tick  # noqa: E402
+from robot_rl.real.ros.executor import TopicExecutor  # noqa: E402
 from robot_rl.real.ros.io import qos, seconds, time_message  # noqa: E402
 from robot_rl.real.ros.node_base import ControlLoop, freeze_garbage, node_beside  # noqa: E402
 
@@ -140,7 +140,7 @@ def answer(args: argparse.Namespace) -> int:
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node("answer")
     Answer(node, policy=args.policy)
-    executor = SingleThreadedExecutor()
+    executor = TopicExecutor()
     executor.add_node(node)
     lift(args.fifo)
     freeze_garbage()

@@ -37,6 +37,7 @@ from rclpy.qos import QoSCompatibility, qos_check_compatible, qos_policy_name_fr
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 
 from robot_rl.real.core.priority import lift_all  # noqa: E402
+from robot_rl.real.ros.executor import TopicExecutor  # noqa: E402
 from robot_rl.real.ros.io import qos  # noqa: E402
 from robot_rl.real.ros.parameters import OVERRIDE, told_overrides  # noqa: E402
 from robot_rl.real.ros.transport import spare_shared_memory  # noqa: E402
@@ -384,7 +385,7 @@ def run(
     try:
         node = make()
         made = True
-        executor = SingleThreadedExecutor()
+        executor = TopicExecutor()
         executor.add_node(node)
         work = functools.partial(survive, node) if survive is not None else None
         spinning = threading.Thread(target=spin, args=(executor, over, work), name="callbacks", daemon=True)
@@ -396,8 +397,8 @@ def run(
         healthy = spinning.is_alive()
         node.wind_down()
         over.set()
-        executor.shutdown(timeout_sec=1.0)
         spinning.join(1.0)
+        executor.shutdown(timeout_sec=1.0)
         return 0 if healthy else 1
     except KeyboardInterrupt:
         return 0
@@ -459,7 +460,7 @@ def node_beside(name: str, *, namespace: str = "", thread: str = "") -> Iterator
     context = Context()
     rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node(name, context=context, namespace=namespace or None, enable_rosout=False)
-    executor = SingleThreadedExecutor(context=context)
+    executor = TopicExecutor(context=context)
     executor.add_node(node)
     over = threading.Event()
     spinner = threading.Thread(target=spin, args=(executor, over), name=thread or name, daemon=True)

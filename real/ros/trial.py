@@ -20,11 +20,11 @@ require("rclpy")
 import numpy as np  # noqa: E402
 import rclpy  # noqa: E402  (after the check that it is there)
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
-from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from std_msgs.msg import Bool, String  # noqa: E402
 from std_srvs.srv import SetBool, Trigger  # noqa: E402
 
+from robot_rl.real.ros.executor import TopicExecutor  # noqa: E402
 from robot_rl.real.ros.io import Executed, JointTrajectory, qos, read_executed  # noqa: E402
 
 SILENCE = 1.5  # seconds without a command after which the supervisor has ended
@@ -81,7 +81,7 @@ def trial(
     node.create_subscription(Bool, "robot_rl/success", lambda m: seen.update(success=m.data), qos("event"))
     node.create_subscription(String, "robot_rl/safety/state", on_state, qos("latched"))
     node.create_subscription(JointTrajectory, "robot_rl/executed", on_executed, qos("executed"))
-    executor = SingleThreadedExecutor()
+    executor = TopicExecutor()
     executor.add_node(node)
 
     def spin(until: float) -> None:

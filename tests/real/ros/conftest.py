@@ -43,7 +43,7 @@ from rclpy.node import Node  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from ros_harness import RT, SUPERVISOR, Processes, Station  # noqa: E402
 
-ALONE = ("test_launch.py", "test_messages.py", "test_wiggle.py")
+ALONE = ("test_executor.py", "test_launch.py", "test_messages.py", "test_wiggle.py")
 
 
 def pytest_collection_modifyitems(items):

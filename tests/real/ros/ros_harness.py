@@ -15,12 +15,12 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.msg import Parameter, ParameterValue
 from rcl_interfaces.srv import SetParameters
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Bool, String
 from std_srvs.srv import SetBool, Trigger
 
 from robot_rl.real.ros.env import Ros2Env, Ros2Options
+from robot_rl.real.ros.executor import TopicExecutor
 from robot_rl.real.ros.io import JointState, JointTrajectory, qos, read_executed, trajectory
 from robot_rl.real.ros.sim_robot_node import INJECT
 
@@ -175,7 +175,7 @@ class Station:
                 ("policy/reload", Trigger),
             )
         }
-        self.executor = SingleThreadedExecutor(context=self.context)
+        self.executor = TopicExecutor(context=self.context)
         self.executor.add_node(node)
         self.over = False
         self.thread = threading.Thread(target=self._spin, daemon=True)

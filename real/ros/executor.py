@@ -1,0 +1,152 @@
+"""An executor for topics at control rates: messages are taken straight from a wait set that is kept.
+
+For each message rclpy's makes a wait set of all that its nodes have, asks each event of quality of service, makes a
+task and wakes once more when that is done: 1.5 ms, half a core at 300 messages a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from rclpy.context import Context
+from rclpy.event_handler import EventHandler
+from rclpy.exceptions import InvalidHandle
+from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor, TimeoutException
+from rclpy.impl.implementation_singleton import rclpy_implementation
+from rclpy.subscription import Subscription
+from rclpy.waitable import NumberOfEntities
+
+EVENTS = 0.2  # seconds between two looks at events of quality of service, on which nothing urgent hangs
+
+
+class TopicExecutor(SingleThreadedExecutor):
+    """As `SingleThreadedExecutor`, with a short way for messages; timers, services and actions go rclpy's own way.
+
+    Callbacks of topics are plain functions: a coroutine function would never run.
+    """
+
+    def __init__(self, *, context: Context | None = None) -> None:
+        super().__init__(context=context)
+        self._set: Any = None  # rclpy's wait set, kept until an entity comes or goes
+        self._held = contextlib.ExitStack()  # nothing that the set names is destroyed while it is kept
+        self._looked = 0.0
+
+    def spin_once(self, timeout_sec: float | None = None) -> None:
+        """Wait until something is ready, and do it.
+
+        Args:
+            timeout_sec: seconds to wait at most; it may return before, with nothing done.
+
+        Raises:
+            ExternalShutdownException: the context has ended.
+            Exception: what a callback raised.
+        """
+        if self._is_shutdown:
+            return
+        if not self._context.ok():
+            raise ExternalShutdownException
+        if any(not task.done() for task, _, _ in self._tasks):  # a coroutine waits, its group lets nobody in meanwhile
+            self._drop_set()
+            return super().spin_once(timeout_sec)
+        if self._set is None:
+            self._make_set()
+        due = max(self._looked + EVENTS - time.monotonic(), 0.0)
+        topics, others = self._wait(due if timeout_sec is None else min(due, timeout_sec))
+        for topic in topics:
+            _take(topic)
+        if others or due == 0.0:
+            self._looked = time.monotonic()
+            self._drop_set()  # rclpy's own way resets the guard that tells of a change
+            with contextlib.suppress(ShutdownException, TimeoutException):
+                while True:  # until all that was ready is done
+                    handler, _, _ = self.wait_for_ready_callbacks(0.0)
+                    handler()
+                    handler.result()
+
+    def shutdown(self, timeout_sec: float | None = None) -> bool:
+        """End, when no thread spins any more: what was waited for may be destroyed from here on."""
+        ended = super().shutdown(timeout_sec)
+        self._drop_set()
+        return ended
+
+    def _make_set(self) -> None:
+        nodes, guards = self.get_nodes(), [guard for guard in (self._guard, self._sigint_gc) if guard is not None]
+        self._topics = {topic.handle.pointer: topic for topic in self._hold(t for n in nodes for t in n.subscriptions)}
+        self._guards = self._hold(guards)
+        self._timers = self._hold(timer for node in nodes for timer in node.timers)
+        self._clients = self._hold(client for node in nodes for client in node.clients)
+        self._services = self._hold(service for node in nodes for service in node.services)
+        waitables = [item for node in nodes for item in node.waitables if not isinstance(item, EventHandler)]
+        self._actions = [item for item in waitables if _entered(self._held, item)]
+        kinds = (self._topics, self._guards, self._timers, self._clients, self._services)
+        size = sum((item.get_num_entities() for item in self._actions), NumberOfEntities(*map(len, kinds)))
+        context = self._context.handle
+        assert context is not None
+        self._held.enter_context(context)
+        self._set = rclpy_implementation.WaitSet(
+            size.num_subscriptions,
+            size.num_guard_conditions,
+            size.num_timers,
+            size.num_clients,
+            size.num_services,
+            size.num_events,
+            context,
+        )
+
+    def _hold(self, entities: Iterable[Any]) -> list[Any]:
+        """Those that still exist, which `_held` keeps."""
+        return [entity for entity in list(entities) if _entered(self._held, entity.handle)]
+
+    def _wait(self, seconds: float) -> tuple[list[Subscription[Any]], bool]:
+        """Topics with a message, and whether rclpy's own way has something to do."""
+        ready = self._set
+        ready.clear_entities()
+        for topic in self._topics.values():
+            ready.add_subscription(topic.handle)
+        for guard in self._guards:
+            ready.add_guard_condition(guard.handle)
+        for timer in self._timers:
+            ready.add_timer(timer.handle)
+        for client in self._clients:
+            ready.add_client(client.handle)
+        for service in self._services:
+            ready.add_service(service.handle)
+        for action in self._actions:
+            action.add_to_wait_set(ready)
+        ready.wait(int(1e9 * seconds))
+        found = (self._topics.get(pointer) for pointer in ready.get_ready_entities("subscription"))
+        topics = [topic for topic in found if topic is not None]  # the others are an action's
+        others = any(ready.get_ready_entities(kind) for kind in ("timer", "client", "service"))
+        if ready.get_ready_entities("guard_condition"):  # an entity has come or gone, or a task is done
+            self._drop_set()
+        return topics, others or any(action.is_ready(ready) for action in self._actions)
+
+    def _drop_set(self) -> None:
+        self._set = None
+        self._held.close()
+
+
+def _entered(held: contextlib.ExitStack, handle: Any) -> bool:
+    """Whether the handle still exists; `held` keeps it."""
+    with contextlib.suppress(InvalidHandle):
+        held.enter_context(handle)
+        return True
+    return False
+
+
+def _take(topic: Subscription[Any]) -> None:
+    """One message to the topic's callback, if there is one."""
+    group = topic.callback_group
+    if group is None or not group.beginning_execution(topic):
+        return
+    try:
+        taken = None
+        with contextlib.suppress(InvalidHandle), topic.handle:
+            taken = topic.handle.take_message(topic.msg_type, topic.raw)
+        if taken is not None:
+            topic.callback(*(taken[:1] if topic._callback_type is Subscription.CallbackType.MessageOnly else taken))
+    finally:
+        group.ending_execution(topic)
