@@ -230,11 +230,11 @@ class Labels:
                 told.facts = facts
         steps = 0
         for line in lines:
-            told = self._told.get(int(line["episode_id"]))
-            if told is not None and told.kept.shown:
-                stats.add_demo(told.facts.human_steps)
+            if line.get("teaching", line["demo"]):  # whatever became of it: thrown away, failed or kept
+                stats.add_demo(int(line["human_steps"]))
                 continue
-            steps += 0 if line["demo"] else int(line["steps"])
+            steps += int(line["steps"])
+            told = self._told.get(int(line["episode_id"]))
             if told is not None:
                 stats.add(told.facts)
         return steps

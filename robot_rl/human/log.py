@@ -292,6 +292,7 @@ def _line(episode: Episode, segment: str) -> dict[str, object]:
         "valid": int(columns["valid"].sum()),
         "human_steps": int(episode.intervened.sum()),
         "demo": bool(episode.meta.get("demo", False)),
+        "teaching": bool(episode.meta.get("teaching", False)),
         "end_reason": EndReason(episode.meta["end_reason"]).name.lower(),
         "sha256": digest.hexdigest(),
     }

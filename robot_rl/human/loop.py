@@ -341,7 +341,8 @@ class HumanInTheLoop(Session):
         number, rows = self.log.next_episode, list(range(first_row, self.memory.count))
         shown = demo and not discard
         facts.number = number if len(draft) else -1
-        self._commit(draft, {"demo": useful, "discarded": discard or (demo and not useful), "shown": shown})
+        fate = {"demo": useful, "discarded": discard or (demo and not useful), "shown": shown, "teaching": demo}
+        self._commit(draft, fate)
         if len(draft) and not discard:
             self.labels.add(number, draft.steps, facts, demo=demo, useful=useful, rows=rows, final=self._final)
         late, self._late = self._late, []

@@ -202,6 +202,17 @@ def test_rerecord_throws_a_demonstration_away(tmp_path):
     assert len(loop.memory) == 0
 
 
+def test_a_demonstration_thrown_away_behind_the_last_checkpoint_is_no_step_of_the_policy(tmp_path):
+    loop = build(tmp_path, Script([{"enable": True, "value": 0.1}] * 4 + [{"press": ("rerecord",)}]))
+    state = loop.state_dict()
+    loop._episode(demo=True)  # then it is killed
+    again = build(tmp_path, None)
+    again.restore_memory()
+    again.load_state_dict(state)
+    assert again.env_steps == loop.env_steps == 0
+    assert again.stats.metrics() == pytest.approx(loop.stats.metrics(), nan_ok=True)
+
+
 # ---------------------------------------------------------------- faults
 
 
