@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _TRIES, _FEWEST = 1500, 40
 _TILT, _TILT_FIVE = 0.25, 0.6  # rad that a grasping pose may lean, and of an arm of five joints or less
 _MARGIN = 0.1  # rad that joints of an arm that has some to spare keep to their limits in it
+_AHEAD = 0.01  # m by which a tool frame has to be in front of the last joint to say where ahead is
 _FAR, _TURN = 0.1, 0.3  # m and rad that a step of inverse kinematics goes at most
 _DAMPING = 1e-2  # of the direction, squared [rad per rad]: what little freedom is left must not throw the arm about
 _TOWARD_HOME = 0.1  # share of the way home that an arm with joints to spare goes in a step
@@ -241,7 +242,11 @@ def _with_hand(text: str, xml: str, half: float) -> tuple[str, Grip]:
     tool = model.site(TOOL)
     tip, frame = place(data.site_xpos[tool.id]), place(data.site_xmat[tool.id]).reshape(3, 3)
     hand = int(model.jnt_bodyid[model.joint(names[-1]).id])
-    ahead = tip - data.xanchor[model.joint(names[-1]).id]
+    wrist = data.xanchor[model.joint(names[-1]).id]
+    ahead = tip - wrist
+    if np.linalg.norm(ahead) < _AHEAD:  # a tool frame in the wrist: the fingers say where ahead is
+        bodies = [int(model.jnt_bodyid[model.joint(name).id]) for name in card.gripper.joints]
+        ahead = np.mean(data.xipos[bodies], axis=0) - wrist
     # Along the tool's own axis where one points away from the hand, so that an offset finger tilts nothing.
     best = int(np.argmax(np.abs(frame.T @ ahead)))
     along = frame[:, best] * np.sign(frame[:, best] @ ahead)

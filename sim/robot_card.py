@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,8 @@ _SPEED = 25.0
 """Natural frequency of simulated servos that no file describes [rad/s]."""
 _STIFF = 5.0
 """Their gain is at least this part of the largest effort [1/rad], so that friction does not hold small joints."""
+_STUCK = 20.0
+"""Friction holds fingers at most this part of their way, 1/20, from where they should be."""
 _SAMPLES = 3000
 _THIN = 0.02
 """Smallest side of a workspace [m]."""
@@ -348,28 +352,39 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     joints = [j for j in hand if (j in driven if model.nu else model.joint(j).name not in made.mimic)]
     if not joints:
         return None
-    low, high = (tuple(limits_of(model, j)[side] for j in joints) for side in (0, 1))
-    # Open is the end of the range at which the fingers are further from the tool's point.
-    wide = []
-    for ends in (low, high):
+    fingers = [int(model.jnt_bodyid[j]) for j in joints]
+
+    def width(ends: Sequence[float]) -> float:
+        """How far apart the fingers are; a single one from the tool's point."""
         arm.place(home)
         for j, value in zip(joints, ends):
             arm.data.qpos[int(model.jnt_qposadr[j])] = value
         mujoco.mj_fwdPosition(model, arm.data)
-        fingers = [int(model.jnt_bodyid[j]) for j in joints]
-        wide.append(sum(float(np.linalg.norm(arm.data.xipos[b] - arm.tip())) for b in fingers))
-    opened, closed = (low, high) if wide[0] > wide[1] else (high, low)
+        places = [arm.data.xipos[body] for body in fingers]
+        return sum(
+            math.dist(a, b) for a, b in itertools.combinations(places if len(places) > 1 else [*places, arm.tip()], 2)
+        )
+
+    low, high = ([limits_of(model, j)[side] for j in joints] for side in (0, 1))
+    opened, closed = (low, high) if width(low) > width(high) else (high, low)
+    for j in range(len(joints)):  # fingers that face each other may open towards opposite ends
+        other = [closed[j] if i == j else value for i, value in enumerate(opened)]
+        if width(other) > width(opened) + 1e-4:
+            opened, closed = other, [opened[j] if i == j else value for i, value in enumerate(closed)]
     known = [value for j in joints if (value := largest_effort(model, made, j))]
     mass = np.zeros((model.nv, model.nv))
     mujoco.mj_fullM(model, arm.data, mass)
-    inertia = max(float(mass[int(model.jnt_dofadr[j]), int(model.jnt_dofadr[j])]) for j in joints)
+    dofs = [int(model.jnt_dofadr[j]) for j in joints]
+    inertia = max(float(mass[dof, dof]) for dof in dofs)
+    friction = max(model.dof_frictionloss[dof] / abs(a - b) for dof, a, b in zip(dofs, opened, closed))
+    stiff = max(_STIFF * min(known, default=1.0), _STUCK * friction)
     return GripperCard(
         joints=tuple(model.joint(j).name for j in joints),
         open=_rounded(opened),
         closed=_rounded(closed),
         effort=min(known) if known else OPEN,
-        kp=_short(max(4.0 * inertia * _SPEED**2, _STIFF * min(known, default=1.0))),
-        kd=_short(max(4.0 * inertia * _SPEED, _STIFF * min(known, default=1.0) / _SPEED)),
+        kp=_short(max(4.0 * inertia * _SPEED**2, stiff)),
+        kd=_short(max(4.0 * inertia * _SPEED, stiff / _SPEED)),
     )
 
 

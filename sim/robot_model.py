@@ -245,6 +245,12 @@ def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
 def _mjcf(path: Path) -> RobotModel:
     spec = mujoco.MjSpec.from_file(str(path))
     made = RobotModel(spec)
+    _leave_objects(made)
+    low, high = spec.compiler.inertiagrouprange
+    for geom in spec.geoms:
+        if not low <= geom.group <= high:
+            geom.mass = 0.0
+    spec.compiler.inertiagrouprange = [0, 5]  # what tasks add weighs something, whatever its group
     absent = []
     for items, folder in ((spec.meshes, spec.meshdir), (spec.textures, spec.texturedir or spec.meshdir)):
         for item in items:
@@ -278,6 +284,17 @@ def _mjcf(path: Path) -> RobotModel:
         if not list(body.geoms) and _proxies(body):
             made.notes.append(f"body {body.name} has no shape that can be read: capsules along its bones stand for it")
     return made
+
+
+def _leave_objects(made: RobotModel) -> None:
+    """Take what lies about out of a scene: bodies of the world that move freely and have no joint within."""
+    free, joints = mujoco.mjtJoint.mjJNT_FREE, list(made.spec.joints)
+    loose = [joint.parent for joint in joints if joint.type == free]
+    loose = [body for body in loose if len([j for j in joints if j.parent in (body, *body.find_all("body"))]) == 1]
+    if not loose or len(loose) == len(joints):
+        return
+    made.notes.append(f"objects of the scene are left out: {', '.join(body.name or '?' for body in loose)}")
+    strip(made.spec, loose, made.spec.keys)  # keyframes place the objects, too
 
 
 def _hand(spec: MjSpec, joint: str) -> set[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.card_arm import CardArm
+from robot_rl.sim.card_hand import _with_hand
 from robot_rl.sim.check import check
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.hand_grip import GRASP, Grip, HandTrial
@@ -18,6 +19,7 @@ from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
 from robot_rl.sim.worlds.pick import Pick
 from robot_rl.types.card import Card, GripperCard
+from tests.sim.test_robot_card import SCENE
 
 ONE_THREAD = EngineOptions(num_threads=1)
 
@@ -195,3 +197,11 @@ def test_check_finds_nothing(fr3: Card) -> None:
     env = make(2, 0, world=Pick(robot=fr3), options=ONE_THREAD)
     assert check(env) == []
     env.close()
+
+
+def test_a_tool_frame_in_the_wrist_grasps_where_the_fingers_are(tmp_path: Path) -> None:
+    (tmp_path / "scene.xml").write_text(SCENE)
+    card = new_card(str(tmp_path / "scene.xml"), "scene", tool="wrist")[0]
+    grip = _with_hand(card.model_dump_json(), CardArm(card, action="ee", control_hz=10.0).xml, 0.02)[1]
+    assert 0.11 < grip.place[2] < 0.16  # fingers reach from 10 to 16 cm
+    assert abs(grip.place[1]) < 5e-3

@@ -343,3 +343,59 @@ def test_robots_of_makers_reach(file: str, count: int, tool: str, gripper: tuple
 def test_legs_are_refused_by_a_sentence() -> None:
     with pytest.raises(ValueError, match="has 4 limbs"):
         new_card(str(ROBOTS / "go2/go2.urdf"), "go2")
+
+
+SCENE = """
+<mujoco>
+  <compiler angle="radian" inertiagrouprange="4 5"/>
+  <worldbody>
+    <body name="peg" pos="0.4 0.2 0.02"><freejoint/><geom group="4" type="box" size="0.02 0.02 0.02"/></body>
+    <body name="base">
+      <geom group="4" size="0.05 0.05" type="cylinder"/>
+      <body name="upper" pos="0 0 0.3">
+        <inertial pos="0.1 0 0" mass="1" diaginertia="0.01 0.01 0.01"/>
+        <joint name="pan" axis="0 0 1" range="-2 2"/><joint name="lift" axis="0 1 0" range="-1 1.5"/>
+        <geom type="capsule" size="0.03" fromto="0.05 0 0 0.2 0 0" density="9999"/>
+        <body name="wrist" pos="0.25 0 0">
+          <inertial pos="0.05 0 0" mass="0.3" diaginertia="0.001 0.001 0.001"/>
+          <joint name="bend" axis="0 1 0" range="-2 2"/>
+          <geom type="box" size="0.02 0.08 0.01" pos="0.06 0 0"/>
+          <body name="left" pos="0.1 0 0">
+            <inertial pos="0.03 0 0" mass="0.05" diaginertia="0.0001 0.0001 0.0001"/>
+            <joint name="left" type="slide" axis="0 1 0" range="0.02 0.06" frictionloss="30"/>
+            <geom type="box" size="0.03 0.005 0.01" pos="0.03 0 0"/>
+          </body>
+          <body name="right" pos="0.1 0 0">
+            <inertial pos="0.03 0 0" mass="0.05" diaginertia="0.0001 0.0001 0.0001"/>
+            <joint name="right" type="slide" axis="0 1 0" range="-0.06 -0.02" frictionloss="30"/>
+            <geom type="box" size="0.03 0.005 0.01" pos="0.03 0 0"/>
+          </body>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <actuator><position joint="left" kp="200"/><position joint="right" kp="200"/></actuator>
+  <keyframe><key name="home" qpos="0.4 0.2 0.02 1 0 0 0 0 0.5 0 0.02 -0.02"/></keyframe>
+</mujoco>
+"""
+
+
+def test_a_scene_gives_the_card_of_its_arm_and_fingers_open_towards_opposite_ends(tmp_path: Path) -> None:
+    (tmp_path / "scene.xml").write_text(SCENE)
+    card, notes = new_card(str(tmp_path / "scene.xml"), "scene", tool="wrist")
+    assert any("objects of the scene are left out: peg" in note for note in notes)
+    assert [joint.name for joint in card.joints] == ["pan", "lift", "bend"]
+    assert card.gripper is not None
+    assert (card.gripper.open, card.gripper.closed) == ((0.06, -0.06), (0.02, -0.02))
+    assert card.gripper.kp * 0.04 * 0.05 >= 30.0  # friction is overcome after a twentieth of the way
+
+
+def test_what_tasks_add_weighs_something_and_the_arm_what_its_file_says(tmp_path: Path) -> None:
+    (tmp_path / "scene.xml").write_text(SCENE)
+    spec = load(tmp_path / "scene.xml").spec
+    cube = spec.worldbody.add_body(name="cube")
+    cube.add_freejoint()
+    cube.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.02] * 3, mass=0.06)
+    model = spec.compile()
+    assert float(model.body("cube").mass[0]) == pytest.approx(0.06)
+    assert float(model.body("upper").mass[0]) == pytest.approx(1.0)
