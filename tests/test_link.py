@@ -21,6 +21,7 @@ from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.link.session import dump_weights, load_weights, own_token
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
+from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.types import IOSpec
 
 LIKE = {"actor": torch.zeros(10), "normalizer/count": torch.zeros((), dtype=torch.float64)}
@@ -268,7 +269,18 @@ def test_nonsense_on_the_wire_is_counted_and_harmless(ends):
     assert receive(learner, 3)[1] == 3
 
 
-@pytest.mark.parametrize(("kind", "options"), [(ImitationSac, ImitationSacOptions), (HilSerl, HilSerlOptions)])
+def inside_a_safe_set(options: ImitationSacOptions, io: IOSpec, *, seed: int) -> SafeExploration:
+    return SafeExploration(
+        SafeExplorationOptions(method=lambda io, seed, **_: ImitationSac(options, io, seed=seed), hidden=(8,)),
+        io,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(ImitationSac, ImitationSacOptions), (HilSerl, HilSerlOptions), (inside_a_safe_set, ImitationSacOptions)],
+)
 def test_weights_carry_the_policy_but_not_its_noise(kind, options):
     """The learner never acts: with its generator an actor would explore with the same noise in every episode."""
     learner, twin, other = (kind(options(hidden=(8,)), IO, seed=seed) for seed in (1, 2, 2))
@@ -283,7 +295,8 @@ def test_weights_carry_the_policy_but_not_its_noise(kind, options):
     assert [float(twin.policy.act(obs).value[0, 0]) for _ in range(3)] != first
     for _ in range(6):
         fresh.act(obs)
-    assert torch.equal(twin.policy.state_dict()["generator"], fresh.state_dict()["generator"])
+    states = (policy.state_dict() for policy in (twin.policy, fresh))
+    assert torch.equal(*(state.get("policy", state)["generator"] for state in states))
 
 
 def test_weights_of_anything_else_are_refused():
