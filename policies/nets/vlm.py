@@ -19,6 +19,8 @@ from robot_rl.extras import require
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Forms in which weights are held."""
+DATA: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""A folder is data: nothing is downloaded, and its code is neither run nor asked about, which transformers would do."""
 FAMILIES = ("smolvlm", "paligemma", "internvl")
 _BYTES = 4  # numbers before the bytes: padding, start, picture, end
 
@@ -52,7 +54,7 @@ class FolderTokens:
 
     def __init__(self, folder: Path, picture: int) -> None:
         auto = require("transformers").AutoTokenizer
-        self._own = auto.from_pretrained(str(folder), local_files_only=True)
+        self._own = auto.from_pretrained(str(folder), **DATA)
         self.size, self.picture = len(self._own), picture
         self.pad = int(self._own.pad_token_id or 0)
         self.start, self.end = self._own.bos_token_id, self._own.eos_token_id
@@ -219,11 +221,11 @@ def read_folder(folder: Path, kind: Any, families: Sequence[str] = FAMILIES, **h
     """
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model that is on this machine")
-    config = require("transformers").AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    config = require("transformers").AutoConfig.from_pretrained(str(folder), **DATA)
     if config.model_type not in families:
         raise ValueError(f"{folder} holds a '{config.model_type}', expected one of {', '.join(families)}")
     model, info = kind.from_pretrained(
-        str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True, **how
+        str(folder), config=config, use_safetensors=True, output_loading_info=True, **DATA, **how
     )
     lost = [*info["missing_keys"], *info["mismatched_keys"]]
     if lost:
