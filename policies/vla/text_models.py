@@ -6,6 +6,7 @@ All have one method, `answer(pictures, text) -> text`; see `policies.nets.pictur
 from __future__ import annotations
 
 import base64
+import http.client
 import ipaddress
 import json
 import struct
@@ -116,7 +117,7 @@ class ChatEndpoint:
                 why = f"it answered {error.code} {error.reason}: {error.read(200).decode(errors='replace')}"
                 if error.code != 429 and error.code < 500:
                     raise EndpointError(f"{self.url}: {why}") from error
-            except (TimeoutError, urllib.error.URLError, ConnectionError) as error:
+            except (TimeoutError, urllib.error.URLError, ConnectionError, http.client.HTTPException) as error:
                 reason = error.reason if isinstance(error, urllib.error.URLError) else error
                 late = isinstance(reason, TimeoutError)
                 why = f"no answer within {self.timeout:g} s" if late else f"nothing answers ({reason}); is it running?"
@@ -126,7 +127,7 @@ class ChatEndpoint:
             raise EndpointError(f"{self.url}: the answer is longer than {_LARGEST} bytes")
         try:
             said = json.loads(raw)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise EndpointError(f"{self.url}: not a chat completion: {raw[:200]!r}") from error
         if not isinstance(said, str):
             raise EndpointError(f"{self.url}: the completion holds {type(said).__name__}, expected text")
