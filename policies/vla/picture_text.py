@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import numpy as np
@@ -203,7 +204,7 @@ class TinyEncoder(nn.Module):
             saved = torch.load(path, weights_only=True)
             made = cls(int(saved["width"]), int(saved["words"]))
             made.load_state_dict(saved["weights"])
-        except (KeyError, RuntimeError, TypeError) as error:
+        except (EOFError, KeyError, RuntimeError, TypeError, UnpicklingError) as error:
             raise ValueError(f"{path} is no encoder of TinyEncoder.save: {error}") from error
         return made
 
