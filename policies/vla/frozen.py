@@ -135,7 +135,9 @@ def _critic(folder: Path, size: tuple[int, int]) -> CriticNet:
     files = sorted(folder.glob("checkpoints/step_*/learner.pt"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no checkpoint; expected the run folder of robot-rl critic train")
-    weights = torch.load(files[-1], map_location="cpu", weights_only=True)["net"]
+    weights = torch.load(files[-1], map_location="cpu", weights_only=True).get("net", {})
+    if "query" not in weights or "look" in weights:
+        raise ValueError(f"{folder} holds no critic of sentences; expected a run of robot-rl critic train critic=tiny")
     always = weights["query"].shape[0]
     pooled = weights["pool.weight"].shape[0] + weights["bag.weight"].shape[0]
     net = CriticNet(
