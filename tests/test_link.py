@@ -299,6 +299,18 @@ def test_weights_carry_the_policy_but_not_its_noise(kind, options):
     assert torch.equal(*(state.get("policy", state)["generator"] for state in states))
 
 
+def test_an_actor_that_comes_while_the_living_are_counted_disturbs_nothing():
+    class Settings:
+        @property
+        def lost_s(self):
+            link._actors[len(link._actors)] = time.monotonic(), {}
+            return 5.0
+
+    link = LearnerLink.__new__(LearnerLink)
+    link.settings, link._actors = Settings(), {0: (time.monotonic(), {})}
+    assert link.alive() == [0]
+
+
 def test_weights_of_anything_else_are_refused():
     with pytest.raises(ValueError, match="safetensors"):
         load_weights(b"\x80\x04K\x01.", LIKE)
