@@ -197,12 +197,29 @@ def from_folder(folder: Path, *, tokenizer: str = "folder", dtype: str = "float3
         ValueError: a family that is not known here; weights that the model lacks or the file lacks.
     """
     hub = require("transformers")
-    model = read_folder(folder, hub.AutoModel, dtype=DTYPES[dtype], attn_implementation="eager")
+    model = read_folder(folder, hub.AutoModel, dtype=dtype_of(dtype), attn_implementation="eager")
     return TransformersBackbone(model, model.config.model_type, tokens_of(folder, model, tokenizer))
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """A form of weights by its name.
+
+    Raises:
+        ValueError: it is none of `DTYPES`.
+    """
+    if name not in DTYPES:
+        raise ValueError(f"dtype is '{name}', expected {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
 def tokens_of(folder: Path, model: Any, tokenizer: str) -> ByteTokens | FolderTokens:
-    """The tokenizer of a model: its own ("folder"), or "bytes"."""
+    """The tokenizer of a model: its own ("folder"), or "bytes".
+
+    Raises:
+        ValueError: another one.
+    """
+    if tokenizer not in ("folder", "bytes"):
+        raise ValueError(f"tokenizer is '{tokenizer}', expected folder or bytes")
     return ByteTokens() if tokenizer == "bytes" else FolderTokens(folder, int(model.config.image_token_id))
 
 

@@ -66,7 +66,10 @@ class FrozenReader:
         if kind not in KINDS:
             raise ValueError(f"reader is of kind '{kind}', expected one of {', '.join(KINDS)}")
         with torch.random.fork_rng(devices=[]):
-            model = _build(kind, options, io, (int(height), int(width)), len(self.cameras))
+            try:
+                model = _build(kind, options, io, (int(height), int(width)), len(self.cameras))
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"reader is {dict(source)}: an option of '{kind}' is wrong: {error}") from error
         self._model = model.to(device).eval().requires_grad_(False)
         self._read: _CriticTrunk | _Backbone = _CriticTrunk(model) if isinstance(model, CriticNet) else model
         wanted = tuple(self._read.image_size)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import inspect
 import ipaddress
 import json
 import struct
@@ -22,6 +23,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.policies.nets.picture_labels import VisionModel, check_picture
+from robot_rl.words import near
 
 _LARGEST = 1 << 20  # bytes of an answer
 
@@ -165,12 +167,12 @@ def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionMod
         options: of the class.
 
     Raises:
-        ValueError: none of these, or an object without `answer`.
+        ValueError: none of these, an option that it does not have, or an object without `answer`.
         FileNotFoundError: no such folder.
     """
     options = dict(options or {})
     if name.startswith(("http://", "https://")):
-        return ChatEndpoint(name, **options)
+        return ChatEndpoint(name, **_known(options, ChatEndpoint))
     if name.startswith("python:"):
         made = user_object(name, options)
         if not isinstance(made, VisionModel):
@@ -182,4 +184,12 @@ def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionMod
         )
     from robot_rl.policies.vla.vlm_text import LocalModel
 
-    return LocalModel(Path(name), **options)
+    return LocalModel(Path(name), **_known(options, LocalModel))
+
+
+def _known(options: dict[str, Any], kind: type) -> dict[str, Any]:
+    names = [name for name, x in inspect.signature(kind).parameters.items() if x.kind is x.KEYWORD_ONLY]
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise ValueError(f"model_options has '{unknown[0]}'{near(unknown[0], names)}; there are {', '.join(names)}")
+    return options

@@ -277,6 +277,11 @@ def test_models_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
             open_model(name)
     with pytest.raises(FileNotFoundError, match="expected http"):
         open_model("no/such/folder")
+    for name in ("http://127.0.0.1:9/v1", "."):
+        with pytest.raises(ValueError, match="model_options has 'token'; did you mean tokens"):
+            open_model(name, {"token": 3})
+    with pytest.raises(ValueError, match="dtype is 'float8', expected float32"):
+        open_model(".", {"dtype": "float8"})
 
 
 def test_png_is_a_png() -> None:

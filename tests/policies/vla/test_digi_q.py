@@ -215,6 +215,7 @@ def test_reader_reads_a_vision_language_model() -> None:
         ({"candidates": 1}, "expected a whole number of at least 2"),
         ({"value_scale": 0.0}, "expected a number above 0"),
         ({"reader": {"kind": "cloud"}}, "expected one of tiny"),
+        ({"reader": {"kind": "transformers"}}, "option of 'transformers' is wrong: 'config'"),
         ({"cameras": ["side"]}, "no pictures of"),
         ({"cameras": []}, "needs a picture"),
     ],

@@ -187,6 +187,8 @@ def test_saved_and_loaded_learner_goes_on_alike() -> None:
 
 
 def test_learner_refuses_what_cannot_work() -> None:
+    with pytest.raises(ValueError, match="recipe has cameras, expected cameras, image_size, proprio"):
+        VlaGrpo(VlaGrpoOptions(scratch={"cameras": []}), Rail().io)
     with pytest.raises(ValueError, match="multiple of group_size"):
         learner(group_size=5).attach(Rail())
     with pytest.raises(ValueError, match="group_size is 1, expected a whole number of at least 2"):
