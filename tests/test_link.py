@@ -399,6 +399,22 @@ def test_tls_lets_in_whom_the_authority_signed_and_nobody_else(ends, tmp_path):
     assert learner.alive() == [0]
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+def test_tls_alone_admits_nobody_since_it_does_not_say_who_the_actor_is(ends, tmp_path):
+    safe = certificates(tmp_path)
+    own = {"endpoint": f"tls/127.0.0.1:{free_port()}", **safe}
+    with pytest.raises(ValueError, match=r"whoever reaches tls/127\.0\.0\.1.*ROBOT_RL_LINK_PASSWORD"):
+        ends(only="learner", **own)
+    with pytest.raises(ValueError, match=r"needs link\.authority"):
+        ends(only="learner", **{**own, "authority": None, "mutual": True})
+    learner, _ = ends(password="secret", rows=2, **own)
+    assert receive(learner, 2)[1] == 2
+    (stranger,) = ends(only="actor", actor_id=1, endpoint=own["endpoint"], authority=safe["authority"])
+    time.sleep(1.0)
+    assert not stranger.alive
+    assert learner.alive() == [0]
+
+
 def test_password_is_asked_of_both_sides(ends):
     learner, _ = ends(user="me", password="secret", rows=2)
     assert receive(learner, 2)[1] == 2
