@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -306,7 +307,7 @@ def test_an_actor_that_comes_while_the_living_are_counted_disturbs_nothing():
             link._actors[len(link._actors)] = time.monotonic(), {}
             return 5.0
 
-    link = LearnerLink.__new__(LearnerLink)
+    link: Any = LearnerLink.__new__(LearnerLink)
     link.settings, link._actors = Settings(), {0: (time.monotonic(), {})}
     assert link.alive() == [0]
 

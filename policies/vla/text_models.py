@@ -23,7 +23,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.policies.nets.picture_labels import VisionModel, check_picture
-from robot_rl.words import near
+from robot_rl.types.option_words import near
 
 _LARGEST = 1 << 20  # bytes of an answer
 

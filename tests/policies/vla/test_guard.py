@@ -117,7 +117,7 @@ MOVES = slice(0, 3)
 SWAPPED = ["tip_dy", "tip_dx", "tip_dz", "gripper"]
 WEIGHT, BIAS = "head.mean.weight", "head.mean.bias"
 OTHER_TOKENS = {"name": "bytes", "size": 260, "digest": "0"}
-CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
+CORRUPTIONS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "file missing": ("files", lambda folder: (folder / "stats.npz").unlink()),
     "file cut off": ("files", cut),
     "statistics cut off": ("files", cut_stats),

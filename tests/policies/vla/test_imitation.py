@@ -103,8 +103,8 @@ def test_folder_comes_back_where_there_are_more_cameras_in_another_order(
     side = {**batch.obs, "image.side": batch.obs["image.top"]}
     made.update(iter([replace(batch, obs=side, next_obs=side)]))
     again = from_folder(str(made.export(tmp_path / "model")), io)
-    said = (policy.act(seen, deterministic=True).value for policy in (again, made.policy))
-    np.testing.assert_allclose(*said, atol=1e-5)
+    said, told = (policy.act(seen, deterministic=True).value for policy in (again, made.policy))
+    np.testing.assert_allclose(said, told, atol=1e-5)
 
 
 def test_continued_learner_is_the_learner_bit_for_bit() -> None:
