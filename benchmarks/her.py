@@ -12,6 +12,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
@@ -146,8 +148,7 @@ def train_peer(
     env = vec.DummyVecEnv([lambda: make_task(task)] * settings["num_envs"])
     given = {
         "learning_starts": settings["learning_starts"],
-        "train_freq": (1, "step"),
-        "gradient_steps": max(round(settings["updates_per_step"] * settings["num_envs"]), 1),
+        **rhythm(settings),
         **{"gamma": GAMMA, "learning_rate": LR, "batch_size": BATCH, "policy_kwargs": {"net_arch": list(HIDDEN)}},
         "replay_buffer_kwargs": {"n_sampled_goal": HINDSIGHT, "goal_selection_strategy": "future"},
         **{key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in overrides)},
@@ -176,6 +177,12 @@ def train_peer(
         **{"task": task, "side": "sb3", "seed": seed, "steps": steps, "success": judge(model, judges, FINAL)},
         **{"curve": curve, "wall_s": round(wall), "cpu_s": round(cpu), "settings": given},
     }
+
+
+def rhythm(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The peer's options for as many updates a step as ours makes: whole ones, every so many steps of all copies."""
+    rate = Fraction(str(settings["updates_per_step"])) * settings["num_envs"]
+    return {"train_freq": (rate.denominator, "step"), "gradient_steps": rate.numerator}
 
 
 def make_task(task: str) -> gymnasium.Env:

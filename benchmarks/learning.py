@@ -117,7 +117,8 @@ def summarise(folder: Path, algorithm: str, env_id: str) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob(f"{algorithm}_*_{env_id}_seed*.json")):
         result = json.loads(path.read_text())
-        row = rows.setdefault(path.name.split("_")[1], {"seeds": [], "returns": [], "wall_s": [], "cpu_s": []})
+        name = path.stem.removeprefix(f"{algorithm}_").rpartition(f"_{env_id}_seed")[0]
+        row = rows.setdefault(name, {"seeds": [], "returns": [], "wall_s": [], "cpu_s": []})
         row["seeds"].append(result["seed"])
         row["returns"].append(result["curve"][-1]["return_mean"])
         row["wall_s"].append(result["wall_s"])

@@ -64,7 +64,8 @@ def main(job: dict[str, Any]) -> None:
 
     watch.resume()
     model.learn(job["steps"], callback=Evaluate())
-    if job["algorithm"] == "ppo" or not curve:  # the last update comes after the last callback
+    # the last update of PPO comes after the last callback, and a round of evaluations need not end with the run
+    if job["algorithm"] == "ppo" or not curve or curve[-1]["step"] < job["steps"]:
         record(job["steps"])
     watch.pause()
     write_peer(job, curve, watch, {"stable_baselines3": sb3.__version__, "torch": torch.__version__})

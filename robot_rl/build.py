@@ -247,7 +247,7 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
     if not name:
         raise Refused(f"{where} says no name; expected one of {', '.join(names(kind)[:8])} ...")
     if ":" in name:
-        extras.check_hash(name, node.get("sha256"))
+        extras.check_hash(name, node.get("sha256"), f"{kind}=")
     maker = find(kind, name)
     if kind == "engine" and "inner" in values:  # what it does not take itself is of the one that it shows
         own = inspect.signature(maker).parameters

@@ -194,12 +194,13 @@ def file_hash(name: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def check_hash(name: str, stored: object) -> None:
+def check_hash(name: str, stored: object, where: str = "") -> None:
     """Refuse code that is no longer what a run was made with, unless the user names it again or wants it so.
 
     Raises:
-        ValueError: the file has changed since.
+        ValueError: nobody allowed it, or the file has changed since.
     """
+    allowed(name, where)  # first: a module's file is found by importing the package around it
     if stored and name not in _allowed and not _changed and file_hash(name) != stored:
         raise ValueError(
             f"{name} has changed since this run was made (another SHA-256); trust=changed uses it as it is"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.leapp_bundle import TORCHSCRIPT, Bundle, BundlePart, End, Tensor, bundle_of, read_bundle
-from robot_rl.onnx_policy import RowMemory, first_line, open_graph, read_io
+from robot_rl.onnx_policy import RowMemory, first_line, open_graph, read_io, torch_like
 from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
 from robot_rl.types.options import Count, Positive
 
@@ -62,13 +62,13 @@ class PartRunner:
             given: input from outside -> value in its shape.
             memory: input that is fed back -> value of this step.
         """
-        values, found = {**memory, **given}, {}
+        values, later, found = {**memory, **given}, dict(memory), {}
         for part, run in self._steps:
             for tensor, value in zip(part.outputs, run([values[part.name, x.name] for x in part.inputs])):
                 found[part.name, tensor.name] = value
                 for target in self.bundle.wires.get((part.name, tensor.name), ()):
-                    values[target] = value
-        memory.update({port: values[port] for port in memory})
+                    (later if target in memory else values)[target] = value
+        memory.update(later)
         return found
 
     def _program(self, part: BundlePart, device: str) -> Step:
@@ -172,7 +172,7 @@ class LeappPolicy:
         value = np.clip(np.stack([self._joined(row) for row in rows]) / self._largest, -1.0, 1.0)
         if isinstance(first, np.ndarray):
             return Action(value)
-        return Action(first.new_tensor(value, dtype=None).to(first.device).float())
+        return Action(torch_like(value, first))
 
     def _step(self, row: Mapping[str, np.ndarray], memory: dict[End, np.ndarray]) -> dict[End, np.ndarray]:
         given = {

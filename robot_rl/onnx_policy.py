@@ -149,7 +149,7 @@ class OnnxPolicy:
         first = next(iter(given.values()))
         if not isinstance(first, np.ndarray):
             answer = self._run({key: value.cpu().numpy() for key, value in given.items()})
-            return Action(first.new_tensor(answer, dtype=None).to(first.device).float())
+            return Action(torch_like(answer, first))
         return Action(self._run(given))
 
     def _run(self, obs: dict[str, np.ndarray]) -> np.ndarray:
@@ -328,6 +328,13 @@ def _match(session: OnnxGraph, io: IOSpec, file: Path, memory: Mapping[str, str]
             f"<name>{IN} with an output <name>{OUT} of the same type and shape"
         )
     return found
+
+
+def torch_like(value: np.ndarray, like: Array) -> Array:
+    """A float32 tensor on the device of another one, which may hold pictures; imports torch, which is there then."""
+    import torch
+
+    return torch.as_tensor(value, dtype=torch.float32, device=like.device)
 
 
 def first_line(error: Exception) -> str:

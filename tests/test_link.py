@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from robot_rl.link import ActorLink, LearnerLink, LinkSettings
 from robot_rl.link.session import dump_weights, load_weights, own_token
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
+from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.types import IOSpec
 
 LIKE = {"actor": torch.zeros(10), "normalizer/count": torch.zeros((), dtype=torch.float64)}
@@ -268,7 +270,18 @@ def test_nonsense_on_the_wire_is_counted_and_harmless(ends):
     assert receive(learner, 3)[1] == 3
 
 
-@pytest.mark.parametrize(("kind", "options"), [(ImitationSac, ImitationSacOptions), (HilSerl, HilSerlOptions)])
+def inside_a_safe_set(options: ImitationSacOptions, io: IOSpec, *, seed: int) -> SafeExploration:
+    return SafeExploration(
+        SafeExplorationOptions(method=lambda io, seed, **_: ImitationSac(options, io, seed=seed), hidden=(8,)),
+        io,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(ImitationSac, ImitationSacOptions), (HilSerl, HilSerlOptions), (inside_a_safe_set, ImitationSacOptions)],
+)
 def test_weights_carry_the_policy_but_not_its_noise(kind, options):
     """The learner never acts: with its generator an actor would explore with the same noise in every episode."""
     learner, twin, other = (kind(options(hidden=(8,)), IO, seed=seed) for seed in (1, 2, 2))
@@ -283,7 +296,20 @@ def test_weights_carry_the_policy_but_not_its_noise(kind, options):
     assert [float(twin.policy.act(obs).value[0, 0]) for _ in range(3)] != first
     for _ in range(6):
         fresh.act(obs)
-    assert torch.equal(twin.policy.state_dict()["generator"], fresh.state_dict()["generator"])
+    states = (policy.state_dict() for policy in (twin.policy, fresh))
+    assert torch.equal(*(state.get("policy", state)["generator"] for state in states))
+
+
+def test_an_actor_that_comes_while_the_living_are_counted_disturbs_nothing():
+    class Settings:
+        @property
+        def lost_s(self):
+            link._actors[len(link._actors)] = time.monotonic(), {}
+            return 5.0
+
+    link: Any = LearnerLink.__new__(LearnerLink)
+    link.settings, link._actors = Settings(), {0: (time.monotonic(), {})}
+    assert link.alive() == [0]
 
 
 def test_weights_of_anything_else_are_refused():
@@ -371,6 +397,22 @@ def test_tls_lets_in_whom_the_authority_signed_and_nobody_else(ends, tmp_path):
     time.sleep(1.5)
     assert not stranger.alive
     assert not duped.alive
+    assert learner.alive() == [0]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+def test_tls_alone_admits_nobody_since_it_does_not_say_who_the_actor_is(ends, tmp_path):
+    safe = certificates(tmp_path)
+    own = {"endpoint": f"tls/127.0.0.1:{free_port()}", **safe}
+    with pytest.raises(ValueError, match=r"whoever reaches tls/127\.0\.0\.1.*ROBOT_RL_LINK_PASSWORD"):
+        ends(only="learner", **own)
+    with pytest.raises(ValueError, match=r"needs link\.authority"):
+        ends(only="learner", **{**own, "authority": None, "mutual": True})
+    learner, _ = ends(password="secret", rows=2, **own)
+    assert receive(learner, 2)[1] == 2
+    (stranger,) = ends(only="actor", actor_id=1, endpoint=own["endpoint"], authority=safe["authority"])
+    time.sleep(1.0)
+    assert not stranger.alive
     assert learner.alive() == [0]
 
 

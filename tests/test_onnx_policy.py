@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,22 @@ def test_graph_answers_tensors_with_tensors(tmp_path):
     answer = policy.act({"state": torch.tensor([[0.2, 0.1, 0.4]], dtype=torch.float64)}).value
     assert isinstance(answer, torch.Tensor)
     assert answer.dtype == torch.float32
+    assert answer.numpy() == pytest.approx(np.array([[0.2, -0.1]]), abs=1e-6)
+
+
+def test_graph_that_sees_pictures_first_answers_tensors_with_fractions(tmp_path):
+    import torch
+
+    folder = linear(tmp_path / "a", inputs=("state",), outputs=("action",))
+    model = onnx.load(folder / "policy.onnx")
+    picture = helper.make_tensor_value_info("image.top", onnx.TensorProto.UINT8, ["batch", 2, 2, 3])
+    model.graph.input.insert(0, picture)
+    onnx.save(model, folder / "policy.onnx")
+    sees = {"image.top": ((2, 2, 3), "uint8"), **io().obs}
+    policy = OnnxPolicy(str(folder), replace(io(), obs=sees))
+    seen = {"image.top": torch.zeros(1, 2, 2, 3, dtype=torch.uint8), "state": torch.tensor([[0.2, 0.1, 0.4]])}
+    answer = policy.act(seen).value
+    assert isinstance(answer, torch.Tensor)
     assert answer.numpy() == pytest.approx(np.array([[0.2, -0.1]]), abs=1e-6)
 
 

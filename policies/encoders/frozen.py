@@ -142,7 +142,8 @@ class Frozen:
             power, rows = torch.linalg.eigh((flat @ flat.T).double())  # of frames: there are fewer than numbers
             count = min(self.o.components, len(numbers) - 1)
             power, rows = power.flip(0).clamp_min(1e-9), rows.flip(1)
-            scale = (len(numbers) ** 0.5) / power[:count]
+            # where frames repeat each other there are fewer directions than that: the rest is rounding, and stays 0
+            scale = torch.where(power > 1e-6 * power[0], len(numbers) ** 0.5 / power, 0.0)[:count]
             self._basis[i].zero_()
             self._basis[i, :, :count] = flat.T @ (rows[:, :count] * scale).float()
             kept.append(float(power[:count].sum() / power.sum()))

@@ -105,7 +105,7 @@ class Compatibility:
         self._hz, self.tolerance = control_hz, o.tolerance
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(states), generator=generator).tolist()
-        out = max(1, round(o.held_out * len(states)))
+        out = min(max(1, round(o.held_out * len(states))), len(states) - 1)
         kept = order[out:]
         x, a = np.concatenate([states[i] for i in kept]), np.concatenate([actions[i] for i in kept])
         self._shift, scale = x.mean(0), x.std(0)

@@ -160,6 +160,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
     def actor_loss(self, b: TdRows, raw: Tensor, action: Tensor, logp: Tensor, loss: Tensor) -> Tensor:
         """SAC's own, lambda (log pi - log pi_BC), and the likelihood of what people did."""
         state = b.state.detach()
+        self._extra = {}  # what has faded is not told any more
         if self.leashed:
             distance = self.distance(state, action, logp)
             loss = loss + self.o.kl_weight * distance

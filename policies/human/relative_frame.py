@@ -109,8 +109,15 @@ class RelativePolicy:
 
     @property
     def parts(self) -> PolicyParts:
-        """It hears what was done, where the method's policy does."""
-        return PolicyParts(executed=None if self._policy.parts.executed is None else self.executed)
+        """Those of the method's policy that do not ask what it would do by itself."""
+        inner = self._policy.parts
+        return PolicyParts(
+            executed=None if inner.executed is None else self.executed,
+            reseed=inner.reseed,
+            save=inner.save,
+            restore=inner.restore,
+            remembers=inner.remembers,
+        )
 
     def reset(self, rows: Array | None = None) -> None:
         """The method's policy forgets."""

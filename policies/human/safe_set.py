@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions, mlp
 from robot_rl.policies.nets.imitation import human_rows
+from robot_rl.state import put_back, take
 from robot_rl.types import (
     Action,
     AnyLearner,
@@ -180,8 +181,15 @@ class SafePolicy:
 
     @property
     def parts(self) -> PolicyParts:
-        """It hears what was done, where the method's policy does."""
-        return PolicyParts(executed=self._policy.parts.executed)
+        """Those of the method's policy that do not ask what it would do by itself."""
+        inner = self._policy.parts
+        return PolicyParts(
+            executed=inner.executed,
+            reseed=inner.reseed,
+            save=inner.save,
+            restore=inner.restore,
+            remembers=inner.remembers,
+        )
 
     def reset(self, rows: Array | None = None) -> None:
         """The method's policy forgets."""
@@ -248,10 +256,14 @@ class SafePolicy:
         self._counts = {name: int(count) for name, count in state["counts"].items()}
 
     def state_dict(self) -> StateDict:
-        """The method's policy, and the set."""
-        return {"policy": self._policy.state_dict(), **self.set_state()}
+        """The method's policy, and what of set, model and clone acts: tensors only."""
+        return {"policy": self._policy.state_dict(), **take(self._acting)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         self._policy.load_state_dict(state["policy"])
-        self.load_set_state(state)
+        put_back(self._acting, {key: value for key, value in state.items() if key != "policy"}, "SafePolicy")
+
+    @property
+    def _acting(self) -> dict[str, object]:
+        return {**self._safe.acting, "clone": self._clone}

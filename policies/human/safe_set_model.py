@@ -88,6 +88,13 @@ class SafeSet(Saved):
         """Demonstrations have been seen."""
         return bool(self._norm.count)
 
+    @property
+    def acting(self) -> dict[str, object]:
+        """What `prob` and `ahead` read, by name: tensors alone, nothing that only learning needs."""
+        model = self.model
+        norms = {"norm": self._norm, "model_input": model.input_norm, "model_target": model.target_norm}
+        return {"net": self.net, "model": model.net, **norms}
+
     def prob(self, state: Tensor) -> Tensor:
         """(B, S) -> (B,) P(safe)."""
         with torch.no_grad():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from robot_rl.extras import require
+from robot_rl.policies.nets.vlm import DATA
 
 
 class Tokenizer(Protocol):
@@ -164,12 +166,16 @@ def local_model(path: str) -> tuple[LanguageModel, Any]:
 
     Raises:
         ImportError: transformers is not installed.
-        OSError: the folder holds no model.
+        OSError: the folder holds no model with weights in safetensors.
+        ValueError: it needs code of its own.
     """
     transformers = require("transformers")
+    if not (Path(path) / "config.json").is_file():
+        raise FileNotFoundError(f"{path} holds no config.json; give the folder of a model that is on this machine")
     # Whatever the file holds: Adam's steps vanish in half precision, and so does the agreement of rollout and update.
-    core = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=torch.float32)
-    return LanguageModel(core), transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    core = read(path, use_safetensors=True, dtype=torch.float32, **DATA)
+    return LanguageModel(core), transformers.AutoTokenizer.from_pretrained(path, **DATA)
 
 
 class Written(NamedTuple):

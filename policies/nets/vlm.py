@@ -19,6 +19,8 @@ from robot_rl.extras import require
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Forms in which weights are held."""
+DATA: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""A folder is data: nothing is downloaded, and its code is neither run nor asked about, which transformers would do."""
 FAMILIES = ("smolvlm", "paligemma", "internvl")
 _BYTES = 4  # numbers before the bytes: padding, start, picture, end
 
@@ -52,7 +54,7 @@ class FolderTokens:
 
     def __init__(self, folder: Path, picture: int) -> None:
         auto = require("transformers").AutoTokenizer
-        self._own = auto.from_pretrained(str(folder), local_files_only=True)
+        self._own = auto.from_pretrained(str(folder), **DATA)
         self.size, self.picture = len(self._own), picture
         self.pad = int(self._own.pad_token_id or 0)
         self.start, self.end = self._own.bos_token_id, self._own.eos_token_id
@@ -195,12 +197,29 @@ def from_folder(folder: Path, *, tokenizer: str = "folder", dtype: str = "float3
         ValueError: a family that is not known here; weights that the model lacks or the file lacks.
     """
     hub = require("transformers")
-    model = read_folder(folder, hub.AutoModel, dtype=DTYPES[dtype], attn_implementation="eager")
+    model = read_folder(folder, hub.AutoModel, dtype=dtype_of(dtype), attn_implementation="eager")
     return TransformersBackbone(model, model.config.model_type, tokens_of(folder, model, tokenizer))
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """A form of weights by its name.
+
+    Raises:
+        ValueError: it is none of `DTYPES`.
+    """
+    if name not in DTYPES:
+        raise ValueError(f"dtype is '{name}', expected {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
 def tokens_of(folder: Path, model: Any, tokenizer: str) -> ByteTokens | FolderTokens:
-    """The tokenizer of a model: its own ("folder"), or "bytes"."""
+    """The tokenizer of a model: its own ("folder"), or "bytes".
+
+    Raises:
+        ValueError: another one.
+    """
+    if tokenizer not in ("folder", "bytes"):
+        raise ValueError(f"tokenizer is '{tokenizer}', expected folder or bytes")
     return ByteTokens() if tokenizer == "bytes" else FolderTokens(folder, int(model.config.image_token_id))
 
 
@@ -219,11 +238,11 @@ def read_folder(folder: Path, kind: Any, families: Sequence[str] = FAMILIES, **h
     """
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no config.json; give the folder of a model that is on this machine")
-    config = require("transformers").AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    config = require("transformers").AutoConfig.from_pretrained(str(folder), **DATA)
     if config.model_type not in families:
         raise ValueError(f"{folder} holds a '{config.model_type}', expected one of {', '.join(families)}")
     model, info = kind.from_pretrained(
-        str(folder), config=config, local_files_only=True, use_safetensors=True, output_loading_info=True, **how
+        str(folder), config=config, use_safetensors=True, output_loading_info=True, **DATA, **how
     )
     lost = [*info["missing_keys"], *info["mismatched_keys"]]
     if lost:

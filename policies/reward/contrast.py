@@ -52,8 +52,8 @@ class ContrastReward(Saved):
         with a speed:   r_speed = max(0, 1 - |v - r_clg v_max| / v_max),  r = r_speed * product of terms
         without:        r = r_clg * product of terms
 
-    Terms and speed are programs over the state, terms cut to [0, 1]. Where the environment pays `keep_below` or less (a
-    collision), that is paid in place of the product.
+    Terms and speed are programs over the state, terms cut to [0, 1]; what is no number counts as 0. Where the
+    environment pays `keep_below` or less (a collision), that is paid in place of the product.
 
     Args:
         options: of the reward.
@@ -138,7 +138,8 @@ class ContrastReward(Saved):
             state = np.asarray(seen["state"], np.float64)
             columns = {name: state[:, index] for name, index in self._places.items()}
             if self._speed is not None:
-                reward = np.maximum(0.0, 1.0 - np.abs(self._speed(columns) - reward * self._v_max) / self._v_max)
+                off = np.abs(self._speed(columns) - reward * self._v_max) / self._v_max
+                reward = np.nan_to_num(np.maximum(0.0, 1.0 - off))
             for term in self._terms:
                 reward = reward * np.clip(np.nan_to_num(term(columns)), 0.0, 1.0)
         own = np.asarray(seen["env_reward"], np.float64)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import Self
 
@@ -154,7 +155,7 @@ class DrawOptions(Options):
 
     items: Count = 12
     """I, clips in a batch."""
-    frames: Count = 4
+    frames: Annotated[int, Field(ge=2)] = 4
     """K, frames of each; all ordered pairs of them count."""
     goals: Count = 6
     """G, under which each clip of a batch is read; more than there are means all."""

@@ -66,7 +66,10 @@ class FrozenReader:
         if kind not in KINDS:
             raise ValueError(f"reader is of kind '{kind}', expected one of {', '.join(KINDS)}")
         with torch.random.fork_rng(devices=[]):
-            model = _build(kind, options, io, (int(height), int(width)), len(self.cameras))
+            try:
+                model = _build(kind, options, io, (int(height), int(width)), len(self.cameras))
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"reader is {dict(source)}: an option of '{kind}' is wrong: {error}") from error
         self._model = model.to(device).eval().requires_grad_(False)
         self._read: _CriticTrunk | _Backbone = _CriticTrunk(model) if isinstance(model, CriticNet) else model
         wanted = tuple(self._read.image_size)
@@ -135,7 +138,9 @@ def _critic(folder: Path, size: tuple[int, int]) -> CriticNet:
     files = sorted(folder.glob("checkpoints/step_*/learner.pt"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no checkpoint; expected the run folder of robot-rl critic train")
-    weights = torch.load(files[-1], map_location="cpu", weights_only=True)["net"]
+    weights = torch.load(files[-1], map_location="cpu", weights_only=True).get("net", {})
+    if "query" not in weights or "look" in weights:
+        raise ValueError(f"{folder} holds no critic of sentences; expected a run of robot-rl critic train critic=tiny")
     always = weights["query"].shape[0]
     pooled = weights["pool.weight"].shape[0] + weights["bag.weight"].shape[0]
     net = CriticNet(

@@ -226,7 +226,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
             if self.o.advantage == "gae":
                 useful += per_wave
             else:
-                kept = np.asarray(drop_zero_variance(self.scores(wave), wave.group))
+                kept = np.asarray(drop_zero_variance(self.scores(wave, new=True), wave.group))
                 useful += int(kept.sum()) // self.o.group_size
         won = np.concatenate([wave.success for wave in waves])
         failed = np.concatenate([wave.success.reshape(-1, self.o.group_size).sum(1) == 0 for wave in waves])
@@ -238,8 +238,9 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
             "rollout/waves": float(len(waves)),
         }
 
-    def scores(self, wave: Wave) -> np.ndarray:
-        """(N,) outcomes: 1 for success, else 0 or the progress of `srpo`."""
+    def scores(self, wave: Wave, *, new: bool = False) -> np.ndarray:
+        """(N,) outcomes: 1 for success, else 0 or the progress of `srpo`, which remembers of a `new` wave how it is
+        when nothing happens."""
         score = wave.success.astype(np.float64)
         if self.o.progress == "none":
             return score
@@ -247,7 +248,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         goals = np.array(wave.goal)
         for text in np.unique(goals):
             rows = np.flatnonzero(goals == text)
-            for i in rows[:4]:
+            for i in rows[:4] if new else ():
                 self.memory.add_idle(text, still[i])
             lost = rows[~wave.success[rows]]
             if len(lost):
@@ -299,7 +300,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         parts: list[_Decisions] = []
         episodes = 0
         for wave in waves:
-            score = self.scores(wave)
+            score = self.scores(wave, new=self.o.advantage == "gae")  # others were scored when they were collected
             advantage, target, kept = self._credit(wave, score)
             alive = wave.executed.any(-1).cpu().numpy() & kept[None]
             step, row = (torch.as_tensor(x, device=self._device) for x in np.nonzero(alive))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -201,27 +202,28 @@ def load(
             arrays = {name: found[name] for name in _ARRAYS}
         stats = ActionStats(card["stats"]["norm"], card["stats"]["key"], **arrays)
         meta = PolicyMeta.from_dict(card["policy"])
-    except (KeyError, ValueError, TypeError) as error:
-        guard.fail("files", f"card.json or stats.npz lacks an entry or holds another kind of value: {error}")
+        kept = np.asarray(card.get("probe", []), np.float64)
+        _check_stats(guard, stats, meta, robot)
+        _check_meta(guard, meta, robot)
+        guard.stop()  # a module cannot be built on these
+        policy = build(config, meta, stats)
+        _check_tokenizer(guard, policy, meta)
+    except (AttributeError, BadZipFile, EOFError, LookupError, TypeError, ValueError) as error:
+        what = "card.json, config.json or stats.npz is damaged, lacks an entry or holds another kind of value"
+        guard.fail("files", f"{what}: {type(error).__name__}: {error}")
         raise guard.refusal() from error
-    _check_stats(guard, stats, meta, robot)
-    _check_meta(guard, meta, robot)
-    guard.stop()  # a module cannot be built on these
-
-    policy = build(config, meta, stats)
     if _class_of(policy) != card.get("class"):
         guard.fail("class", f"the card is of {card.get('class')}, this builds {_class_of(policy)}")
-    _check_tokenizer(guard, policy, meta)
     _check_weights(guard, policy, state, card)
     guard.stop()
-    policy.load_state_dict(state)
+    own = policy.state_dict()  # what does not fit was accepted, and stays fresh
+    fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
+    policy.load_state_dict(fitting, strict=False)
     with torch.no_grad():
         answers = np.asarray(probe(policy), np.float64).ravel()
-    kept = np.asarray(card.get("probe", []), np.float64)
     if answers.shape != kept.shape:
         guard.fail("probe", f"the card keeps {kept.size} answers, this model gives {answers.size}")
-    elif not np.isfinite(answers).all() or np.abs(answers - kept).max() > PROBE_TOLERANCE:
-        worst = float(np.nanmax(np.abs(answers - kept)))
+    elif not (worst := float(np.abs(answers - kept).max(initial=0.0))) <= PROBE_TOLERANCE:
         guard.fail(
             "probe",
             f"answers to fixed observations are up to {worst:.3g} from those kept (tolerance {PROBE_TOLERANCE:g})",

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, normalize
 
 from robot_rl.extras import require
-from robot_rl.policies.nets.vlm import read_folder
+from robot_rl.policies.nets.vlm import DATA, read_folder
 
 
 class PictureTextEncoder(Protocol):
@@ -67,7 +68,7 @@ class ClipEncoder:
         hub = require("transformers")
         self._model = read_folder(Path(folder), hub.CLIPModel, ("clip",)).to(device).eval()
         config = self._model.config
-        self._words = hub.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self._words = hub.AutoTokenizer.from_pretrained(str(folder), **DATA)
         self._side, self._device = int(config.vision_config.image_size), device
         self._longest = int(config.text_config.max_position_embeddings)
         self.image_size: tuple[int, int] | None = (self._side, self._side)
@@ -203,7 +204,7 @@ class TinyEncoder(nn.Module):
             saved = torch.load(path, weights_only=True)
             made = cls(int(saved["width"]), int(saved["words"]))
             made.load_state_dict(saved["weights"])
-        except (KeyError, RuntimeError, TypeError) as error:
+        except (EOFError, KeyError, RuntimeError, TypeError, UnpicklingError) as error:
             raise ValueError(f"{path} is no encoder of TinyEncoder.save: {error}") from error
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from robot_rl.policies.vla.player_parts import (
     semantics_of,
 )
 from robot_rl.types import IOSpec, Obs, StateDict
+
+_FRESH = 0x9E3779B9
+"""Seed that no run has: with that of the run, weights that no sentence or picture reached would count as untrained."""
 
 
 class VlaPlanner:
@@ -128,6 +132,13 @@ class VlaPlayer(ChunkedPolicy):
         self.reset()
 
 
+def _cameras_of(folder: Path) -> tuple[str, ...]:
+    """Of the recipe in a folder; none where it cannot be read, which the guard tells."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return tuple(json.loads((folder / "config.json").read_text())["recipe"]["cameras"])
+    return ()
+
+
 def _execution(io: IOSpec, recipe: Recipe) -> Execution:
     lengths = Horizons(recipe.horizon, recipe.exec_len, recipe.exec_len)
     return Execution(lengths, io.action_dim, mode="receding", idle=idle_action(io))
@@ -164,16 +175,19 @@ def from_folder(path: str, io: IOSpec, *, device: str = "cpu", accept: Sequence[
         ValueError: the environment lacks something that the policy sees.
     """
     semantics, gripper = semantics_of(io)
-    cameras = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
+    there = tuple(key.removeprefix("image.") for key in io.obs if key.startswith("image."))
+    wanted = _cameras_of(Path(path))
+    # pictures are found by their names: their order and further ones mean nothing
+    cameras = wanted if set(wanted) <= set(there) else there
     sizes = {(int(h), int(w)) for h, w, _ in (io.obs[f"image.{name}"][0] for name in cameras)}
     robot = guard.RobotFacts(
         action_names=io.action_names, semantics=semantics, frame="base", gripper=gripper, low=io.bounds[0],
-        high=io.bounds[1], cameras=cameras or None, image_size=sizes.pop() if len(sizes) == 1 else None,
+        high=io.bounds[1], cameras=cameras, image_size=sizes.pop() if len(sizes) == 1 else None,
         control_hz=io.control_hz,
     )  # fmt: skip
 
     def fresh(config: dict[str, Any], meta: PolicyMeta, stats: ActionStats) -> ChunkPolicy:
-        return build(Recipe.from_dict(config["recipe"]), io, stats, seed=1)
+        return build(Recipe.from_dict(config["recipe"]), io, stats, seed=_FRESH)
 
     model, _ = guard.load(Path(path), fresh, robot, probe=probe, accept=accept)
     recipe = Recipe.from_dict(json.loads((Path(path) / "config.json").read_text())["recipe"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,24 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, object]) -> Recipe:
-        """Inverse of `to_dict`."""
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: entries that are missing or mean nothing.
+        """
         found: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in plain.items()}
-        return cls(**found)
+        try:
+            return cls(**found)
+        except TypeError as error:
+            names = ", ".join(item.name for item in fields(cls))
+            raise ValueError(f"a policy's recipe has {', '.join(plain)}, expected {names} ({error})") from error
 
 
 def build(recipe: Recipe, io: IOSpec, stats: ActionStats, *, seed: int = 0) -> ChunkPolicy:
     """A policy with fresh weights.
 
     Raises:
-        ValueError: an unknown backbone or head.
+        ValueError: an unknown backbone or head, or options that it lacks or does not know.
     """
     semantics, gripper = semantics_of(io)
     meta = PolicyMeta(
@@ -106,14 +114,20 @@ def build(recipe: Recipe, io: IOSpec, stats: ActionStats, *, seed: int = 0) -> C
     kind = recipe.backbone.get("kind")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if kind == "tiny":
-            backbone = TinyBackbone(recipe.image_size, views=len(recipe.cameras), **options)
-        elif kind == "transformers":
-            backbone = vlm.from_config(options["config"], seed=seed)
-        elif kind == "folder":
-            backbone = vlm.from_folder(Path(options["path"]))
-        else:
-            raise ValueError(f"backbone is of kind '{kind}', expected tiny, transformers or folder")
+        try:
+            if kind == "tiny":
+                backbone = TinyBackbone(recipe.image_size, views=len(recipe.cameras), **options)
+            elif kind == "transformers":
+                backbone = vlm.from_config(options["config"], seed=seed)
+            elif kind == "folder":
+                backbone = vlm.from_folder(Path(options["path"]))
+            else:
+                raise ValueError(f"backbone is of kind '{kind}', expected tiny, transformers or folder")
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"backbone is {recipe.backbone}, expected kind=tiny with options of TinyBackbone, kind=transformers "
+                f"with config, or kind=folder with path ({error})"
+            ) from error
         return ChunkPolicy(
             backbone, meta, stats, io.bounds,
             head=recipe.head, head_options=recipe.head_options, trunk=recipe.trunk,

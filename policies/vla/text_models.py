@@ -6,6 +6,8 @@ All have one method, `answer(pictures, text) -> text`; see `policies.nets.pictur
 from __future__ import annotations
 
 import base64
+import http.client
+import inspect
 import ipaddress
 import json
 import struct
@@ -21,6 +23,7 @@ import numpy as np
 
 from robot_rl import extras
 from robot_rl.policies.nets.picture_labels import VisionModel, check_picture
+from robot_rl.types.option_words import near
 
 _LARGEST = 1 << 20  # bytes of an answer
 
@@ -116,7 +119,7 @@ class ChatEndpoint:
                 why = f"it answered {error.code} {error.reason}: {error.read(200).decode(errors='replace')}"
                 if error.code != 429 and error.code < 500:
                     raise EndpointError(f"{self.url}: {why}") from error
-            except (TimeoutError, urllib.error.URLError, ConnectionError) as error:
+            except (TimeoutError, urllib.error.URLError, ConnectionError, http.client.HTTPException) as error:
                 reason = error.reason if isinstance(error, urllib.error.URLError) else error
                 late = isinstance(reason, TimeoutError)
                 why = f"no answer within {self.timeout:g} s" if late else f"nothing answers ({reason}); is it running?"
@@ -126,7 +129,7 @@ class ChatEndpoint:
             raise EndpointError(f"{self.url}: the answer is longer than {_LARGEST} bytes")
         try:
             said = json.loads(raw)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise EndpointError(f"{self.url}: not a chat completion: {raw[:200]!r}") from error
         if not isinstance(said, str):
             raise EndpointError(f"{self.url}: the completion holds {type(said).__name__}, expected text")
@@ -164,12 +167,12 @@ def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionMod
         options: of the class.
 
     Raises:
-        ValueError: none of these, or an object without `answer`.
+        ValueError: none of these, an option that it does not have, or an object without `answer`.
         FileNotFoundError: no such folder.
     """
     options = dict(options or {})
     if name.startswith(("http://", "https://")):
-        return ChatEndpoint(name, **options)
+        return ChatEndpoint(name, **_known(options, ChatEndpoint))
     if name.startswith("python:"):
         made = user_object(name, options)
         if not isinstance(made, VisionModel):
@@ -181,4 +184,12 @@ def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionMod
         )
     from robot_rl.policies.vla.vlm_text import LocalModel
 
-    return LocalModel(Path(name), **options)
+    return LocalModel(Path(name), **_known(options, LocalModel))
+
+
+def _known(options: dict[str, Any], kind: type) -> dict[str, Any]:
+    names = [name for name, x in inspect.signature(kind).parameters.items() if x.kind is x.KEYWORD_ONLY]
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise ValueError(f"model_options has '{unknown[0]}'{near(unknown[0], names)}; there are {', '.join(names)}")
+    return options

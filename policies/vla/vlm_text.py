@@ -34,7 +34,7 @@ class LocalModel:
     def __init__(
         self, folder: Path, *, tokenizer: str = "folder", tokens: int = 200, device: str = "cpu", dtype: str = "float32"
     ) -> None:
-        how = {"dtype": vlm.DTYPES[dtype], "attn_implementation": "eager"}
+        how = {"dtype": vlm.dtype_of(dtype), "attn_implementation": "eager"}
         kind = require("transformers").AutoModelForImageTextToText
         self._model = vlm.read_folder(Path(folder), kind, **how)
         self._model.to(device).eval()
@@ -42,7 +42,7 @@ class LocalModel:
         # the backbone knows how this family wants its pictures; the language head stays with the whole model
         family = self._model.config.model_type
         self._parts = vlm.TransformersBackbone(self._model.model, family, self._words, longest=4096)
-        self._longest, self._device, self._dtype = tokens, device, vlm.DTYPES[dtype]
+        self._longest, self._device, self._dtype = tokens, device, vlm.dtype_of(dtype)
 
     @torch.no_grad()
     def answer(self, pictures: Sequence[np.ndarray], text: str) -> str:

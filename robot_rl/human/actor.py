@@ -264,7 +264,7 @@ class HilActor(HumanInTheLoop):
 
 def tensors_of(policy: TrainedPolicy) -> dict[str, Tensor]:
     """The weights of a policy by name, without what it remembers of its own acting."""
-    return dict(_flat({name: part for name, part in policy.state_dict().items() if name not in OF_ACTING}))
+    return dict(_flat(policy.state_dict()))
 
 
 def load_tensors(policy: TrainedPolicy, tensors: Mapping[str, Tensor]) -> None:
@@ -282,6 +282,8 @@ def load_tensors(policy: TrainedPolicy, tensors: Mapping[str, Tensor]) -> None:
 def _flat(state: Mapping[str, object], prefix: str = "") -> list[tuple[str, Tensor]]:
     found: list[tuple[str, Tensor]] = []
     for name, value in state.items():
+        if name in OF_ACTING:  # of a policy around another one, too
+            continue
         if isinstance(value, Mapping):
             found += _flat(value, f"{prefix}{name}/")
         elif isinstance(value, Tensor):

@@ -102,7 +102,7 @@ class LearnerLink:
     def alive(self) -> list[int]:
         """Actors that have been heard of lately."""
         now = time.monotonic()
-        return [actor for actor, (seen, _) in self._actors.items() if now - seen < self.settings.lost_s]
+        return [actor for actor, (seen, _) in list(self._actors.items()) if now - seen < self.settings.lost_s]
 
     def words(self) -> dict[int, dict[int, tuple[bool, bool]]]:
         """Actor -> episode -> (success, taken back): what was said about it last, after its end."""

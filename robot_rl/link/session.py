@@ -65,7 +65,7 @@ class LinkSettings(Options):
     key: str | None = None
     """PEM file of its private key."""
     mutual: bool = False
-    """The learner admits only actors whose certificate the authority signed."""
+    """The learner admits only actors whose certificate the authority signed; with TLS it needs this or a password."""
     user: str | None = None
     """With `password` the name that both sides have to give; robot_rl where only a password is given."""
     password: str | None = None
@@ -135,6 +135,14 @@ def open_session(settings: LinkSettings, *, listen: bool) -> zenoh.Session:
         needed = [settings.certificate, settings.key] if listen else [settings.authority]
         if None in needed:
             raise ValueError(f"{settings.endpoint} needs " + ("certificate and key" if listen else "authority"))
+        if listen and not (settings.mutual or settings.password or settings.config):
+            raise ValueError(
+                f"whoever reaches {settings.endpoint} could send rows, and so drive what the robot learns: TLS alone "
+                "proves who the learner is, not who the actor is. Add link.mutual=true and an authority, with a "
+                "certificate for the actor, or give both sides the same ROBOT_RL_LINK_PASSWORD"
+            )
+        if settings.mutual and settings.authority is None:
+            raise ValueError("link.mutual needs link.authority, which signs the certificates of both sides")
         side = "listen" if listen else "connect"
         values |= {
             "transport/link/tls/root_ca_certificate": _path(settings.authority),

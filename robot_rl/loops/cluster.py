@@ -33,6 +33,13 @@ _TRIES = 3  # workers that may die one after the other without a single fragment
 _WAIT = 1.0  # seconds until the loop looks whether it was interrupted
 
 
+def _with_own_noise(sent: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights that were sent, with what is of a copy's own acting, also in a policy around another one."""
+    found = {key: value for key, value in own.items() if key in OF_ACTING}
+    inner = {key: _with_own_noise(value, own.get(key, {})) for key, value in sent.items() if isinstance(value, Mapping)}
+    return {**sent, **inner, **found}
+
+
 @dataclass
 class Fragment:
     """What a worker sends: `steps` transitions of its environments.
@@ -80,8 +87,7 @@ class RolloutWorker:
     def collect(self, weights: Mapping[str, object] | None, version: int, steps: int) -> Fragment:
         """`steps` steps of every environment; without weights, with uniform random actions."""
         if weights is not None:
-            own = {key: value for key, value in self._policy.state_dict().items() if key in OF_ACTING}
-            self._policy.load_state_dict({**weights, **own})
+            self._policy.load_state_dict(_with_own_noise(weights, self._policy.state_dict()))
         fragment = Fragment(steps * self._num_envs, [], version=version)
         for _ in range(steps):
             if weights is None:

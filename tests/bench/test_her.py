@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.her import SETTINGS, run
+from benchmarks.her import SETTINGS, rhythm, run
 
 
 def test_cells_that_are_there_are_read_and_say_when_they_reached_nine_in_ten(tmp_path: Path) -> None:
@@ -18,3 +18,10 @@ def test_cells_that_are_there_are_read_and_say_when_they_reached_nine_in_ten(tmp
 def test_copies_end_an_episode_each_before_the_first_update() -> None:
     for settings in SETTINGS.values():  # which the peer needs, and hindsight is worth more after
         assert settings["learning_starts"] > 50 * settings["num_envs"]
+
+
+def test_the_peer_makes_as_many_updates_a_step_as_we_do() -> None:
+    for settings in SETTINGS.values():
+        given = rhythm(settings)
+        steps = given["train_freq"][0] * settings["num_envs"]
+        assert given["gradient_steps"] / steps == settings["updates_per_step"]

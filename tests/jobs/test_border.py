@@ -88,6 +88,16 @@ def test_a_class_of_the_users_own_runs_when_it_is_named_or_trusted(stranger: Pat
         build.find("policy", "json:JSONDecoder")
 
 
+def test_a_folder_with_a_hash_imports_nothing_to_compare_it(stranger: Path) -> None:
+    package = stranger / "evil_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(EVIL)
+    (package / "part.py").write_text("")
+    with pytest.raises(ValueError, match="trust=true"):
+        build.prepare("policy", {"name": "evil_package.part:Evil", "sha256": "0" * 64})
+    assert not (stranger / "was_run").exists()
+
+
 def test_code_that_changed_since_the_run_is_refused_until_it_is_wanted_so(stranger: Path) -> None:
     name = f"{stranger}/evil.py:Evil"
     stored = extras.file_hash(name)

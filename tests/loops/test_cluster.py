@@ -12,6 +12,8 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, on_host
 from robot_rl.loops.contract import every
+from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
+from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.online.recurrent_sac import RecurrentSac, RecurrentSacOptions
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.sim.array_env import ArrayVectorEnv
@@ -187,12 +189,17 @@ def test_workers_that_cannot_build_their_world_end_the_run_with_the_reason(ray):
     cluster.close()
 
 
-def test_workers_and_fragments_have_noise_of_their_own():
+def inside_a_safe_set(io):
+    def method(io, seed, **_):
+        return ImitationSac(ImitationSacOptions(hidden=(8,)), io, seed=seed)
+
+    return SafeExploration(SafeExplorationOptions(method=method, hidden=(8,)), io, seed=0)
+
+
+@pytest.mark.parametrize("make", [lambda io: Sac(SacOptions(hidden=(8,)), io, seed=0), inside_a_safe_set])
+def test_workers_and_fragments_have_noise_of_their_own(make):
     def world(num_envs, seed, render=False):
         return ArrayVectorEnv(Pendulum(), num_envs, seed)
-
-    def make(io):
-        return Sac(SacOptions(hidden=(8,)), io, seed=0)
 
     weights, drawn = on_host(make(world(1, 0).io).policy.state_dict()), []
     for seed in (1, 2):

@@ -46,6 +46,11 @@ def test_limits_are_percentiles_of_demonstrations_that_were_not_fitted(model):
     assert 0.8 < (inside < 1.0).mean() <= 1.0
 
 
+def test_one_demonstration_is_fitted_however_many_are_held_out():
+    options = CompatibilityOptions(hidden=(8,), steps=2, held_out=0.9)
+    assert len(Compatibility(options, *person(0, 4), control_hz=10.0).own) == 3
+
+
 @pytest.mark.parametrize(
     ("turn", "low", "high", "kind"),
     [

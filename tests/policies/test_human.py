@@ -194,7 +194,8 @@ def test_imitation_fades():
     data, seen = stream(), []
     for _ in range(12):
         seen.append(learner.il_weight)
-        learner.update(data)
+        told = learner.update(data)
+        assert ("train/il_loss" in told) == (seen[-1] > 0.0)  # no number of an update of before
     assert seen[0] == 1.0
     assert seen[5] == pytest.approx(0.5)
     assert seen[11] == 0.0

@@ -115,6 +115,27 @@ def test_learner_behaves_the_same_in_a_moved_scene():
     assert torch.equal(again.learner.policy.state_dict()["actor"], learner.learner.policy.state_dict()["actor"])
 
 
+def test_what_surrounds_the_policy_reaches_it():
+    io = replace(IO, action_names=(*ACTIONS[:3], "gripper_opening"))
+    grips = build.prepare("policy", {"name": "human/hil_serl", "hidden": (8,)})
+    policy, state = RelativeFrame(RelativeFrameOptions(method=grips), io, seed=0).policy, {"state": scenes(2)[0]}
+    policy.act(state)
+    policy.parts.executed(np.float32([[0.0, 0.0, 0.0, -1.0]] * 2))
+    midst = policy.parts.save()
+    policy.reset()
+    policy.parts.restore(midst)
+    assert policy.parts.save()["held"].tolist() == [-1.0, -1.0]
+    sac = build.prepare("policy", {"name": "human/imitation_sac", "hidden": (8,)})
+    policy = RelativeFrame(RelativeFrameOptions(method=sac), IO, seed=0).policy
+    first = policy.act(state).value
+    drawn = []
+    for _ in range(2):
+        policy.parts.reseed(5)
+        drawn.append(policy.act(state).value)
+    assert (drawn[0] == drawn[1]).all()
+    assert (drawn[0] != first).any()
+
+
 @pytest.mark.parametrize("world", [Reach(start_pose=True), Insert(start_pose=True)])
 def test_worlds_tell_the_start_and_the_expert_still_finds_its_way(world):
     env = make(8, 0, world=world, options=EngineOptions(num_threads=1))

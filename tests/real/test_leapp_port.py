@@ -22,7 +22,7 @@ from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import GraphArgs, GraphError, graph
 from robot_rl.real.leapp_port import LeappPort
 from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fitted
-from robot_rl.types import Loaded
+from robot_rl.types import IOSpec, Loaded
 from robot_rl.verbs.robot_policy import load_robot_policy
 from tests.real import leapp_bundles as bundles
 from tests.real.legs_world import G1, LegsWorld, g1_card, needs_g1
@@ -266,6 +266,24 @@ def test_a_torchscript_part_runs_only_where_it_is_trusted(tmp_path: Path) -> Non
     assert ask() == pytest.approx(0.01)
     with pytest.raises(ValueError, match="remembers inside its TorchScript parts, and there are 2 rows"):
         loaded.policy.act({"x": np.zeros((2, 1), np.float32)})
+
+
+def test_what_is_fed_back_comes_in_the_next_step_also_to_a_part_that_runs_later(tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Identity()).save(str(tmp_path / "same.pt"))
+    digest = hashlib.sha256((tmp_path / "same.pt").read_bytes()).hexdigest()
+
+    def part(came: str, goes: str) -> dict[str, Any]:
+        ends = [{"name": name, "dtype": "float32", "shape": [1, 1]} for name in (came, goes)]
+        parameters = {"backend": "jit", "model_path": "same.pt", "sha256sum": digest}
+        return {"inputs": ends[:1], "outputs": ends[1:], "parameters": parameters}
+
+    pipeline = {"inputs": {"a": ["x"]}, "outputs": {"b": ["action"]}, "feedback_flow": {"a/y": ["b/before"]}}
+    models = {"a": part("x", "y"), "b": part("before", "action")}
+    (tmp_path / "late.yaml").write_text(yaml.safe_dump({"models": models, "pipeline": pipeline}, sort_keys=False))
+    io = IOSpec({"state": ((1,), "float32")}, ("hip",), (-1.0,), (1.0,), ("rad",), 50.0)
+    policy = LeappPolicy(str(tmp_path), io, trust=True)
+    said = [np.asarray(policy.act({"state": np.full((1, 1), x, np.float32)}).value).item() for x in (0.5, 0.25, 0.0)]
+    assert said == [0.0, 0.5, 0.25]
 
 
 def test_every_row_of_a_batch_has_a_memory_of_its_own() -> None:

@@ -83,6 +83,24 @@ def test_all_stages_and_the_head_of_the_package_know_a_uniform(weights) -> None:
     assert set(told.topk(4).indices.tolist()) == {652, 834, 457, 906}
 
 
+def test_frames_that_repeat_each_other_make_no_features_of_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    colours = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+
+    def maps(pictures: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bhwc,cd->bdhw", pictures[:, ::2, ::2].float() / 255.0, colours).relu()
+
+    monkeypatch.setattr("robot_rl.policies.encoders.frozen.EfficientNetLite0", lambda *_: maps)
+    encoder = made(components=10)
+    frames = Kept(12, encoder.width)
+    for pictures in frames.pictures.values():
+        pictures[5:] = pictures[4]  # the robot stands still: five different frames, four directions
+    encoder.fit(frames)
+    seen, _ = encoder.look({key: torch.from_numpy(blobs(12, 9)) for key in KEYS}, None)
+    for features in seen.split(10, 1):
+        assert (features[:, :4].std(0) > 0.1).all()
+        assert (features[:, 4:] == 0.0).all()
+
+
 @pytest.mark.parametrize(("stage", "shape"), [(1, (16, 32, 32)), (3, (40, 8, 8)), (5, (112, 4, 4))])
 def test_early_stages_keep_places(weights, stage: int, shape: tuple[int, ...]) -> None:
     maps = EfficientNetLite0(stage, 64, CPU)

@@ -71,6 +71,14 @@ def test_state_terms_are_joined_and_a_crash_keeps_its_own_reward() -> None:
     np.testing.assert_allclose(paid, [-10.0, 0.0])
 
 
+def test_speed_that_is_no_number_pays_nothing() -> None:
+    reward = made(speed="speed / aside", v_max=2.0)
+    reward.start(ALL, seen((0, 0)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        paid = reward.step(seen((0, 0), ((0.0, 0.0), (2.0, 1.0))), NO)
+    np.testing.assert_allclose(paid, [0.0, 1.0])
+
+
 def test_looks_are_held_and_a_run_continues() -> None:
     reward = made(every=2)
     reward.start(ALL, seen((0, 100)))
@@ -138,6 +146,10 @@ def test_encoders_that_cannot_be_are_refused(tmp_path: Path) -> None:
     torch.save({"x": 1}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="is no encoder"):
         open_encoder(str(tmp_path / "other.pt"))
+    for content in (b"", b"\x80\x02cos\nsystem\n."):
+        (tmp_path / "other.pt").write_bytes(content)
+        with pytest.raises(ValueError, match="is no encoder"):
+            open_encoder(str(tmp_path / "other.pt"))
     with pytest.raises(TypeError, match="float32, expected uint8"):
         TinyEncoder().pictures(np.zeros((1, 8, 8, 3), np.float32))
     with pytest.raises(ValueError, match="sentence is empty"):

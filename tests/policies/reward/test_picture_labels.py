@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -233,6 +235,28 @@ def test_endpoint_that_fails_is_named(server: Any, path: str, words: str, asked:
     assert len(calls) == asked
 
 
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9\r\n", "SSH-2.0"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nabc", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n\r\n" + b"[" * 50_000, "not a chat completion"),
+    ],
+)
+def test_endpoint_that_speaks_something_else_is_named(reply: bytes, words: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                with contextlib.suppress(OSError), listener.accept()[0] as call:
+                    call.recv(65536)
+                    call.sendall(reply)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(EndpointError, match=words):
+            ChatEndpoint(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", timeout=5).answer([], "x")
+
+
 def test_models_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="another machine"):
         ChatEndpoint("http://example.com/v1")
@@ -253,6 +277,11 @@ def test_models_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
             open_model(name)
     with pytest.raises(FileNotFoundError, match="expected http"):
         open_model("no/such/folder")
+    for name in ("http://127.0.0.1:9/v1", "."):
+        with pytest.raises(ValueError, match="model_options has 'token'; did you mean tokens"):
+            open_model(name, {"token": 3})
+    with pytest.raises(ValueError, match="dtype is 'float8', expected float32"):
+        open_model(".", {"dtype": "float8"})
 
 
 def test_png_is_a_png() -> None:

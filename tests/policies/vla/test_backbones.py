@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from robot_rl.policies.language.agent_model import local_model, tiny_model
 from robot_rl.policies.nets import vlm
 from robot_rl.policies.nets.tiny_backbone import TinyBackbone
 from robot_rl.policies.vla import guard
@@ -130,6 +132,35 @@ def test_policy_refuses_what_it_cannot_see() -> None:
             policy.act(changed, goal, generator=draw)
     same = policy.act(obs, goal, generator=draw, deterministic=True).actions
     torch.testing.assert_close(policy.act(obs, goal, generator=draw, deterministic=True).actions, same)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda folder: local_model(str(folder)), vlm.from_folder, lambda folder: vlm.FolderTokens(folder, 3)]
+)
+def test_code_in_a_folder_is_neither_run_nor_asked_about(
+    read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would ask on the terminal, and run it after a y."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    places = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mystery", "auto_map": places}))
+    tokens = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w').close()\nclass Evil: pass\n")
+    with pytest.raises(ValueError, match="custom code"):
+        read(tmp_path)
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_weights_of_a_language_model_are_tensors_only(tmp_path: Path) -> None:
+    core = tiny_model(8, hidden=8, layers=1, heads=1, context=8, seed=0).core
+    core.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(core.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        local_model(str(tmp_path))
+    with pytest.raises(OSError, match=r"holds no config\.json"):
+        local_model("mistralai/Mistral-7B-v0.1")
 
 
 def test_local_folder_gives_the_same_backbone_and_a_lost_weight_is_named(tmp_path: Path) -> None:

@@ -113,6 +113,13 @@ def test_item_alone_and_in_a_batch_get_the_same_answer() -> None:
         torch.testing.assert_close(alone.done, together.done[i : i + 1], atol=1e-6, rtol=1e-5)
 
 
+def test_a_batch_without_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match="frames"):
+        learner(frames=1)
+    made = learner(frames=2)
+    assert np.isfinite(made.update(next(made.sampler(clips())))["loss"])
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

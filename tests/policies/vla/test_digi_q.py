@@ -15,6 +15,7 @@ from robot_rl.chunks import chunk_rows
 from robot_rl.data.features import features
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
+from robot_rl.policies.vla.context import ContextCriticOptions, ContextLearner
 from robot_rl.policies.vla.critic import CriticLearner, TinyCriticOptions
 from robot_rl.policies.vla.digi_q import DigiQ, DigiQOptions, best_candidate
 from robot_rl.policies.vla.frozen import FrozenReader
@@ -180,6 +181,10 @@ def test_reader_reads_the_trunk_of_a_critic_and_of_a_policy(tmp_path: Path) -> N
     large = replace(IO, obs={**IO.obs, "image.top": ((32, 32, 3), "uint8")})
     with pytest.raises(ValueError, match="pictures of another size"):
         FrozenReader(large, {"kind": "critic", "path": str(tmp_path)})
+    for state in (ContextLearner(ContextCriticOptions(size=(16, 16))).state_dict(), {"kind": "another learner"}):
+        torch.save(state, tmp_path / "checkpoints/step_000000001/learner.pt")
+        with pytest.raises(ValueError, match="no critic of sentences"):
+            FrozenReader(IO, {"kind": "critic", "path": str(tmp_path)})
     imitation = VlaImitation(
         VlaImitationOptions(backbone={"kind": "tiny", "width": 10}, proprio=("tip_*",), trunk=(16,)), IO
     )
@@ -210,6 +215,7 @@ def test_reader_reads_a_vision_language_model() -> None:
         ({"candidates": 1}, "expected a whole number of at least 2"),
         ({"value_scale": 0.0}, "expected a number above 0"),
         ({"reader": {"kind": "cloud"}}, "expected one of tiny"),
+        ({"reader": {"kind": "transformers"}}, "option of 'transformers' is wrong: 'config'"),
         ({"cameras": ["side"]}, "no pictures of"),
         ({"cameras": []}, "needs a picture"),
     ],

@@ -163,6 +163,17 @@ def test_turn_values_credit_later_decisions_more() -> None:
     assert abs(float(advantage.mean())) < 1e-5
 
 
+@pytest.mark.parametrize("advantage", ["grpo", "gae"])
+def test_clips_without_motion_are_remembered_once(advantage: str) -> None:
+    made = learner(progress="srpo", advantage=advantage)
+    made.attach(Rail())
+    waves, _ = made.collect()
+    made.learn(waves)
+    assert len(waves) == 1
+    kept = {text: len(clips) for text, clips in made.memory.state_dict()["idle"].items()}
+    assert kept == dict.fromkeys(waves[0].goal, 4)
+
+
 def test_saved_and_loaded_learner_goes_on_alike() -> None:
     one, other = learner(start := "gaussian", progress="srpo", demos=1), learner(start, progress="srpo", demos=1)
     one.attach(Rail(start=0.8))
@@ -176,6 +187,8 @@ def test_saved_and_loaded_learner_goes_on_alike() -> None:
 
 
 def test_learner_refuses_what_cannot_work() -> None:
+    with pytest.raises(ValueError, match="recipe has cameras, expected cameras, image_size, proprio"):
+        VlaGrpo(VlaGrpoOptions(scratch={"cameras": []}), Rail().io)
     with pytest.raises(ValueError, match="multiple of group_size"):
         learner(group_size=5).attach(Rail())
     with pytest.raises(ValueError, match="group_size is 1, expected a whole number of at least 2"):

@@ -107,14 +107,25 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:99])
 
 
+def cut_stats(folder: Path) -> None:
+    path = folder / "stats.npz"
+    path.write_bytes(path.read_bytes()[:300])
+
+
 ALL = "mean std q01 q99 low high"
 MOVES = slice(0, 3)
 SWAPPED = ["tip_dy", "tip_dx", "tip_dz", "gripper"]
 WEIGHT, BIAS = "head.mean.weight", "head.mean.bias"
 OTHER_TOKENS = {"name": "bytes", "size": 260, "digest": "0"}
-CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
+CORRUPTIONS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "file missing": ("files", lambda folder: (folder / "stats.npz").unlink()),
     "file cut off": ("files", cut),
+    "statistics cut off": ("files", cut_stats),
+    "statistics empty": ("files", lambda folder: (folder / "stats.npz").write_bytes(b"")),
+    "configuration without entries": ("files", lambda folder: (folder / "config.json").write_text("{}")),
+    "a word for a number": ("files", policy(horizon="four")),
+    "answers that are no numbers": ("files", card(lambda plain: plain.update(probe="x"))),
+    "answers not finite": ("probe", card(lambda plain: plain.update(probe=[float("nan")] * len(plain["probe"])))),
     "weight missing": ("keys", weights(lambda s: s.pop("head.mean.weight"))),
     "weight of another name": ("keys", weights(lambda s: s.update({"module.mean.weight": s.pop("head.mean.weight")}))),
     "weight of another shape": ("keys", weights(lambda s: s.update({BIAS: s[BIAS][:-1].clone()}))),
@@ -201,6 +212,14 @@ def test_fresh_weights_are_refused_unless_frozen(tmp_path: Path) -> None:
     heads = ("backbone", "trunk", "head", "critic")
     guard.save(tmp_path / "frozen", policy, TINY, probe=cases.probe, frozen=heads)
     guard.load(tmp_path / "frozen", cases.build, cases.robot(), probe=cases.probe)
+
+
+def test_accepted_keys_load_what_fits_and_leave_the_rest_fresh(clean: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(clean, tmp_path / "half"))
+    weights(lambda s: s.pop(WEIGHT))(folder)
+    policy, report = guard.load(folder, cases.build, cases.robot(), probe=cases.probe, accept=["keys", "probe"])
+    assert [item.check for item in report.accepted] == ["keys", "probe"]
+    torch.testing.assert_close(policy.state_dict()[BIAS], load_file(folder / "model.safetensors")[BIAS])
 
 
 def test_unknown_facts_of_the_robot_are_skipped_and_said(clean: Path) -> None:

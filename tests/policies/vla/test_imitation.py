@@ -91,6 +91,22 @@ def test_policy_learns_to_listen_and_comes_back_from_its_folder(
         from_folder(str(folder), replace(IO, control_hz=20.0))
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("cameras", [[], ["top"], ["side", "top"]], ids=str)
+def test_folder_comes_back_where_there_are_more_cameras_in_another_order(
+    cameras: list[str], seed: int, tmp_path: Path
+) -> None:
+    io = replace(IO, obs={**IO.obs, "image.side": IO.obs["image.top"]})
+    made = VlaImitation(VlaImitationOptions(**{**SMALL, "cameras": cameras, "backbone": None}), io, seed=seed)
+    seen = {**first(), "image.side": first(4)["image.top"]}
+    batch = next(batches(size=4))
+    side = {**batch.obs, "image.side": batch.obs["image.top"]}
+    made.update(iter([replace(batch, obs=side, next_obs=side)]))
+    again = from_folder(str(made.export(tmp_path / "model")), io)
+    said, told = (policy.act(seen, deterministic=True).value for policy in (again, made.policy))
+    np.testing.assert_allclose(said, told, atol=1e-5)
+
+
 def test_continued_learner_is_the_learner_bit_for_bit() -> None:
     one, data = VlaImitation(VlaImitationOptions(head="flow", **SMALL), IO), batches()
     for _ in range(3):
@@ -140,6 +156,8 @@ def test_semantics_come_from_names_and_ranges() -> None:
         ({"head": "cat"}, "expected one of gaussian"),
         ({"average": 1.0}, r"\[0, 1\)"),
         ({"backbone": {"kind": "cloud"}}, "expected tiny, transformers or folder"),
+        ({"backbone": {"kind": "folder"}}, "kind=folder with path .'path'"),
+        ({"backbone": {"kind": "tiny", "widht": 16}}, "options of TinyBackbone.*widht"),
     ],
 )
 def test_bad_options_are_refused(changes: dict[str, Any], message: str) -> None:
