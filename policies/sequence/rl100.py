@@ -17,7 +17,7 @@ from robot_rl.advantage.rows import RolloutRows
 from robot_rl.chunks import Execution, Plan, chunk_rows
 from robot_rl.policies.nets.diffusion import denoise_clip, time_features
 from robot_rl.policies.nets.net import Net
-from robot_rl.policies.nets.rows import beyond_the_end, first_steps
+from robot_rl.policies.nets.rows import beyond_the_end, first_steps, windowed
 from robot_rl.policies.sequence.diffusion import (
     TIME,
     ChunkDiffusion,
@@ -176,6 +176,7 @@ class Rl100(ChunkDiffusion[Rl100Options]):
         o, number = self.o, self.next_update
         if number <= self.judge_from:
             return super().update(iter([item]))
+        item = windowed(item, o.horizon_pred)
         state, found = self.seen(chunk_rows(item).obs["state"]), dict[str, Tensor]()
         if number == self.judge_from + 1:
             self.restart()
