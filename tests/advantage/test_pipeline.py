@@ -379,6 +379,23 @@ def test_a_reward_stage_reaches_estimators_of_outcomes():
     np.testing.assert_allclose(got, [1.0, 1.0, -1.0, -1.0])  # outcomes 1 and 1 - 0.1 * 10
 
 
+@pytest.mark.parametrize("name", ["igpo", "spa"])
+def test_a_reward_stage_that_tells_nan_makes_its_episode_unscorable_and_no_target_nan(name):
+    """The second of two episodes of two turns: by its outcome, or by the contribution of its first turn."""
+    ends, outcome = np.tile([False, True], 2), np.array([1.0, np.nan if name == "igpo" else 1.0])
+    columns = {"answer_probability": np.full(4, 0.25), "contribution": np.array([0.5, 0.5, np.nan, 0.5])}
+    batch = make_batch(
+        np.zeros(4), ends, np.zeros(4, bool), np.repeat([0, 1], 2), np.arange(4),
+        value=np.zeros(4), episode={"outcome": outcome}, extras=columns,
+    )  # fmt: skip
+    estimator = Stage("turn_gae", options={"gamma": 1.0, "gae_lambda": 1.0})
+    credit = Pipeline([estimator], redistribute=[Stage(name)])(batch)
+    assert np.isfinite(credit.returns).all()
+    np.testing.assert_allclose(credit.returns[:2], [1.0, 1.0 if name == "igpo" else 0.5])
+    assert credit.mask.tolist() == [True, True, False, False]
+    assert not credit.advantage[2:].any()
+
+
 @pytest.mark.parametrize(
     "stage",
     [
