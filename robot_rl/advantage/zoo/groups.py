@@ -27,6 +27,9 @@ from robot_rl.advantage.segments import (
     stable_order,
 )
 
+M_GRPO_EPS = 1e-4
+"""What `m_grpo` adds to the deviation."""
+
 
 @in_torch
 def loop(score: Array, group: Array, **options: object) -> Array:
@@ -52,7 +55,7 @@ def m_grpo(score: Array, group: Array, **options: object) -> Array:
 
     Source: WebAgent-R1, released code.
     """
-    return group_advantage(score, group, **{"rules": EdgeRules(eps=1e-4), **options})
+    return group_advantage(score, group, **{"rules": EdgeRules(eps=M_GRPO_EPS), **options})
 
 
 @in_torch
