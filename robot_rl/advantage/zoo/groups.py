@@ -225,7 +225,7 @@ def reinforce_pp_baseline(score: Array, group: Array, episode: Array, mask: Arra
 
     Args:
         score: (E,) outcomes.
-        group: (E,) group ids.
+        group: (E,) group ids, -1 = in no group (advantage 0).
         episode: (N,) episode of each row.
         mask: (N,) rows of the loss.
         eps: added to the deviation.
@@ -238,5 +238,5 @@ def reinforce_pp_baseline(score: Array, group: Array, episode: Array, mask: Arra
 
     Source: Hu et al., REINFORCE++ (variant with a group baseline).
     """
-    use = mask.bool() & scorable(score, episode)
+    use = mask.bool() & scorable(score, episode) & (group >= 0)[episode.long()]
     return whiten(spread(dr_grpo(score, group), episode.long(), mask=use), use, eps=eps)
