@@ -48,6 +48,8 @@ def test_joints_get_the_values_of_others_and_other_signs_units_and_zeros() -> No
     assert JointScale().measure(told(position=np.array([math.pi]))).position.tolist() == [pytest.approx(180.0)]
     assert JointScale(part="velocities").measure(told()).position.tolist() == [0.1, 0.2, 0.3]
     assert JointOffset(offset=(1.0, 0.0, 0.0)).measure(told()).position[0] == pytest.approx(1.1)
+    with pytest.raises(ValueError, match="1 entries, expected 3"):
+        JointOffset(offset=(1.0,)).measure(told())
 
 
 def test_commands_of_pd_mode_keep_their_gains() -> None:

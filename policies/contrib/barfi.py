@@ -135,12 +135,12 @@ class Barfi(RolloutLearner[BarfiOptions]):
             FloatingPointError: a metric is not finite.
         """
         o, rollout = self.o, next(batches)
-        raw = rollout.obs["state"]
-        self.norm.observe(raw.flatten(0, 1))
+        raw, steps = rollout.obs["state"], rollout.valid
+        self.norm.observe(raw[steps])
         state = self.norm(raw)
         primary, aux = rollout.reward, self.auxiliary(raw, rollout.action)
-        self.reward.observe(primary, aux)
-        size, valid = torch.zeros(()), rollout.valid.float()
+        self.reward.observe(primary[steps], aux[steps])
+        size, valid = torch.zeros(()), steps.float()
         go_on = (~(rollout.terminated | rollout.truncated)).float()
         columns = {"primary": primary, "aux": aux, "go_on": go_on, "valid": valid, "logp": rollout.logp}
 
@@ -168,7 +168,7 @@ class Barfi(RolloutLearner[BarfiOptions]):
             phi_primary=first,
             phi_aux=second,
             gamma=self.reward.gamma,
-            primary=primary,
+            primary=primary[steps],
             outer_gradient=size,
             entropy=(self.net.log_std + 0.5 * (1 + _LOG_TAU)).sum(),
         )
@@ -184,11 +184,12 @@ class Barfi(RolloutLearner[BarfiOptions]):
         for t in range(len(reward) - 1, -1, -1):
             total = reward[t] + gamma * columns["go_on"][t] * total
             returns.append(total)
-        value = torch.stack(returns[::-1])
-        value = value - value.mean(1, keepdim=True) if value.shape[1] > 1 else value - value.mean()
+        value, valid = torch.stack(returns[::-1]), columns["valid"]
+        axis = (1,) if value.shape[1] > 1 else (0, 1)
+        value = value - (value * valid).sum(axis, True) / valid.sum(axis, True).clamp_min(1.0)
         ratio = (self.net.log_prob(state, action) - columns["logp"]).exp().clamp(max=self.o.ratio_clip)
-        share = columns["valid"] / columns["valid"].sum().clamp_min(1.0)
-        return (ratio * value * share).sum() / value.detach().std().clamp_min(1e-6)
+        share = valid / valid.sum().clamp_min(1.0)
+        return (ratio * value * share).sum() / value.detach()[valid > 0].std().clamp_min(1e-6)
 
 
 def implicit_gradient(

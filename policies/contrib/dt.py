@@ -285,7 +285,7 @@ class ReturnPolicy(Saved):
         if rows is None:
             self._owed.fill_(self.returns.target)
         elif len(rows) == len(self._owed):
-            self._owed[torch.as_tensor(np.asarray(rows), device=self._device).bool()] = self.returns.target
+            self._owed[torch.as_tensor(rows, device=self._device).bool()] = self.returns.target
 
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:

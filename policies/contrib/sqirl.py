@@ -31,7 +31,7 @@ class SqirlOptions(RolloutOptions):
     depth: Count = 1
     """k, the planning depth: 1 is greedy on the random policy's values."""
     episodes: Count = 64
-    """Whole episodes per decision."""
+    """Whole episodes per decision, of those that get there."""
     bins: Annotated[int, Field(ge=2)] = 3
     """Values per action dimension, evenly from -1 to 1."""
     repeat: Count = 5
@@ -128,7 +128,8 @@ class Sqirl(RolloutLearner[SqirlOptions]):
                 f"no episode fits into {o.rollout_steps} steps; make rollout_steps the episode's length or more"
             )
         if memory.decision < o.horizon:
-            memory.add({name: x[rows["time"] >= memory.decision] for name, x in rows.items()}, kept)
+            reached = int((rows["time"] == memory.decision).sum())  # shorter episodes tell nothing of this decision
+            memory.add({name: x[rows["time"] >= memory.decision] for name, x in rows.items()}, reached)
         found: dict[str, Tensor] = {}
         if memory.count >= o.episodes and memory.decision < o.horizon:
             found = self._fit(memory.rows)
@@ -300,8 +301,10 @@ def turns(rollout: Rollout, gamma: float) -> tuple[dict[str, Tensor], int]:
         return x.transpose(0, 1).reshape(-1, *x.shape[2:])
 
     steps = len(rollout.reward)
-    over, time = flat(rollout.terminated | rollout.truncated), flat(rollout.extras["time"])
-    start = flat(rollout.extras["chunk_start"]).bool()
+    # A row that is no step ends what went before, as a turn of its own that opens and ends no episode.
+    valid, time = flat(rollout.valid), flat(rollout.extras["time"])
+    over = flat(rollout.terminated | rollout.truncated) | ~valid
+    start = flat(rollout.extras["chunk_start"]).bool() | ~valid
     first = torch.arange(len(over)) % steps == 0
     begins = start | first
     begins = begins | torch.cat([torch.ones_like(over[:1]), over[:-1]])
@@ -315,7 +318,7 @@ def turns(rollout: Rollout, gamma: float) -> tuple[dict[str, Tensor], int]:
     cut = torch.cat([torch.ones_like(last[:1]), last[:-1] | first[head[1:]]])
     episode = cut.long().cumsum(0) - 1
     whole = torch.zeros(int(episode[-1]) + 1, dtype=torch.bool)
-    whole[episode[last]] = True
+    whole[episode[last & valid[end]]] = True
     opens = torch.zeros_like(whole)
     opens[episode[cut & (time[head] == 0) & start[head]]] = True
     keep = (whole & opens)[episode]

@@ -13,7 +13,7 @@ from robot_rl.policies.contrib.tdmpc2_model import LatentModel, Prior
 from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
-from robot_rl.policies.nets.rows import state_size
+from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
 from robot_rl.state import Saved
 from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, Options, StateDict, Transitions
@@ -187,7 +187,7 @@ class Tdmpc2(RowLearner[Tdmpc2Options]):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        o, batch = self.o, next(batches)
+        o, batch = self.o, windowed(next(batches), self.o.horizon)
         state, after, action = batch.obs["state"], batch.next_obs["state"], batch.action
         mask = batch.mask.to(action.dtype)
         with torch.no_grad():
@@ -272,7 +272,7 @@ class Tdmpc2Policy(ModulePolicy[nn.ModuleList]):
         """Forget the plans of these rows; None: of all."""
         if rows is None:
             self._plan = self._plan[:0]
-        elif len(self._plan):
+        elif len(rows) == len(self._plan):
             self._plan[torch.as_tensor(rows, device=self._device)] = 0.0
 
     def state_dict(self) -> StateDict:
@@ -330,7 +330,7 @@ class Tdmpc2Policy(ModulePolicy[nn.ModuleList]):
             action, _ = self._prior(z, self._noise(len(z), self.io.action_dim))
             chosen.append(action)
             z = self._model.next(z, action)
-        return torch.stack(chosen, 1).view(len(begin), self.o.prior_samples, self.o.horizon, -1)
+        return torch.stack(chosen, 1).unflatten(0, (len(begin), self.o.prior_samples))
 
     def returns(self, z: Tensor, actions: Tensor) -> Tensor:
         """(M,) sum of gamma^t r and gamma^H value, the members' mean, of sequences (M, H, A) from latents (M, Z)."""

@@ -78,7 +78,7 @@ class Memory:
         if rows is None:
             self.count.zero_()
         elif len(self.count) == len(rows):  # else nothing was seen yet
-            self.count[torch.as_tensor(np.asarray(rows), device=self.count.device).bool()] = 0
+            self.count[torch.as_tensor(rows, device=self.count.device).bool()] = 0
 
     def see(self, state: Tensor) -> Tensor:
         """Add the states (B, n) of now; (B,) int64 where they lie. Another number of rows begins anew for all."""

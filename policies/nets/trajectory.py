@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -98,10 +97,11 @@ class TrajectoryMemory:
         self.ticks = torch.zeros(rows, dtype=torch.int64, device=self._device)
 
     def forget(self, rows: Array | None = None) -> None:
-        """Forget what these rows ((N,) bool) saw; None: all."""
-        mask = slice(None) if rows is None else torch.as_tensor(np.asarray(rows), device=self._device).bool()
-        self.count[mask] = 0
-        self.ticks[mask] = 0
+        """Forget what these rows ((N,) bool) saw; None: all. Of another number of rows nothing is known."""
+        if rows is None or len(rows) == len(self.count):
+            mask = slice(None) if rows is None else torch.as_tensor(rows, device=self._device).bool()
+            self.count[mask] = 0
+            self.ticks[mask] = 0
 
     def see(self, state: Tensor, goal: Tensor) -> tuple[Tensor, int]:
         """Add a step (N, S), (N,); (N,) places where it lies, and the number of steps of the longest row."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from robot_rl.policies.nets.learner_state import LearnerState
@@ -65,6 +65,14 @@ class ChainModelOptions(Options):
     """Gauss-Newton steps of each."""
     metrics_every: Whole = 1
     """Metrics are computed in every n-th update."""
+
+    @field_validator("hold_out")
+    @classmethod
+    def check_hold_out(cls, value: int) -> int:
+        """Refuse to judge by all recordings."""
+        if value == 1:
+            raise ValueError("expected 0, or at least 2: by 1 every recording would judge the model and none be fitted")
+        return value
 
 
 class ChainSearchOptions(ChainModelOptions):

@@ -98,12 +98,14 @@ class ModelValue(Estimator[ModelValueOptions]):
         self.end = self.net("end", self.size + self.actions, hidden=(64, 64))
         self._ends = False  # whether the log holds any
         self._reward = (-math.inf, math.inf)
-        self._low, self._high = torch.full((self.size,), -math.inf), torch.full((self.size,), math.inf)
+        self._low = torch.full((self.size,), -math.inf, device=self.generator.device)
+        self._high = -self._low
 
     def prepare(self, facts: LogFacts) -> None:
         """Take over the limits that predictions are clipped to: the log's rewards, and ten deviations of its states."""
         self._reward = (facts.reward_low, facts.reward_high)
-        mean, std = (torch.as_tensor(x, dtype=torch.float32) for x in (facts.state_mean, facts.state_std))
+        place = {"dtype": torch.float32, "device": self.generator.device}
+        mean, std = (torch.as_tensor(x, **place) for x in (facts.state_mean, facts.state_std))
         self._low, self._high = mean - 10.0 * std, mean + 10.0 * std
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:

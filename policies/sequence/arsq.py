@@ -118,7 +118,8 @@ class Arsq(Standardised, NetLearner[ArsqOptions]):
             FloatingPointError: a metric is not finite or the values diverge.
         """
         o, batch = self.o, next(batches)
-        demo, rows = demonstrated(batch), split(batch, 1, self.norm)
+        rows = split(batch, 1, self.norm)  # other rows stand in for those that are masked out
+        demo = demonstrated(batch) * batch.mask
         state = rows.state[0]
         with torch.no_grad():
             target = rows.reward[0] + rows.discount[0] * self.target(rows.next_state[0]).amin(0)

@@ -19,7 +19,7 @@ from robot_rl.policies.nets.learner import NetLearner, NetOptions, Standardised
 from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import state_size
+from robot_rl.policies.nets.rows import state_size, windowed
 from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
@@ -171,9 +171,7 @@ class ChunkDiffusion(Standardised, NetLearner[D]):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        o, rows = self.o, chunk_rows(next(batches))
-        if rows.mask.shape[1] != o.horizon_pred:
-            raise ValueError(f"the batch holds windows of {rows.mask.shape[1]} steps, expected {o.horizon_pred}")
+        o, rows = self.o, chunk_rows(windowed(next(batches), self.o.horizon_pred))
         state, found = self.seen(rows.obs["state"]), dict[str, Tensor]()
         if not o.clone_updates or self.next_update <= o.clone_updates:
             valid = rows.mask.to(state.dtype).repeat_interleave(self.actions, dim=1)

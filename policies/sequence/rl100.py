@@ -17,7 +17,7 @@ from robot_rl.advantage.rows import RolloutRows
 from robot_rl.chunks import Execution, Plan, chunk_rows
 from robot_rl.policies.nets.diffusion import denoise_clip, time_features
 from robot_rl.policies.nets.net import Net
-from robot_rl.policies.nets.rows import beyond_the_end, first_steps
+from robot_rl.policies.nets.rows import beyond_the_end, first_steps, windowed
 from robot_rl.policies.sequence.diffusion import (
     TIME,
     ChunkDiffusion,
@@ -176,6 +176,7 @@ class Rl100(ChunkDiffusion[Rl100Options]):
         o, number = self.o, self.next_update
         if number <= self.judge_from:
             return super().update(iter([item]))
+        item = windowed(item, o.horizon_pred)
         state, found = self.seen(chunk_rows(item).obs["state"]), dict[str, Tensor]()
         if number == self.judge_from + 1:
             self.restart()
@@ -375,14 +376,16 @@ def decisions(rollout: Rollout, gamma: float, gae_lambda: float) -> dict[str, Te
     def flat(x: Tensor) -> Tensor:
         return x.transpose(0, 1).reshape(-1, *x.shape[2:])
 
-    boundary = flat(rollout.boundary)
-    begins = flat(rollout.extras["chunk_start"]).bool()
+    valid = flat(rollout.valid)
+    boundary = flat(rollout.boundary) | ~valid  # a row that is no step is a decision of its own, left out below
+    begins = flat(rollout.extras["chunk_start"]).bool() | ~valid
     begins = begins | torch.cat([torch.ones_like(boundary[:1]), boundary[:-1]])
     start = torch.nonzero(begins)[:, 0]
     end = torch.cat([start[1:], torch.tensor([len(begins)])]) - 1
     turn = begins.long().cumsum(0) - 1
     place = torch.arange(len(turn)) - start[turn]
     reward = to_turns(flat(rollout.reward).double() * gamma**place, turn, turns=len(start)).float()
+    keep = valid[start]
     advantage, target = rollout_gae(
         RolloutRows(
             reward,
@@ -394,11 +397,13 @@ def decisions(rollout: Rollout, gamma: float, gae_lambda: float) -> dict[str, Te
         ),
         gamma=gamma,
         gae_lambda=gae_lambda,
+        cut=torch.cat([~keep[1:], torch.zeros_like(keep[:1])]),
     )
-    return {
+    rows = {
         "state": flat(rollout.obs["state"])[start],
         "chain": flat(rollout.extras["chain"])[start],
         "duration": end - start + 1,
         "advantage": advantage,
         "target": target,
     }
+    return {name: x[keep] for name, x in rows.items()}

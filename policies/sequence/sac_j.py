@@ -116,7 +116,10 @@ class SacJ(Learner[SacJOptions, Transitions]):
         start = start.reshape(window.reward.shape) > 0.5
         # a decision ends where the next begins: also one that the policy cut short when it took over from random ones
         mask = window.mask & (start.long().cumsum(1) == 1)
-        keep = start[:, 0] & mask[:, 0]
+        # one that neither the next decision nor the episode's end has ended yet, at the newest row, is not known
+        ended = ((window.terminated | window.truncated) & mask).any(1)
+        over = mask.all(1) | ended | (start & window.mask)[:, 1:].any(1)
+        keep = start[:, 0] & mask[:, 0] & over
         own = mapped(dataclasses.replace(window, mask=mask, extras={}), lambda x: x[keep])
         rows = chunk_rows(own)
         reward, discount = rows.reward, rows.discount

@@ -18,7 +18,7 @@ from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.learner import RowLearner
 from robot_rl.policies.nets.mlp import AutogradMlp, MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.policies.nets.rows import state_size
+from robot_rl.policies.nets.rows import state_size, valid_rows
 from robot_rl.policies.sequence.srl_actor import RecurrentActor
 from robot_rl.policies.sequence.srl_model import RecallModel, RecallModelOptions
 from robot_rl.state import Saved
@@ -160,7 +160,7 @@ class Srl(RowLearner[SrlOptions]):
             ValueError: the batch lacks the previous action.
             FloatingPointError: a metric is not finite.
         """
-        o, batch = self.o, next(batches)
+        o, batch = self.o, valid_rows(next(batches))
         self._lr = self.state.falling(o.lr, o.decay, first=0)
         if "previous_action" not in batch.extras:
             raise ValueError(

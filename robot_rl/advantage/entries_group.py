@@ -39,14 +39,16 @@ EDGE_NAMES = tuple(field.name for field in fields(EdgeRules))
 """Options of a group estimator that a configuration writes beside the others."""
 
 
-def episode_estimator(name: str, function: Callable[..., object], paper: str, modes: tuple[str, ...] = ()) -> None:
-    """Register a function of (score, group) that gives one advantage per episode."""
+def episode_estimator(
+    name: str, function: Callable[..., object], paper: str, modes: tuple[str, ...] = (), **edges: Any
+) -> None:
+    """Register a function of (score, group) that gives one advantage per episode, and its own edge rules."""
 
     @register("group", name, needs=("group",), paper=paper, modes=("default", *modes))
     def _run(batch: TurnBatch, **options: Any) -> RowEstimate:
         given = {name: options.pop(name) for name in EDGE_NAMES if name in options}
         if given:
-            options["rules"] = EdgeRules(**given)
+            options["rules"] = EdgeRules(**{**edges, **given})
         return by_episode(batch, function(batch.episodes.outcome, batch.episodes.group_id.long(), **options))
 
 

@@ -226,12 +226,14 @@ class ChunkedPolicy:
 
     def memory(self) -> dict[str, object]:
         """Chunks under way, for an exact continuation of a run; not part of the weights."""
-        return {"execution": self.execution.state_dict(), "kept": dict(self._kept)}
+        draws = self._rng.bit_generator.state
+        return {"execution": self.execution.state_dict(), "kept": dict(self._kept), "draws": draws}
 
     def recall(self, memory: dict[str, Any]) -> None:
         """Inverse of `memory`."""
         self.execution.load_state_dict(memory["execution"])
         self._kept = {name: np.array(x) for name, x in memory["kept"].items()}
+        self._rng.bit_generator.state = memory.get("draws", self._rng.bit_generator.state)
 
     def state_dict(self) -> StateDict:
         """The planner's; chunks under way are not kept."""

@@ -119,7 +119,13 @@ class JointOffset(Gap):
     """Added to the position of every joint [rad or m]."""
 
     def measure(self, measured: Measured) -> Measured:
-        """Positions from the other zero."""
+        """Positions from the other zero.
+
+        Raises:
+            ValueError: not one entry per joint; a single one would be added to all of them.
+        """
+        if len(self.offset) != len(measured.position):
+            raise ValueError(f"offset has {len(self.offset)} entries, expected {len(measured.position)}, one per joint")
         return replace(measured, position=measured.position + np.array(self.offset))
 
     def inverse(self) -> JointOffset:

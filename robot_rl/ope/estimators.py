@@ -12,6 +12,8 @@ import numpy as np
 
 STEP_CLIP = 5.0
 """Bound of |log ratio| of one step."""
+TOTAL_CLIP = 500.0
+"""Bound of the log of a product of ratios: e^500 times any return is still a number, and e^710 is none."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Logged:
     @property
     def ratio(self) -> np.ndarray:
         """(E, T) product of the ratios up to and including each step."""
-        return np.exp(np.cumsum(np.clip(self.log_ratio, -STEP_CLIP, STEP_CLIP), axis=1))
+        total = np.cumsum(np.clip(self.log_ratio, -STEP_CLIP, STEP_CLIP), axis=1)
+        return np.exp(total.clip(max=TOTAL_CLIP))
 
     @property
     def share(self) -> np.ndarray:

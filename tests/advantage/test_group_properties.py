@@ -60,6 +60,13 @@ def test_weighted_greedy_and_counted_baselines_equal_their_twins(seed):
     close(both(zoo_groups.gpg, s, g), alpha * np.array(slow.normalise(s, g, scale="none")), atol=1e-9)
 
 
+def test_whitened_baseline_leaves_out_episodes_of_no_group():
+    """Rows .5, -.5, -.5 have mean -1/6 and deviation .57735 (ddof 1); the row of the third episode gets 0."""
+    score, group, rows = np.array([1.0, 0.0, 9.0]), np.array([0, 0, -1]), np.array([0, 1, 1, 2])
+    got = both(zoo_groups.reinforce_pp_baseline, score, group, rows, np.ones(4, bool), eps=0.0)
+    close(got, [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, 0.0], atol=1e-9)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_turn_estimators_equal_their_twins(seed):
     b = ragged(seed)

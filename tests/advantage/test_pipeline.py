@@ -379,6 +379,46 @@ def test_a_reward_stage_reaches_estimators_of_outcomes():
     np.testing.assert_allclose(got, [1.0, 1.0, -1.0, -1.0])  # outcomes 1 and 1 - 0.1 * 10
 
 
+@pytest.mark.parametrize("name", ["igpo", "spa"])
+def test_a_reward_stage_that_tells_nan_makes_its_episode_unscorable_and_no_target_nan(name):
+    """The second of two episodes of two turns: by its outcome, or by the contribution of its first turn."""
+    ends, outcome = np.tile([False, True], 2), np.array([1.0, np.nan if name == "igpo" else 1.0])
+    columns = {"answer_probability": np.full(4, 0.25), "contribution": np.array([0.5, 0.5, np.nan, 0.5])}
+    batch = make_batch(
+        np.zeros(4), ends, np.zeros(4, bool), np.repeat([0, 1], 2), np.arange(4),
+        value=np.zeros(4), episode={"outcome": outcome}, extras=columns,
+    )  # fmt: skip
+    estimator = Stage("turn_gae", options={"gamma": 1.0, "gae_lambda": 1.0})
+    credit = Pipeline([estimator], redistribute=[Stage(name)])(batch)
+    assert np.isfinite(credit.returns).all()
+    np.testing.assert_allclose(credit.returns[:2], [1.0, 1.0 if name == "igpo" else 0.5])
+    assert credit.mask.tolist() == [True, True, False, False]
+    assert not credit.advantage[2:].any()
+
+
+def test_edge_rules_of_a_configuration_keep_those_of_the_estimator():
+    """m_grpo adds 1e-4 to the deviation, whatever else is asked for."""
+    batch = make_batch(
+        np.array([1.0, 0.0]), np.ones(2, bool), np.zeros(2, bool), np.arange(2), episode={"group_id": np.zeros(2, int)}
+    )
+    for options in ({}, {"ddof": 1}):
+        got = Pipeline([Stage("m_grpo", options=options)])(batch).advantage
+        np.testing.assert_allclose(got, 0.5 / (0.5**0.5 + 1e-4) * np.array([1.0, -1.0]), rtol=1e-9)
+    given = Pipeline([Stage("m_grpo", options={"eps": 1e-2})])(batch).advantage
+    np.testing.assert_allclose(given, 0.5 / (0.5**0.5 + 1e-2) * np.array([1.0, -1.0]), rtol=1e-9)
+
+
+def test_bounds_of_the_difficulty_are_an_option():
+    """Failure rates 0 and 1, mean 0.5: weights 0 and 2, within the bounds."""
+    batch = make_batch(
+        np.array([1.0, 1.0, 0.0, 0.0]), np.ones(4, bool), np.zeros(4, bool), np.arange(4),
+        episode={"group_id": np.array([0, 1, 0, 1]), "task_id": np.array([0, 0, 1, 1])},
+    )  # fmt: skip
+    plain = Pipeline([Stage("grpo")])(batch).advantage
+    got = Pipeline([Stage("experimental_dgrpo", options={"bounds": (0.25, 1.5)})])(batch).advantage
+    np.testing.assert_allclose(got, plain * np.array([0.25, 0.25, 1.5, 1.5]))
+
+
 @pytest.mark.parametrize(
     "stage",
     [

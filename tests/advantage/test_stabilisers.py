@@ -275,6 +275,7 @@ def test_filtered_resampling():
     close(both(zoo_regression.pf_weight, score), [0.2, 0.8, 0, 0])
     close(zoo_regression.pf_weight(score, "max_min"), [0.5, 0.5, 0, 0])
     close(zoo_regression.pf_weight(score, "max_random"), [0.4 / 0.6, 0.1 / 0.6, 0.1 / 0.6, 0])
+    assert abs(zoo_regression.pf_weight(score, "max_random").sum() - 1.0) < 1e-15
     close(zoo_regression.pf_weight(np.zeros(2)), [0.5, 0.5])
     index = zoo_regression.resample(torch.tensor([0.0, 1.0, 0.0]), 5, generator=np.random.default_rng(0))
     assert index.tolist() == [1] * 5

@@ -381,6 +381,25 @@ def test_learned_stop_shortens_the_chunk() -> None:
     assert values == pytest.approx([0.0, 0.01, 0.1, 0.11])
 
 
+def test_draws_of_a_learned_stop_go_on_where_they_were_saved() -> None:
+    class Even(Count):
+        """Asks to stop with probability a half after each step."""
+
+        def plan(self, obs: Any, *, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
+            plan = super().plan(obs, deterministic=deterministic, context=context)
+            return Plan(plan.chunk, stop=np.full((len(obs["state"]), self.horizon), 0.5))
+
+    one, other = (ChunkedPolicy(IO, Even(8), Execution(Horizons(8, 8, 8), 1, mode="stop")) for _ in range(2))
+
+    def starts(policy: ChunkedPolicy) -> list[bool]:
+        state = {"state": np.zeros((1, 1), np.float32)}
+        return [bool(policy.act(state).extras["chunk_start"][0]) for _ in range(40)]
+
+    starts(one)
+    other.recall(one.memory())
+    assert starts(one) == starts(other)
+
+
 def test_tensors_are_answered_with_tensors_and_logp() -> None:
     policy = ChunkedPolicy(IO, Count(2), Execution(Horizons(2, 2, 2), 1))
     action = policy.act({"state": torch.zeros(3, 1)})

@@ -1,5 +1,7 @@
 """Estimators on chains whose values are known, and intervals that cover them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,15 @@ def bandit_chain(count: int, target: float, seed: int = 0, behaviour: float = 0.
 def test_policy_equal_to_behaviour_gives_the_sample_mean(estimate):
     logged = bandit_chain(50, 0.5)
     assert estimate(logged) == pytest.approx(logged.returns.mean())
+
+
+def test_ratios_beyond_all_numbers_give_numbers():
+    """400 steps of log ratio 2 are e^800; rewards of zero are worth zero whatever the ratio, others something."""
+    nothing = np.zeros((3, 400))
+    logged = Logged(nothing, nothing + 2.0, np.full(3, 400), 0.99, nothing, nothing)
+    for estimate in (*ALL, doubly_robust, lambda data: doubly_robust(data, self_normalised=False)):
+        assert estimate(logged) == 0.0
+        assert np.isfinite(estimate(replace(logged, reward=nothing - 100.0)))
 
 
 @pytest.mark.parametrize("estimate", [*ALL, doubly_robust], ids=lambda f: f.__name__)

@@ -26,7 +26,7 @@ def loss_length(batch: TurnBatch) -> Array:
 episode_estimator("loop", zoo_groups.loop, "Chen et al. 2025, LOOP")
 
 
-episode_estimator("m_grpo", zoo_groups.m_grpo, "WebAgent-R1")
+episode_estimator("m_grpo", zoo_groups.m_grpo, "WebAgent-R1", eps=zoo_groups.M_GRPO_EPS)
 
 
 episode_estimator("gpg", zoo_groups.gpg, "Chu et al. 2025, GPG", ("release",))
@@ -145,7 +145,7 @@ def _ema_grpo(batch: TurnBatch, state: EmaScale, **_: object) -> RowEstimate:
     "experimental_dgrpo",
     needs=("group",),
     paper="DGRPO (reconstruction)",
-    state=lambda decay=0.99: ExperimentalDifficulty(decay),
+    state=lambda decay=0.99, **options: ExperimentalDifficulty(decay, **options),
 )
 def _dgrpo(batch: TurnBatch, state: ExperimentalDifficulty, **_: object) -> RowEstimate:
     e = batch.episodes

@@ -22,19 +22,25 @@ def with_reward(
     """The batch with new rewards; the first stage keeps the environment's as extras["reward_env"].
 
     Outcomes change by what the steps of their episode gained, unless new ones are given, or the steps' sum is handed
-    out by turns.
+    out by turns. A reward of NaN becomes 0 and its episode unscorable, as in `make_batch`.
     """
-    s = batch.steps
+    s, turns, e = batch.steps, batch.turns, batch.episodes
     new = s.reward if reward is None else reward.to(s.reward.dtype)
-    steps = replace(s, reward=new, extras={"reward_env": s.reward, **s.extras})
-    turns = batch.turns if turn_reward is None else replace(batch.turns, turn_reward=turn_reward.to(s.reward.dtype))
-    e = batch.episodes
+    steps = replace(s, reward=_known(new), extras={"reward_env": s.reward, **s.extras})
+    if turn_reward is not None:
+        turns = replace(turns, turn_reward=_known(turn_reward).to(s.reward.dtype))
+        bad = torch.zeros_like(e.outcome).index_add_(0, turns.episode_id.long(), 0 * turn_reward.to(e.outcome.dtype))
+        outcome = (e.outcome if outcome is None else outcome) + bad
     if outcome is None and reward is not None and turn_reward is None:
         gain = torch.zeros(len(e.start), dtype=torch.float64, device=new.device)
         gain.index_add_(0, s.episode_id.long(), (new - s.reward).double())
         outcome = (e.outcome.double() + gain).to(e.outcome.dtype)
     episodes = e if outcome is None else replace(e, outcome=outcome)
     return replace(batch, steps=steps, turns=turns, episodes=episodes)
+
+
+def _known(x: Array) -> Array:
+    return torch.where(torch.isnan(x), torch.zeros_like(x), x)
 
 
 @register("redistribute", "potential", needs=("extras.potential", "extras.next_potential"), paper="Ng et al. 1999")

@@ -27,6 +27,9 @@ from robot_rl.advantage.segments import (
     stable_order,
 )
 
+M_GRPO_EPS = 1e-4
+"""What `m_grpo` adds to the deviation."""
+
 
 @in_torch
 def loop(score: Array, group: Array, **options: object) -> Array:
@@ -52,7 +55,7 @@ def m_grpo(score: Array, group: Array, **options: object) -> Array:
 
     Source: WebAgent-R1, released code.
     """
-    return group_advantage(score, group, **{"rules": EdgeRules(eps=1e-4), **options})
+    return group_advantage(score, group, **{"rules": EdgeRules(eps=M_GRPO_EPS), **options})
 
 
 @in_torch
@@ -222,7 +225,7 @@ def reinforce_pp_baseline(score: Array, group: Array, episode: Array, mask: Arra
 
     Args:
         score: (E,) outcomes.
-        group: (E,) group ids.
+        group: (E,) group ids, -1 = in no group (advantage 0).
         episode: (N,) episode of each row.
         mask: (N,) rows of the loss.
         eps: added to the deviation.
@@ -235,5 +238,5 @@ def reinforce_pp_baseline(score: Array, group: Array, episode: Array, mask: Arra
 
     Source: Hu et al., REINFORCE++ (variant with a group baseline).
     """
-    use = mask.bool() & scorable(score, episode)
+    use = mask.bool() & scorable(score, episode) & (group >= 0)[episode.long()]
     return whiten(spread(dr_grpo(score, group), episode.long(), mask=use), use, eps=eps)

@@ -253,7 +253,7 @@ def pf_weight(score: Array, kind: str = "pow", *, power: float = 2.0) -> Array:
     elif kind == "max_min":
         weight = ((score == low) | (score == high)).double()
     else:
-        weight = torch.where(score == high, 0.4, torch.where(ok, 0.1, 0.0))
+        weight = 0.3 * (score == high).double() + 0.1 * ok.double()
     total = weight.sum()
     even = ok.double() / torch.maximum(ok.double().sum(), torch.ones_like(total))
     return torch.where(total > 0, weight / torch.where(total > 0, total, torch.ones_like(total)), even)

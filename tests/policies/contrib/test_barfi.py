@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,19 @@ def test_returns_end_with_their_episode() -> None:
     columns["go_on"] = torch.zeros(2, 4)
     first = {name: value[:1] for name, value in columns.items()}
     assert learner._surrogate(state[:1], action[:1], first, reward[:1], torch.tensor(0.9)).item() == 0.0
+
+
+def test_rows_that_are_no_steps_change_nothing() -> None:
+    """Every second row only resets: whatever stands there, in state or reward, the update is the same."""
+    told = []
+    for absurd in (0.0, 100.0):
+        learner = Barfi(BarfiOptions(**{**SMALL, "aux_state": (1.0,), "inner": 1}), IO)
+        rollout = bandit(learner, 8)
+        valid = (torch.arange(8) % 2 == 0)[None]
+        state = torch.where(valid, rollout.reward, absurd)[..., None]
+        reward = torch.where(valid, rollout.reward, absurd)
+        told.append(learner.update(iter([replace(rollout, obs={"state": state}, reward=reward, valid=valid)])))
+    assert told[0] == told[1]
 
 
 def test_save_load_update_equals_update() -> None:

@@ -129,6 +129,24 @@ def test_reset_rows_begin_anew_and_others_go_on() -> None:
     assert abs(mixed[1] - fresh[1]).max() > 1e-6
 
 
+class OnDevice(torch.Tensor):
+    """A tensor that NumPy cannot read, as those of a GPU."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def test_rows_are_forgotten_by_masks_of_any_kind_and_of_rows_that_are_not_there() -> None:
+    policy, state = build(seed=5, clip_return=False).policy, np.ones((2, 2), np.float32)
+    policy.reset(np.array([True, False]))  # before anything was seen
+    for _ in range(2):
+        policy.act({"state": state})
+    policy.reset(np.array([True, False, True]))  # of other environments
+    assert policy.memory.count.tolist() == [2, 2]
+    policy.reset(torch.tensor([True, False]).as_subclass(OnDevice))
+    assert policy.memory.count.tolist() == [0, 2]
+
+
 def test_returns_are_kept_inside_the_log_and_in_its_units() -> None:
     """Rewards of the log are 2 r + 1: an environment's reward of 3 pays 7. The clip is where training was."""
     learner = build(target_return=50.0)

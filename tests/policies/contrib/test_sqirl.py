@@ -114,6 +114,33 @@ def test_turns_sum_held_steps_and_leave_out_cut_episodes() -> None:
     assert rows["after"].flatten().tolist() == [4.0, 4.0]
 
 
+def test_a_row_that_only_resets_is_no_turn() -> None:
+    """Two episodes of two decisions with such a row, of reward 9, behind the first: it joins neither."""
+    over = torch.tensor([False, True, False, False, True])[:, None]
+    valid = torch.tensor([True, True, False, True, True])[:, None]
+    time = torch.tensor([0, 1, 0, 0, 1])[:, None]
+    reward, state = torch.tensor([1.0, 2.0, 9.0, 4.0, 8.0])[:, None], torch.arange(5.0).view(5, 1, 1)
+    nothing = torch.zeros(5, 1)
+    extras = {"choice": time, "time": time, "chunk_start": torch.ones_like(over)}
+    rollout = Rollout(
+        {"state": state}, nothing[..., None], nothing, nothing, reward, nothing, over, torch.zeros_like(over), over,
+        valid, extras,
+    )  # fmt: skip
+    rows, episodes = turns(rollout, 0.5)
+    assert episodes == 2
+    assert rows["state"].flatten().tolist() == [0.0, 1.0, 3.0, 4.0]
+    assert rows["tail"].tolist() == [2.0, 2.0, 8.0, 8.0]
+    assert rows["after"].flatten().tolist() == [1.0, 1.0, 4.0, 4.0]
+
+
+def test_decisions_that_no_episode_reaches_stay_random() -> None:
+    """Episodes of two decisions, four asked for: two are learnt, and the run goes on."""
+    learner = Sqirl(SqirlOptions(**{**SMALL, "horizon": 4, "epochs": 1}), IO, gamma=1.0)
+    found = [learner.update(iter([played(learner, 256)])) for _ in range(4)]
+    assert [metrics["train/decision"] for metrics in found] == [1.0, 2.0, 2.0, 2.0]
+    assert learner.q.params.flat.isfinite().all()
+
+
 def test_save_load_update_equals_update() -> None:
     one, other = (Sqirl(SqirlOptions(**SMALL), IO, seed=seed, gamma=1.0) for seed in (1, 2))
     data = [played(one, 128) for _ in range(4)]

@@ -13,6 +13,7 @@ from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.policies.contrib.tdmpc2 import Tdmpc2, Tdmpc2Options
 from robot_rl.policies.contrib.tdmpc2_model import Stack, sim_norm
+from robot_rl.policies.nets.rows import mapped
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import IOSpec, Transitions
@@ -147,8 +148,26 @@ def test_plans_are_kept_and_forgotten_row_by_row() -> None:
     policy.reset(np.array([False, True, False]))
     assert not policy._plan[1].any()
     assert torch.equal(policy._plan[0], kept[0])
+    policy.reset(np.array([True, False]))  # of two environments, where plans are of three: the next call begins anew
+    assert torch.equal(policy._plan[0], kept[0])
     policy.reset()
     assert len(policy._plan) == 0
+
+
+def test_a_planner_without_the_prior_draws_all_of_its_sequences() -> None:
+    """Means and spreads of the planner alone, 12 sequences of 3 steps each for 2 rows."""
+    policy, seen = learner(prior_samples=0).policy, list[tuple[int, ...]]()
+    own = policy.returns
+    policy.returns = lambda z, actions: (seen.append(tuple(actions.shape)), own(z, actions))[1]
+    assert policy.act({"state": np.zeros((2, 3), np.float32)}).value.shape == (2, 2)
+    assert seen == [(24, 3, 2)] * 2
+
+
+def test_a_window_of_one_step_is_a_row_of_the_replay() -> None:
+    """A replay that draws no windows gives (B,) columns; they are windows (B, 1)."""
+    one, other = learner(1, horizon=1), learner(1, horizon=1)
+    single = mapped(rows(steps=1, known=1), lambda x: x[:, 0])
+    assert one.update(iter([single])) == other.update(iter([rows(steps=1, known=1)]))
 
 
 def test_arrays_and_tensors_get_the_same_answer() -> None:

@@ -199,6 +199,7 @@ def test_regulator_balances_the_linear_pendulum():
         ({"driven": (1,)}, "driven is"),
         ({"assist": ("tau",)}, "assist names 1"),
         ({"window": 30}, r"policy\.window is 30, expected at least policy\.reach"),
+        ({"hold_out": 1}, "every recording would judge"),
         ({"population": 1}, "population is 1, expected a whole number of at least 2"),
     ],
 )

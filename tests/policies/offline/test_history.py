@@ -137,6 +137,19 @@ def test_policy_forgets_rows_that_reset_and_sees_no_further_than_its_history():
     assert z.shape == (2, 16)
 
 
+def test_rows_are_forgotten_by_masks_on_a_device():
+    class OnDevice(torch.Tensor):
+        """A tensor that NumPy cannot read, as those of a GPU."""
+
+        def __array__(self, *_, **__):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    policy = HistoryIql(HistoryIqlOptions(history=2, normalize=False, **SMALL), IO).policy
+    policy.act({"state": np.ones((2, 2), np.float32)})
+    policy.reset(torch.tensor([True, False]).as_subclass(OnDevice))
+    assert policy.memory.count.tolist() == [0, 1]
+
+
 def test_windows_of_another_length_are_refused(cue):
     learner = HistoryIql(HistoryIqlOptions(history=3, **SMALL), IO)
     with pytest.raises(ValueError, match=r"windows of 2 steps, expected 3"):

@@ -1,10 +1,13 @@
 """The model-based estimator on worlds whose values are known exactly."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from robot_rl.policies.offline.model_value import ModelValue, ModelValueOptions
-from robot_rl.types import Action, IOSpec, PolicyParts, Transitions
+from robot_rl.types import Action, IOSpec, LogFacts, PolicyParts, Transitions
 
 
 class Push:
@@ -69,3 +72,12 @@ def test_same_seed_same_values_and_resume_is_exact():
             learner.update(iter([b]))
     start = torch.tensor([[0.1], [0.2]])
     assert torch.equal(one.state_values(start), other.state_values(start))
+
+
+def test_limits_of_states_lie_where_the_networks_do():
+    """Without a GPU: on the device that knows shapes alone."""
+    io = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
+    learner = ModelValue(ModelValueOptions(members=2, hidden=(8,)), io, Push(io, 0.0))
+    learner.generator = SimpleNamespace(device=torch.device("meta"))
+    learner.prepare(LogFacts(np.zeros(1), np.ones(1), 0.0, 1.0, 0.9, 20))
+    assert learner._low.device == learner._high.device == torch.device("meta")

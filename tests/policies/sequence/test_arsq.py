@@ -151,6 +151,13 @@ def test_time_limit_bootstraps_and_a_true_end_does_not(terminated: bool, value: 
     assert metrics["train/q"] == pytest.approx(value, abs=0.15)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
+def test_demonstrations_that_are_masked_out_teach_nothing() -> None:
+    """Other rows stand in for them, whose actions nobody showed."""
+    batch = rows(8, terminated=True, source=[0] * 7 + [1])
+    metrics = Arsq(ArsqOptions(**SMALL), IO).update(iter([replace(batch, mask=torch.arange(8) < 7)]))
+    assert metrics["train/demo_rows"] == metrics["train/demo_loss"] == 0.0
+
+
 def test_save_load_update_equals_update() -> None:
     one, other = Arsq(ArsqOptions(**SMALL), IO, seed=1), Arsq(ArsqOptions(**SMALL), IO, seed=2)
     data = [rows(32, terminated=bool(i % 2), source=[i % 2] * 32, seed=i) for i in range(5)]

@@ -12,6 +12,7 @@ import torch
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.policies.nets.diffusion import NoiseSchedule, ddim_step, denoise_clip, step_log_density
 from robot_rl.policies.sequence.diffusion import Diffusion, DiffusionOptions
+from robot_rl.policies.sequence.rl100 import Rl100, Rl100Options
 from robot_rl.types import Episode, IOSpec
 
 IO = IOSpec({"state": ((1,), "float32")}, ("x",), (-1.0,), (1.0,), ("1",), 10.0)
@@ -156,6 +157,22 @@ def test_save_load_update_equals_update(options: dict[str, Any]) -> None:
     one.policy.reset()
     obs = {"state": np.ones((3, 1), np.float32)}
     np.testing.assert_array_equal(one.policy.act(obs).value, other.policy.act(obs).value)
+
+
+def test_a_chunk_of_one_action_learns_from_single_steps() -> None:
+    """A replay that draws no windows gives (B,) columns; in every stage of RL-100 too."""
+    buffer = ReplayBuffer(IO, 64, seed=0)
+    times = (np.zeros(8, bool), np.arange(9.0))
+    state, action = np.zeros((9, 1), np.float32), np.linspace(-1.0, 1.0, 8, dtype=np.float32)[:, None]
+    buffer.add_episode(Episode({"state": state}, action, action, np.ones(8, np.float32), True, False, *times, {}))
+    single = {**SMALL, "horizon_pred": 1, "horizon_exec": 1}
+    learner, batches = Diffusion(DiffusionOptions(**single), IO), buffer.batches(32)
+    assert "train/clone_loss" in learner.update(batches)
+    single |= {"clone_updates": 1, "judge_updates": 1, "judge_hidden": (8,), "tuned_steps": 4, "gate_states": 8}
+    stages = Rl100(Rl100Options(**single), IO)
+    found = [stages.update(batches) for _ in range(3)]
+    for metrics, name in zip(found, ("clone_loss", "q_loss", "kl")):
+        assert f"train/{name}" in metrics
 
 
 def test_teacher_is_a_function_of_the_noise() -> None:

@@ -129,6 +129,22 @@ def test_decisions_of_a_rollout_have_the_golden_advantages(terminated: bool, adv
     np.testing.assert_allclose(rows["target"], np.array(advantage) + np.array([1.0, 0.5, 2.0]), atol=1e-5)
 
 
+def test_a_row_that_only_resets_is_no_decision() -> None:
+    """Two episodes with such a row between them, of absurd reward and value: the golden advantages twice."""
+    one = rollout(terminated=True)
+    between = {"reward": 1e6, "value": 1e6, "next_value": 1e6}
+
+    def twice(name: str, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, torch.full_like(x[:1], between.get(name, name == "chunk_start")), x])
+
+    columns = {name: twice(name, x) for name, x in vars(one).items() if isinstance(x, torch.Tensor)}
+    extras = {name: twice(name, x) for name, x in one.extras.items()}
+    rows = decisions(Rollout(obs={"state": twice("state", one.obs["state"])}, extras=extras, **columns), 0.9, 0.8)
+    np.testing.assert_allclose(rows["advantage"], [3.540478, 2.668, 1.0] * 2, atol=1e-5)
+    assert rows["duration"].tolist() == [3, 2, 1] * 2
+    assert rows["chain"].flatten().tolist() == [0.0, 3.0, 5.0] * 2
+
+
 @pytest.fixture(scope="module")
 def judged() -> tuple[Rl100, dict[str, Any]]:
     """A learner whose imitation and judge are done, and its state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,19 @@ def test_decisions_are_what_was_held(discounting: str, reward: list[float], disc
     assert rows.action.flatten().tolist() == pytest.approx([0.0, 0.2, 0.3, 0.4])
     assert rows.reward.tolist() == pytest.approx(reward)
     assert rows.discount.tolist() == pytest.approx(discount)
+
+
+def test_a_decision_that_the_newest_row_leaves_open_is_left_out() -> None:
+    """The first goes on behind the newest row, the second is the newest row itself, the third met a time limit."""
+    open_ = windows(
+        start=[[1, 0, 0], [1, 1, 1], [1, 0, 0]],
+        mask=[[1, 1, 0], [1, 0, 0], [1, 1, 0]],
+        terminated=[[0, 0, 0]] * 3,
+    )
+    limit = torch.tensor([[0, 0, 0], [0, 0, 0], [0, 1, 1]]).bool()
+    rows = build().decisions(iter([dataclasses.replace(open_, truncated=limit)] * 16))
+    assert rows.obs["state"].flatten().tolist() == [20.0] * 4
+    assert rows.reward.tolist() == [3.0] * 4
 
 
 def test_interval_of_one_is_sac() -> None:
