@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from robot_rl.policies.nets.learner_state import LearnerState
@@ -57,6 +57,15 @@ class ChainModelOptions(Options):
     """Steps of the simulated stretches that the model is fitted on."""
     hold_out: Whole = 5
     """Every so-maniest recording judges the model and is not fitted; 0 for none."""
+
+    @field_validator("hold_out")
+    @classmethod
+    def check_hold_out(cls, value: int) -> int:
+        """Refuse to leave nothing to fit."""
+        if value == 1:
+            raise ValueError("expected 0 for none, or at least 2: of 1 every recording would judge, and none be fitted")
+        return value
+
     fit_steps: Count = 16
     """Gauss-Newton steps of the model."""
     members: Whole = 4
