@@ -99,6 +99,8 @@ class TrajectoryMemory:
 
     def forget(self, rows: Array | None = None) -> None:
         """Forget what these rows ((N,) bool) saw; None: all."""
+        if rows is not None and len(rows) != len(self.count):  # nothing was seen yet
+            return
         mask = slice(None) if rows is None else torch.as_tensor(np.asarray(rows), device=self._device).bool()
         self.count[mask] = 0
         self.ticks[mask] = 0

@@ -381,7 +381,7 @@ class MemoryPolicy(ModulePolicy[nn.Module]):
         """Forget what these rows (B,) bool saw; None: all."""
         if rows is None:
             self._memory = self._memory[:0]
-        else:
+        elif len(rows) == len(self._memory):  # else nothing was seen yet
             self._memory = torch.where(torch.as_tensor(rows).to(self._memory.device)[:, None], 0.0, self._memory)
 
     @torch.no_grad()

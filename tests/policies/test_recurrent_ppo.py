@@ -12,6 +12,7 @@ from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import RolloutStorage, collect, train_on_policy
 from robot_rl.loops.stepping import Stepper
+from robot_rl.policies.nets.trajectory import TrajectoryMemory
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.recurrent_ppo import MemoryNet, RecurrentPpo, RecurrentPpoOptions, cut
 from robot_rl.sim.array_env import ArrayVectorEnv
@@ -145,6 +146,19 @@ def test_an_evaluation_in_between_changes_nothing(tmp_path: Path, robot_rl, poli
 
     for (name, mine), theirs in zip(flat(one).items(), flat(other).values()):
         assert not isinstance(mine, torch.Tensor) or torch.equal(mine, theirs), name
+
+
+def test_rows_that_have_seen_nothing_may_be_reset() -> None:
+    """As when a run's actions are all drawn at random, so that it is never asked (`robot-rl collect random=1`)."""
+    policy = RecurrentPpo(SMALL, Recall().io).policy
+    policy.reset(np.array([True, False]))
+    first = policy.act({"state": np.ones((3, 3), np.float32)}, deterministic=True).value
+    policy.reset(np.array([True, False]))  # of another number of rows
+    policy.reset(np.ones(3, bool))
+    assert np.array_equal(policy.act({"state": np.ones((3, 3), np.float32)}, deterministic=True).value, first)
+    memory = TrajectoryMemory(4, 3, 1, device=torch.device("cpu"))
+    memory.forget(np.array([True, False]))
+    assert len(memory.count) == 0
 
 
 def test_the_row_of_a_reset_is_no_piece() -> None:
