@@ -179,8 +179,8 @@ class ModelPhase:
         """Continue where the saved phase was."""
         self._steps, self._stale, self._since, terminal, ready = (int(x) for x in state["counts"])
         self._terminal, self.ready = bool(terminal), bool(ready)
-        rows = [state["held"][str(i)] for i in range(len(state["held"]))]
-        self._held = [tuple(row[str(j)] for j in range(len(row))) for row in rows]
+        rows, device = [state["held"][str(i)] for i in range(len(state["held"]))], self.branches.rows.device
+        self._held = [tuple(row[str(j)].to(device) for j in range(len(row))) for row in rows]
         self.latest = dict(state["latest"])
 
 
