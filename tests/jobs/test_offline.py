@@ -237,6 +237,13 @@ def test_offline_environment_of_another_size_is_refused(make_offline, tmp_path):
         make_offline(tmp_path / "run", f"data={log(tmp_path / 'a.hdf5')}", "env=reach")
 
 
+def test_offline_expert_beside_several_seeds_is_refused(make_offline, tmp_path):
+    """A batch of two seeds would be cut into the expert's rows for the one and all others for the other."""
+    both = (f"data={log(tmp_path / 'a.hdf5')}", f"expert={log(tmp_path / 'b.hdf5', seed=1)}", "policy=offline/bc")
+    with pytest.raises(ValueError, match=r"expert joins rows .* from one source alone"):
+        make_offline(tmp_path / "run", *both, "policy.seeds=2")
+
+
 @pytest.mark.parametrize(("reward", "ends", "refused"), [(0.0, 2, True), (1.0, 0, True), (1.0, 2, False)])
 def test_offline_value_learning_without_any_reward_is_refused(make_offline, tmp_path, reward, ends, refused):
     path = log(tmp_path / "log.hdf5", reward=reward, ends=ends)
