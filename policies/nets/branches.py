@@ -132,8 +132,10 @@ class Branches:
         self.count += len(rows)
 
     def mixed(self, batches: Iterator[Transitions], size: int, real: float) -> Iterator[Transitions]:
-        """Batches of `size` rows, the first round(real * size) of them logged."""
+        """Batches of `size` rows, the first round(real * size) of them logged, from all over one of `batches`, each of
+        which has as many and may lie source by source."""
         logged = round(real * size)
+        spread = torch.arange(logged, device=self.rows.device) * size // max(logged, 1)
         while True:
             batch = next(batches)
             index = torch.randint(len(self), (size - logged,), generator=self._generator, device=self.rows.device)
@@ -142,7 +144,7 @@ class Branches:
             no = torch.zeros(size, dtype=torch.bool, device=drawn.device)
 
             def join(real_part: Tensor, model_part: Tensor) -> Tensor:
-                return torch.cat([real_part[:logged], model_part])
+                return torch.cat([real_part[spread], model_part])
 
             yield Transitions(
                 obs={"state": join(batch.obs["state"], drawn[:, :n])},

@@ -161,9 +161,8 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
         shape.initialise(self._actor, self.generator)
         self._tower.small_outputs(self._actor, self.generator, init_scale)
         self._leaf, self._still = leaves(self._actor), frozen(self._actor)
-        self.policy = DevicePolicy(
-            self.io, self._tower, self._actor, self.rule, seed=self.seed + 2, normalizer=self.norm
-        )
+        seed = self.seed + 2 + 7919 * parallel.rank()  # every process explores by noise of its own
+        self.policy = DevicePolicy(self.io, self._tower, self._actor, self.rule, seed=seed, normalizer=self.norm)
         self._parts |= {"actor": self._actor, "policy": self.policy}
         self._critic_part = maybe_compiled(self._critic_loss, self._compile)
         self._actor_part = maybe_compiled(self._actor_loss, self._compile)

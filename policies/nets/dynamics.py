@@ -11,11 +11,11 @@ from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.state import Saved
 
 _DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
-"""Of the squared weights, first layer to last; with fewer layers the last one keeps its own."""
+"""Of half the squared weights, first layer to last; with fewer layers the last one keeps its own."""
 
 
 class _Decayed(Net):
-    """A network whose squared weights join the loss, layer by layer."""
+    """A network half of whose squared weights join the loss, layer by layer."""
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -24,7 +24,7 @@ class _Decayed(Net):
         for i in range(last + 1):
             decay = _DECAY[-1] if i == last else _DECAY[min(i, len(_DECAY) - 2)]
             name = f"weight{i}"
-            self.params.grad_view[name].add_(self.params.view[name].detach(), alpha=2.0 * decay)
+            self.params.grad_view[name].add_(self.params.view[name].detach(), alpha=decay)
         super().apply()
 
 
@@ -32,7 +32,7 @@ class Dynamics(Saved):
     """Members with weights of their own, each trained on rows of its own; the best ones on held-out rows predict.
 
     Loss per member: mean((mu - y)^2 exp(-logvar) + logvar), plus 0.01 (sum of upper - sum of lower limits of logvar,
-    which are learnt) and the squared weights of every layer times its decay.
+    which are learnt) and half the squared weights of every layer times its decay.
 
     Source: Chua et al., Deep RL in a Handful of Trials (PETS); sizes, limits and decay of Yu et al., MOPO, as in
     OfflineRL-Kit. Where we differ: ReLU in place of Swish; targets are standardised too.

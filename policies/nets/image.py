@@ -32,7 +32,7 @@ def random_shift(image: Tensor, pad: int, generator: torch.Generator) -> Tensor:
         return image
     batch, height, width = image.shape[:3]
     offset = torch.randint(-pad, pad + 1, (2, batch, 1), generator=generator, device=generator.device)
-    if image.dtype == torch.uint8 and image.device.type == "cpu":
+    if image.dtype == torch.uint8 and image.device.type == "cpu" and pad < min(height, width):
         return _shift_bytes(image, offset[:, :, 0].tolist())
     offset = offset.to(image.device)
     rows = (torch.arange(height, device=image.device) + offset[0]).clamp_(0, height - 1)

@@ -61,7 +61,8 @@ class LearnerState:
         """
         if metrics:
             names = list(metrics)
-            stacked = torch.stack([value.detach().float().reshape(()) for value in metrics.values()])
+            device = next(iter(metrics.values())).device  # a step size, say, is a number of the host
+            stacked = torch.stack([x.detach().to(device, torch.float32).reshape(()) for x in metrics.values()])
             values = dict(zip(names, stacked.tolist()))  # one copy for all
             bad = [name for name, value in values.items() if not math.isfinite(value)]
             if bad:

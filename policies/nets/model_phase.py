@@ -49,8 +49,8 @@ class ModelOptions(LogOptions):
 class ModelPhase:
     """Dynamics that are learnt in the first updates, and branches that are renewed every so many updates after.
 
-    A row of the log is held out for validation if a hash of its action says so: the split needs no access to the
-    data set and is the same in every run.
+    A row of the log is held out for validation if a hash of its state and action says so: the split needs no access to
+    the data set and is the same in every run.
 
     Attributes:
         dynamics: what is fitted, or None where the true model was given.
@@ -108,7 +108,7 @@ class ModelPhase:
             batch = next(batches)
             state, action, after = batch.obs["state"], batch.action, batch.next_obs["state"]
             self._terminal |= bool(batch.terminated.any())
-            held = _held_out(action)
+            held = _held_out(torch.cat([state, action], 1))
             columns = (state, action, after, batch.reward)
             if len(self._held) < 64 and bool(held.any()):
                 self._held.append(tuple(c[held].clone() for c in columns))
@@ -179,8 +179,8 @@ class ModelPhase:
         """Continue where the saved phase was."""
         self._steps, self._stale, self._since, terminal, ready = (int(x) for x in state["counts"])
         self._terminal, self.ready = bool(terminal), bool(ready)
-        rows = [state["held"][str(i)] for i in range(len(state["held"]))]
-        self._held = [tuple(row[str(j)] for j in range(len(row))) for row in rows]
+        rows, device = [state["held"][str(i)] for i in range(len(state["held"]))], self.branches.rows.device
+        self._held = [tuple(row[str(j)].to(device) for j in range(len(row))) for row in rows]
         self.latest = dict(state["latest"])
 
 
@@ -249,7 +249,10 @@ class ModelBased(LogLearner[M]):
         return super().metrics(**values, **self.phase.latest)
 
 
-def _held_out(action: Tensor) -> Tensor:
-    """(B,) bool: one row in twenty, told by its action alone."""
-    mixed = (action.double() * torch.arange(1, action.shape[1] + 1, device=action.device)).sum(1) * 7919.0
+def _held_out(row: Tensor) -> Tensor:
+    """(B,) bool: about one row in twenty of (B, n + A) states and actions, told by itself alone.
+
+    The factor is irrational: whole numbers, such as actions at their bounds, would all be held out by a whole one.
+    """
+    mixed = (row.double() * torch.arange(1, row.shape[1] + 1, device=row.device)).sum(1) * (7919.0 * math.sqrt(2.0))
     return (mixed - mixed.floor()) < 0.05

@@ -16,6 +16,7 @@ from torch import Tensor
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.kernels.batched_mlp import BatchedMlp
 from robot_rl.policies.nets.mlp import Dropout, Mlp, MlpShape, build_mlp
+from robot_rl.policies.nets.step_size import StepSize
 from robot_rl.types import StateDict
 
 Rate = float | Callable[[], float]
@@ -132,7 +133,10 @@ class Leaves:
     def halve_lr(self) -> None:
         """From now on steps are half as long: after a divergence."""
         lr = self.lr
-        self.lr = (lambda: 0.5 * lr()) if callable(lr) else 0.5 * lr
+        if isinstance(lr, StepSize):  # which is also what is reported
+            lr.value *= 0.5
+        else:
+            self.lr = (lambda: 0.5 * lr()) if callable(lr) else 0.5 * lr
 
     def state_dict(self) -> StateDict:
         """Values, and Adam's moments of what learns."""

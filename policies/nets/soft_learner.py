@@ -12,6 +12,7 @@ from robot_rl.policies.nets.distributions import LOG_STD_MIN, squashed_sample
 from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.squashed_policy import SquashedGaussianPolicy
+from robot_rl.types import LogFacts
 from robot_rl.types.options import Share
 
 
@@ -32,9 +33,22 @@ class SoftLogLearner(LogLearner[S]):
 
     Attributes:
         log_std_min: lower limit of the actor's log standard deviation.
+        soft: whether values hold the entropy beside the rewards.
     """
 
     log_std_min: float = LOG_STD_MIN
+
+    @property
+    def soft(self) -> bool:
+        """They do, unless a method says otherwise."""
+        return True
+
+    def prepare(self, facts: LogFacts) -> None:
+        """As every learner from logs; soft values exceed returns by the entropy, at most that of uniform actions."""
+        super().prepare(facts)
+        if self.soft:
+            steps = 1.0 / (1.0 - facts.gamma) if facts.gamma < 1.0 else facts.horizon
+            self.state.bound += float(self.alpha) * self.actions * math.log(2.0) * steps
 
     def soften(self, actor: Net, *, init_alpha: float, lr: float) -> None:
         """Take the actor (S, B, 2A) whose samples act, and give it a temperature that holds an entropy of -A."""

@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 from robot_rl.state import Saved
+from robot_rl.types import StateDict
 
 LrSchedule = Literal["constant", "linear", "cosine", "adaptive"]
 """Names of the schedules, see `StepSize`."""
@@ -47,6 +48,11 @@ class StepSize(Saved):
         if self._schedule == "cosine":
             return self.value * 0.5 * (1.0 + math.cos(math.pi * self.progress))
         return self.value
+
+    def load_state_dict(self, state: StateDict, /) -> None:
+        """Go on from what `adaptive` had come to; any other begins with its own `lr`, which may be another by now."""
+        if self._schedule == "adaptive":
+            super().load_state_dict(state)
 
     def follow(self, kl: float) -> None:
         """Take notice of the KL divergence (old, new) of an update; only `adaptive` cares."""

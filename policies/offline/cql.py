@@ -63,6 +63,11 @@ class Conservative(SoftLogLearner[C]):
     train/entropy, train/actor_loss, train/dual (with lagrange_gap).
     """
 
+    @property
+    def soft(self) -> bool:
+        """Where the target contains the entropy."""
+        return self.o.backup_entropy
+
     def build(self) -> None:
         """Twin critics with targets, an actor, a temperature, and the dual variable of the gap."""
         o, s, a = self.o, self.size, self.actions

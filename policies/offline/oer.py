@@ -148,7 +148,13 @@ class Oer(NearLog[OerOptions]):
             self._follow(_checkpoint(Path(o.previous)))
 
     def _follow(self, path: Path) -> None:
-        state = torch.load(path, map_location=self._pool.device, weights_only=True)
+        try:
+            state = torch.load(path, map_location=self._pool.device, weights_only=True)
+        except Exception as error:  # torch raises many kinds for damaged files
+            raise ValueError(
+                f"policy.previous: {path} cannot be read as a checkpoint ({type(error).__name__}); name the folder of "
+                "the run that learnt the task before"
+            ) from error
         if "kept" not in state or "student" not in state:
             raise ValueError(
                 f"{path} is not of an OER run; name the run that learnt the task before with policy=offline/oer"
@@ -255,7 +261,7 @@ class Oer(NearLog[OerOptions]):
             ValueError: the state belongs to a learner of other sizes.
         """
         super().load_state_dict(state)
-        self.kept = [state["kept"][str(i)].clone() for i in range(len(state["kept"]))]
+        self.kept = [state["kept"][str(i)].to(self._pool.device, copy=True) for i in range(len(state["kept"]))]
         self._filled, self._begun = len(state["pool"]), len(state["begin"])
         self._pool[: self._filled], self._begin[: self._begun] = state["pool"], state["begin"]
 

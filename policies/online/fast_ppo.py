@@ -177,6 +177,11 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         self._latest = self.metrics.read("FastPPO", self.updates)
         return dict(self._latest)
 
+    def loaded(self) -> None:
+        """A step size that is fixed is that of the options, which may be another by now."""
+        if self.o.desired_kl is None:
+            self.lr.fill_(self.o.lr)
+
     def _take(self, rollout: Rollout) -> None:
         """Advantages, and all columns flat in memory that stays where it is."""
         advantage, target = rollout_credit(rollout, gamma=self.gamma, gae_lambda=self.o.gae_lambda)

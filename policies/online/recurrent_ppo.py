@@ -215,7 +215,9 @@ def cut(columns: dict[str, Tensor], rollout: Rollout, length: int) -> dict[str, 
     inside, at = place < count, (first + place).clamp_max(steps - 1)
     pieces = {name: x.to(over.device)[at, row] for name, x in columns.items()}
     memory = rollout.extras.get("memory", torch.zeros(*over.shape, 0, device=over.device))
-    return pieces | {"mask": pieces["mask"] & inside, "memory": memory[first[:, 0], row[:, 0]]}
+    pieces |= {"mask": pieces["mask"] & inside, "memory": memory[first[:, 0], row[:, 0]]}
+    some = pieces["mask"].any(1)  # the row of a reset is a piece of its own, and nothing to learn from
+    return {name: x[some] for name, x in pieces.items()}
 
 
 def minibatches(
@@ -379,7 +381,7 @@ class MemoryPolicy(ModulePolicy[nn.Module]):
         """Forget what these rows (B,) bool saw; None: all."""
         if rows is None:
             self._memory = self._memory[:0]
-        else:
+        elif len(rows) == len(self._memory):  # else nothing was seen yet
             self._memory = torch.where(torch.as_tensor(rows).to(self._memory.device)[:, None], 0.0, self._memory)
 
     @torch.no_grad()

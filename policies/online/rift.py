@@ -85,7 +85,7 @@ class Rift(RolloutLearner[RiftOptions]):
             ValueError: a world without these names.
         """
         super().__init__(options, io, seed=seed, device=device)
-        self.model = Candidates(options, io)
+        self.model = Candidates(options, io, device)
         widths = (io.obs["state"][0][0], *options.hidden, self.model.count)
         self.net = TanhNet(widths, self.generator, last=0.01).to(device)  # small, so that all are tried
         self.net_step = ModuleStep(self.net, lr=options.lr)
@@ -109,8 +109,8 @@ class Rift(RolloutLearner[RiftOptions]):
         """
         o, rollout = self.o, next(batches)
         keep = rollout.valid.flatten()
-        state = rollout.obs["state"].flatten(0, 1)[keep]
-        old = log_softmax(rollout.extras["logits"].flatten(0, 1)[keep], -1)
+        state, logits = (x.flatten(0, 1)[keep] for x in (rollout.obs["state"], rollout.extras["logits"]))
+        state, old = state.to(self.generator.device), log_softmax(logits.to(self.generator.device), -1)
         returns, left = self.model.simulate(state)
         count = self.model.count
         group = torch.arange(len(state), device=state.device).repeat_interleave(count)
@@ -139,7 +139,7 @@ class Candidates:
     kappa s'.
     """
 
-    def __init__(self, options: RiftOptions, io: IOSpec) -> None:
+    def __init__(self, options: RiftOptions, io: IOSpec, device: str = "cpu") -> None:
         names = list(io.obs_names)
         ahead = [name for name in names if name.startswith("curvature_")]
         missing = [name for name in _NAMES if name not in names]
@@ -150,9 +150,11 @@ class Candidates:
             )
         self._place = [names.index(name) for name in _NAMES]
         self._curves = [names.index(name) for name in ahead]
-        self._at = torch.tensor([float(name.removeprefix("curvature_").removesuffix("m")) for name in ahead])
+        at = [float(name.removeprefix("curvature_").removesuffix("m")) for name in ahead]
+        self._at, self._end = torch.tensor(at, device=device), at[-1]
         self.o = o = options
         pairs = torch.cartesian_prod(torch.tensor(o.offsets) * o.half_width, torch.tensor(o.speeds)).view(-1, 2)
+        pairs = pairs.to(device)
         self.count, self._line, self._speed = len(pairs), pairs[:, 0], pairs[:, 1]
         self._dt = 1.0 / io.control_hz
         low, high = io.bounds
@@ -166,7 +168,7 @@ class Candidates:
 
     def _curve(self, curves: Tensor, along: Tensor) -> Tensor:
         """(B, K) curvature at distances (B, K) ahead, linear between the known ones, the last behind them."""
-        index = torch.searchsorted(self._at, along.clamp(0.0, float(self._at[-1])).contiguous(), right=True)
+        index = torch.searchsorted(self._at, along.clamp(0.0, self._end).contiguous(), right=True)
         index = index.clamp(1, len(self._at) - 1)
         low, high = self._at[index - 1], self._at[index]
         part = ((along - low) / (high - low)).clamp(0.0, 1.0)

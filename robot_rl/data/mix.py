@@ -130,6 +130,23 @@ class Shares:
         self._sampler.load_state_dict(state)
 
 
+def refuse_seeds(seeds: int, source: str) -> None:
+    """Refuse two sources for runs side by side: a batch is cut into a part per run, and lies source by source.
+
+    Args:
+        seeds: runs side by side.
+        source: the setting that brings the second source.
+
+    Raises:
+        ValueError: several runs.
+    """
+    if seeds > 1:
+        raise ValueError(
+            f"{source} joins rows of its own to every batch, and of policy.seeds={seeds} runs side by side each would "
+            "learn from one source alone; use policy.seeds=1 and one run per seed (-m seed=0,1)"
+        )
+
+
 def merge(parts: dict[str, Transitions], names: tuple[str, ...] | None = None) -> Transitions:
     """One batch out of several, row after row.
 

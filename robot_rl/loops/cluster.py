@@ -75,8 +75,15 @@ class RolloutWorker:
         torch.set_num_threads(1)
         env = make_env(num_envs, seed, False)
         self._policy = make_learner(env.io).policy
-        if self._policy.parts.reseed is not None:  # made from the run's seed, as in every other worker
+        # made from the run's seed, as in every other worker
+        if self._policy.parts.reseed is not None:
             self._policy.parts.reseed(seed)
+        else:
+            state = self._policy.state_dict()
+            noise = [name for name in ("generator", "noise0", "noise1") if name in state]
+            own = {name: torch.Generator().manual_seed(seed + i).get_state() for i, name in enumerate(noise)}
+            if own:
+                self._policy.load_state_dict({**state, **own})
         self._io, self._num_envs = env.io, num_envs
         self._stepper = Stepper(env)
         self._stepper.reset(seed)

@@ -16,7 +16,7 @@ from robot_rl.checkpoint import CheckpointError
 from robot_rl.data import scores
 from robot_rl.data.goal_pictures import GoalPictures
 from robot_rl.data.goals import GoalDataset
-from robot_rl.data.mix import Mix
+from robot_rl.data.mix import Mix, refuse_seeds
 from robot_rl.data.seen import measure_seen
 from robot_rl.loops.evaluate import Evaluation, evaluate
 from robot_rl.loops.offline import Offline
@@ -171,6 +171,7 @@ class OfflineJob:
         if need.goal_pictures is not None:
             self.source = GoalPictures(self.sampler, seed=settings.seed, **need.goal_pictures)
         if settings.expert is not None:
+            refuse_seeds(need.seeds, "expert")
             shown = logs.read_log(settings, settings.expert)
             shown, scaled = logs.fit(shown, store.io) if store.io.knows_bounds or shown.io.knows_bounds else (shown, [])
             other = {"data": settings.expert, "top_fraction": 1.0, "action_clip": settings.action_clip or bool(scaled)}

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.data.buffer import Replay, ReplayBuffer
-from robot_rl.data.mix import Mix, Shares
+from robot_rl.data.mix import Mix, Shares, refuse_seeds
 from robot_rl.data.rescale import Rescaled
 from robot_rl.data.seen import measure_seen
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
@@ -119,6 +119,8 @@ def refuse_idle(settings: TrainSettings, learner: AnyLearner) -> None:
     if settings.demos and settings.log is not None:
         raise ValueError("demos and log are both given, and one of them is sampled; leave the other out")
     for share, source, given in (("demo_share", "demos", settings.demos), ("log_share", "log", settings.log)):
+        if given:
+            refuse_seeds(need.seeds, source)
         if share in set_ and not given:
             raise ValueError(f"{share} has no effect without {source}; add {source}=<...>, or leave it out")
 

@@ -19,6 +19,7 @@ PPO = ["policy=online/ppo", "policy.rollout_steps=40", "policy.minibatch=20", "p
         (["demo_share=0.25"], "demo_share has no effect without demos"),
         (["log_share=0.25"], "log_share has no effect without log"),
         (["demos=2", "log=log.hdf5"], "demos and log are both given"),
+        (["policy=offline/td3_bc", "policy.seeds=2", "demos=2"], "demos joins rows .* from one source alone"),
     ],
 )
 def test_a_setting_without_effect_is_refused_and_leaves_no_folder(

@@ -29,6 +29,7 @@ from robot_rl.verbs.logs import LogSettings, open_log, sampler
 from robot_rl.verbs.offline import OfflineJob, OfflineSettings
 from robot_rl.verbs.ope import Judges
 from robot_rl.verbs.reading import plain
+from robot_rl.verbs.train import learner_of_init
 from robot_rl.words import Refused
 
 TINY = [
@@ -235,6 +236,32 @@ def test_offline_resume_on_another_log_is_refused_unless_allowed(make_offline, t
 def test_offline_environment_of_another_size_is_refused(make_offline, tmp_path):
     with pytest.raises(ValueError, match="choose the environment that the log was made in"):
         make_offline(tmp_path / "run", f"data={log(tmp_path / 'a.hdf5')}", "env=reach")
+
+
+def test_options_stated_beside_init_are_those_of_the_learner_that_goes_on(make_offline, tmp_path):
+    run = tmp_path / "run"
+    make_offline(run, f"data={log(tmp_path / 'a.hdf5')}", "policy=offline/rebrac", "updates=2").run()
+
+    def begun(*overrides: str) -> Any:
+        with initialize_config_module("robot_rl.configs", version_base="1.3"):
+            cfg = compose("train", overrides=[f"init={run}", *overrides])
+        learner_of_init(cfg)
+        return cfg.policy
+
+    tiny = begun()
+    assert tiny.hidden == [16, 16]
+    assert tiny.critic_penalty == 0.01
+    stated = begun("policy=offline/rebrac", "policy.critic_penalty=0")
+    assert dict(stated) == {**tiny, "critic_penalty": 0}
+    with pytest.raises(Refused, match="add policy=offline/rebrac to change its options"):
+        begun("policy.lr=0.01")
+
+
+def test_offline_expert_beside_several_seeds_is_refused(make_offline, tmp_path):
+    """A batch of two seeds would be cut into the expert's rows for the one and all others for the other."""
+    both = (f"data={log(tmp_path / 'a.hdf5')}", f"expert={log(tmp_path / 'b.hdf5', seed=1)}", "policy=offline/bc")
+    with pytest.raises(ValueError, match=r"expert joins rows .* from one source alone"):
+        make_offline(tmp_path / "run", *both, "policy.seeds=2")
 
 
 @pytest.mark.parametrize(("reward", "ends", "refused"), [(0.0, 2, True), (1.0, 0, True), (1.0, 2, False)])

@@ -14,8 +14,10 @@ from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, on_
 from robot_rl.loops.contract import every
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
+from robot_rl.policies.offline.td3_bc import Td3Bc, Td3BcOptions
 from robot_rl.policies.online.recurrent_sac import RecurrentSac, RecurrentSacOptions
 from robot_rl.policies.online.sac import Sac, SacOptions
+from robot_rl.policies.sequence.qc import Qc, QcOptions
 from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.sim.worlds.pendulum import Pendulum
 from robot_rl.sim.worlds.recall import Recall
@@ -208,6 +210,23 @@ def test_workers_and_fragments_have_noise_of_their_own(make):
             worker.collect(weights, 0, 0)
             drawn.append(float(worker._policy.act({"state": np.zeros((1, 3), np.float32)}).value[0, 0]))
     assert len(set(drawn)) == 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda io: RecurrentSac(RecurrentSacOptions(hidden=(8,), width=4), io, seed=0),
+        lambda io: Td3Bc(Td3BcOptions(hidden=(8,)), io, seed=0),
+        lambda io: Qc(QcOptions(hidden=(8,)), io, seed=0),
+    ],
+)
+def test_workers_of_every_policy_have_noise_of_their_own(make):
+    def drawn(seed):
+        worker = RolloutWorker(lambda n, seed, render=False: ArrayVectorEnv(Pendulum(), n, seed), make, 1, seed)
+        return worker._policy.act({"state": np.zeros((16, 3), np.float32)}).value.tolist()
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
 
 
 def test_the_memory_of_a_worker_ends_with_the_episode():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from benchmarks.point_world import PointWorld
+from robot_rl import parallel
 from robot_rl.loops.device import DeviceOffPolicy
 from robot_rl.loops.device_on_policy import DeviceOnPolicy
 from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
@@ -159,6 +160,15 @@ def test_fast_td3_noise_scales_are_drawn_anew_only_where_an_episode_begins():
     same = (learner._scales == before)[:, 0]
     assert same[~begun].all()
     assert not same[begun].any()
+
+
+@pytest.mark.parametrize("kind", [sac, td3, lambda: FastPpo(FastPpoOptions(), IO)])
+def test_every_process_explores_by_noise_of_its_own_and_begins_with_the_same_weights(kind, monkeypatch):
+    one = kind().policy
+    monkeypatch.setattr(parallel, "rank", lambda: 1)
+    other = kind().policy
+    assert torch.equal(one._params.flat, other._params.flat)
+    assert not torch.equal(one.noise(8), other.noise(8))
 
 
 @pytest.mark.parametrize("kind", [sac, td3, lambda: FastPpo(FastPpoOptions(), IO)])

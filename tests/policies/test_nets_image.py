@@ -23,8 +23,6 @@ def test_random_shift_gives_crops_of_the_edge_padded_image():
 @pytest.mark.parametrize(("size", "pad"), [((9, 7), 3), ((4, 5), 4), ((3, 3), 5)])
 def test_random_shift_of_bytes_is_that_of_other_numbers(size, pad):
     image = torch.randint(0, 256, (40, *size, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    if pad >= min(size):
-        return  # nothing of the picture would be left
     fast = random_shift(image, pad, torch.Generator().manual_seed(1))
     slow = random_shift(image.float(), pad, torch.Generator().manual_seed(1))
     assert torch.equal(fast.float(), slow)

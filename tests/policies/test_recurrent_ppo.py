@@ -12,8 +12,9 @@ from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import RolloutStorage, collect, train_on_policy
 from robot_rl.loops.stepping import Stepper
+from robot_rl.policies.nets.trajectory import TrajectoryMemory
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
-from robot_rl.policies.online.recurrent_ppo import MemoryNet, RecurrentPpo, RecurrentPpoOptions
+from robot_rl.policies.online.recurrent_ppo import MemoryNet, RecurrentPpo, RecurrentPpoOptions, cut
 from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.sim.worlds.recall import Recall
 from robot_rl.types import Rollout
@@ -145,6 +146,37 @@ def test_an_evaluation_in_between_changes_nothing(tmp_path: Path, robot_rl, poli
 
     for (name, mine), theirs in zip(flat(one).items(), flat(other).values()):
         assert not isinstance(mine, torch.Tensor) or torch.equal(mine, theirs), name
+
+
+def test_rows_that_have_seen_nothing_may_be_reset() -> None:
+    """As when a run's actions are all drawn at random, so that it is never asked (`robot-rl collect random=1`)."""
+    policy = RecurrentPpo(SMALL, Recall().io).policy
+    policy.reset(np.array([True, False]))
+    first = policy.act({"state": np.ones((3, 3), np.float32)}, deterministic=True).value
+    policy.reset(np.array([True, False]))  # of another number of rows
+    policy.reset(np.ones(3, bool))
+    assert np.array_equal(policy.act({"state": np.ones((3, 3), np.float32)}, deterministic=True).value, first)
+    memory = TrajectoryMemory(4, 3, 1, device=torch.device("cpu"))
+    memory.forget(np.array([True, False]))
+    assert len(memory.count) == 0
+
+
+def test_the_row_of_a_reset_is_no_piece() -> None:
+    """Next-step autoreset: step 2 ends, row 3 resets. A gradient of that row alone would be a mean of nothing."""
+    flags = {name: torch.zeros(6, 1, dtype=torch.bool) for name in ("terminated", "truncated", "boundary")}
+    flags["terminated"][2], flags["valid"] = True, torch.tensor([True, True, True, False, True, True])[:, None]
+    numbers = {name: torch.zeros(6, 1) for name in ("logp", "value", "reward", "next_value")}
+    io = Recall().io
+    memory = torch.arange(6.0)[:, None, None].repeat(1, 1, 4)
+    rollout = Rollout(
+        {"state": torch.randn(6, 1, 3)}, torch.zeros(6, 1, 1), **numbers, **flags, extras={"memory": memory}
+    )
+    pieces = cut({"mask": flags["valid"]}, rollout, 8)
+    assert pieces["mask"].tolist() == [[True, True, True], [True, True, False]]
+    assert pieces["memory"][:, 0].tolist() == [0.0, 4.0]
+    options = RecurrentPpoOptions(rollout_steps=6, sequence=8, minibatch=1, epochs=8, memory=2, hidden=(4,))
+    for seed in range(4):  # each piece is some update's last gradient, whose numbers are told
+        RecurrentPpo(options, io, seed=seed).update(iter([rollout]))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from robot_rl.advantage import ClipRange, RowIds
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.on_policy import OnPolicy
-from robot_rl.policies.online.rift import Rift, RiftOptions
+from robot_rl.policies.online.rift import Candidates, Rift, RiftOptions
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
@@ -64,6 +64,14 @@ def test_too_fast_for_the_bend_leaves_the_track(io: IOSpec) -> None:
     assert returns[0, 0] > returns[0, 1]
     mirrored = state(io, curvature_=-1.0, **{"forward_speed/4": 0.4})
     torch.testing.assert_close(learner.model.simulate(mirrored)[0], returns, atol=1e-4, rtol=0)
+
+
+def test_what_is_simulated_lies_where_the_states_do(io: IOSpec) -> None:
+    """A device without data refuses what is mixed with tensors of the host."""
+    model = Candidates(RiftOptions(), io, "meta")
+    there = state(io).to("meta")
+    assert [x.device.type for x in model.simulate(there)] == ["meta", "meta"]
+    assert model.drive(there, torch.zeros(1, dtype=torch.int64, device="meta")).device.type == "meta"
 
 
 def test_lines_are_held(io: IOSpec) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import robot_rl as rr
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.offline import Offline
 from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.stepping import Stepper
+from robot_rl.policies.nets.learner_state import LearnerState
 from robot_rl.policies.nets.step_size import StepSize
+from robot_rl.policies.online.fast_ppo import FastPpo, FastPpoOptions
 from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.recurrent_ppo import RecurrentPpo, RecurrentPpoOptions
 from robot_rl.policies.online.sac import Sac, SacOptions
@@ -41,6 +44,42 @@ def test_an_adaptive_step_size_follows_the_divergence():
     for _ in range(30):
         lr.follow(1.0)
     assert lr() == 1e-5
+
+
+def test_a_halved_step_size_is_the_one_that_is_told():
+    learner = Sac(SacOptions(lr=4e-4, lr_schedule="linear", hidden=(8,), metrics_every=1), Pendulum().io)
+    learner.set_progress(0.5)
+    assert learner.metrics()["train/lr"] == pytest.approx(2e-4)
+    learner.calm()
+    assert learner.metrics()["train/lr"] == pytest.approx(1e-4)
+    taken = learner.critic.lr
+    assert callable(taken)
+    assert taken() == pytest.approx(1e-4)
+
+
+def test_a_number_of_the_host_is_told_beside_those_of_a_device(monkeypatch):
+    """A step size is one; a device without data refuses to join the two."""
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda values: [1.0] * len(values))
+    state = LearnerState("this method", metrics_every=1, parts={})
+    told = state.report({"loss": torch.zeros((), device="meta"), "lr": torch.tensor(1.0)})
+    assert sorted(told) == ["train/loss", "train/lr"]
+
+
+@pytest.mark.parametrize(
+    ("make", "keeps"),
+    [
+        (lambda lr, io: Ppo(PpoOptions(lr=lr), io), False),
+        (lambda lr, io: RecurrentPpo(RecurrentPpoOptions(lr=lr, lr_schedule="linear"), io), False),
+        (lambda lr, io: FastPpo(FastPpoOptions(lr=lr, hidden=(8,), desired_kl=None), io), False),
+        (lambda lr, io: Ppo(PpoOptions(lr=lr, lr_schedule="adaptive"), io), True),
+        (lambda lr, io: FastPpo(FastPpoOptions(lr=lr, hidden=(8,)), io), True),
+    ],
+)
+def test_a_run_goes_on_with_the_step_size_that_is_asked_for_unless_it_has_found_its_own(make, keeps):
+    learner = make(1e-4, Pendulum().io)
+    learner.load_state_dict(make(3e-4, Pendulum().io).state_dict())
+    found = learner.lr if isinstance(learner, FastPpo) else (learner._lr if isinstance(learner, Ppo) else learner.lr)()
+    assert float(found) == pytest.approx(3e-4 if keeps else 1e-4)
 
 
 def rates(method, schedule, steps=256, stop=None):

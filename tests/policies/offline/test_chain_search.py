@@ -198,8 +198,8 @@ def test_regulator_balances_the_linear_pendulum():
         ({"sine": (0,), "cosine": (1,), "speed": (7,)}, "sine, cosine and speed"),
         ({"driven": (1,)}, "driven is"),
         ({"assist": ("tau",)}, "assist names 1"),
+        ({"hold_out": 1}, "hold_out is 1: expected 0, or at least 2: by 1 every recording would judge"),
         ({"window": 30}, r"policy\.window is 30, expected at least policy\.reach"),
-        ({"hold_out": 1}, "every recording would judge"),
         ({"population": 1}, "population is 1, expected a whole number of at least 2"),
     ],
 )

@@ -3,6 +3,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from robot_rl.policies.offline.f_dvl import dual_loss
 from robot_rl.policies.offline.rebrac import ReBrac
 from robot_rl.policies.offline.sac_n import SacN
 from robot_rl.policies.offline.xql import gumbel_loss
+from robot_rl.types import LogFacts
 
 # ---------------------------------------------------------------- EDAC, SAC-N
 
@@ -397,3 +399,19 @@ def test_clone_weight_adds_the_pull_of_td3_bc_to_the_actor(io, batch, make):
 def test_sac_n_refuses_negative_options(io, make, name):
     with pytest.raises(ValueError, match=f"{name} is -1, expected"):
         make(SacN, io, hidden=(8, 8), **{name: -1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "gamma", "bound"),
+    [
+        (SacN, {"init_alpha": 0.5}, 0.9, 0.1 + 0.5 * 2 * math.log(2.0) / 0.1),  # two actions, uniform: 2 log 2 a step
+        (SacN, {"init_alpha": 0.5}, 1.0, 0.2 + 0.5 * 2 * math.log(2.0) * 20),
+        (Cql, {}, 0.9, 0.1),  # its target holds no entropy
+        (Cql, {"backup_entropy": True}, 0.9, 0.1 + 2 * math.log(2.0) / 0.1),
+    ],
+)
+def test_soft_values_may_exceed_returns_by_the_entropy(io, make, kind, options, gamma, bound):
+    """With small rewards SAC-N of a sound run was stopped as one that diverges: its values are entropy for the most."""
+    learner = make(kind, io, hidden=(8,), **options)
+    learner.prepare(LogFacts(np.zeros(3), np.ones(3), -0.01, 0.01, gamma, 20))
+    assert learner.state.bound == pytest.approx(bound)

@@ -8,6 +8,7 @@ import torch
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import write_store
 from robot_rl.ope.continual import continual
+from robot_rl.policies.offline.mopo import Mopo, MopoOptions
 from robot_rl.policies.offline.oer import Oer, OerOptions
 from robot_rl.types import Episode, IOSpec, LogFacts
 
@@ -113,6 +114,22 @@ def test_resume_is_exact_and_an_unfinished_run_cannot_be_followed(stores, tmp_pa
         Oer(OerOptions(previous=str(tmp_path / "learner.pt"), **SMALL), IO)
     with pytest.raises(FileNotFoundError, match="expected the run of the task before"):
         Oer(OerOptions(previous=str(tmp_path / "nothing"), **SMALL), IO)
+    (tmp_path / "learner.pt").write_text("no checkpoint")
+    with pytest.raises(ValueError, match="cannot be read as a checkpoint"):
+        Oer(OerOptions(previous=str(tmp_path / "learner.pt"), **SMALL), IO)
+
+
+def test_what_is_resumed_goes_to_the_device_of_the_learner():
+    """Checkpoints are read on the host; a device without data stands for another."""
+    state = Oer(OerOptions(**SMALL), IO).state_dict() | {"kept": {"0": torch.zeros(2, 3)}}
+    learner = Oer(OerOptions(**SMALL), IO)
+    learner._pool = learner._pool.to("meta")
+    learner.load_state_dict(state)
+    assert learner.kept[0].device.type == "meta"
+    mopo = Mopo(MopoOptions(model_hidden=(4,), rollout_batch=4), IO)
+    mopo.phase.branches.rows = mopo.phase.branches.rows.to("meta")
+    mopo.phase.load_state_dict(mopo.phase.state_dict() | {"held": {"0": {"0": torch.zeros(2, 3)}}})
+    assert mopo.phase._held[0][0].device.type == "meta"
 
 
 def test_numbers_of_a_sequence_by_hand():
