@@ -78,6 +78,6 @@ def test_limits_of_states_lie_where_the_networks_do():
     """Without a GPU: on the device that knows shapes alone."""
     io = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("1",), 10.0)
     learner = ModelValue(ModelValueOptions(members=2, hidden=(8,)), io, Push(io, 0.0))
-    learner.generator = SimpleNamespace(device=torch.device("meta"))
+    vars(learner)["generator"] = SimpleNamespace(device=torch.device("meta"))
     learner.prepare(LogFacts(np.zeros(1), np.ones(1), 0.0, 1.0, 0.9, 20))
     assert learner._low.device == learner._high.device == torch.device("meta")

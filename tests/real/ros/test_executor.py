@@ -1,4 +1,5 @@
 """The executor of our nodes: everything that rclpy's does, and messages for a fraction of the time."""
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false
 
 import contextlib
 import gc
