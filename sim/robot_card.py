@@ -26,6 +26,8 @@ _SPEED = 25.0
 """Natural frequency of simulated servos that no file describes [rad/s]."""
 _STIFF = 5.0
 """Their gain is at least this part of the largest effort [1/rad], so that friction does not hold small joints."""
+_HELD = 0.01
+"""Friction holds a joint at most so far from where it should be [rad or m]."""
 _STUCK = 20.0
 """Friction holds fingers at most this part of their way, 1/20, from where they should be."""
 _SAMPLES = 3000
@@ -223,7 +225,10 @@ def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float, least: 
     own = _servos(model).get(joint)
     if own is not None and (own[1] * TIMESTEP > 0.6 * inertia or own[0] * TIMESTEP**2 > inertia):
         own = None  # meant for smaller steps than ours: it would chatter where its force is cut
-    kp, kd = own or (max(inertia * _SPEED**2, _STIFF * (effort or DEFAULTS["effort"])), 0.0)
+    friction = float(model.dof_frictionloss[model.jnt_dofadr[joint]]) / _HELD
+    if own is not None and own[0] < friction:
+        own = None  # it would stop where friction holds it, far from where it should be
+    kp, kd = own or (max(inertia * _SPEED**2, _STIFF * (effort or DEFAULTS["effort"]), friction), 0.0)
     # At its largest effort a servo is stepped as a plain force: a joint lighter than kd dt / 2 would shake by itself.
     lack = 0.5 * kd * TIMESTEP - least if own else kp / _SPEED**2 - inertia
     rotor = float(model.dof_armature[model.jnt_dofadr[joint]])

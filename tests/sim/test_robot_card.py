@@ -358,7 +358,7 @@ SCENE = """
         <geom type="capsule" size="0.03" fromto="0.05 0 0 0.2 0 0" density="9999"/>
         <body name="wrist" pos="0.25 0 0">
           <inertial pos="0.05 0 0" mass="0.3" diaginertia="0.001 0.001 0.001"/>
-          <joint name="bend" axis="0 1 0" range="-2 2"/>
+          <joint name="bend" axis="0 1 0" range="-2 2" frictionloss="10"/>
           <geom type="box" size="0.02 0.08 0.01" pos="0.06 0 0"/>
           <body name="left" pos="0.1 0 0">
             <inertial pos="0.03 0 0" mass="0.05" diaginertia="0.0001 0.0001 0.0001"/>
@@ -374,7 +374,7 @@ SCENE = """
       </body>
     </body>
   </worldbody>
-  <actuator><position joint="left" kp="200"/><position joint="right" kp="200"/></actuator>
+  <actuator><position joint="bend" kp="20" kv="2"/><position joint="left" kp="200"/><position joint="right" kp="200"/></actuator>
   <keyframe><key name="home" qpos="0.4 0.2 0.02 1 0 0 0 0 0.5 0 0.02 -0.02"/></keyframe>
 </mujoco>
 """
@@ -388,6 +388,7 @@ def test_a_scene_gives_the_card_of_its_arm_and_fingers_open_towards_opposite_end
     assert card.gripper is not None
     assert (card.gripper.open, card.gripper.closed) == ((0.06, -0.06), (0.02, -0.02))
     assert card.gripper.kp * 0.04 * 0.05 >= 30.0  # friction is overcome after a twentieth of the way
+    assert card.joints[2].kp * 0.01 >= 10.0  # and that of a joint at .01 rad, not at the half of one as in the file
 
 
 def test_what_tasks_add_weighs_something_and_the_arm_what_its_file_says(tmp_path: Path) -> None:

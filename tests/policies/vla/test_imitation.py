@@ -157,7 +157,7 @@ def test_semantics_come_from_names_and_ranges() -> None:
         ({"average": 1.0}, r"\[0, 1\)"),
         ({"backbone": {"kind": "cloud"}}, "expected tiny, transformers or folder"),
         ({"backbone": {"kind": "folder"}}, "kind=folder with path .'path'"),
-        ({"backbone": {"kind": "tiny", "widht": 16}}, "options of TinyBackbone.*widht"),
+        ({"backbone": {"kind": "tiny", "breadth": 16}}, "options of TinyBackbone.*breadth"),
     ],
 )
 def test_bad_options_are_refused(changes: dict[str, Any], message: str) -> None:
