@@ -19,9 +19,9 @@ from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, Mo
 if TYPE_CHECKING:
     from mujoco import MjModel
 
-_TOOLS = ("tcp", "tool0", "grasp", "gripper_?frame", "pinch", "attachment", "tool", "end_?effector", "(^|_)ee(_|$)",
-          "flange", "right_hand", "hand")  # fmt: skip
-"""Names of tool frames, the best first."""
+_TOOLS = ("tcp", "tool0", "grasp", "grip_?site", "gripper_?frame", "pinch", "attachment", "tool", "end_?effector",
+          "(^|_)ee(_|$)", "flange", "right_hand", "hand")  # fmt: skip
+"""Names of tool frames, the best first; those that end in _x, _y or _z draw the axes of one."""
 _SPEED = 25.0
 """Natural frequency of simulated servos that no file describes [rad/s]."""
 _STIFF = 5.0
@@ -279,9 +279,9 @@ def _tool(model: MjModel, wanted: str) -> tuple[str, int]:
     most = max(depth.values(), default=0)
     if most < 2:
         raise ValueError("the model has no chain of two joints, expected an arm (is it a part that others include?)")
+    near = [name for name in frames if depth[name] >= min(most - 2, 5) and not re.search("_[xyz]$", name)]
     for pattern in _TOOLS:
-        found = [name for name in frames if re.search(pattern, name.lower()) and depth[name] >= min(most - 2, 5)]
-        if found:
+        if found := [name for name in near if re.search(pattern, name.lower())]:
             name = max(found, key=lambda name: depth[name])
             return name, frames[name]
     name = max(frames, key=lambda name: depth[name])
@@ -357,25 +357,24 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     joints = [j for j in hand if (j in driven if model.nu else model.joint(j).name not in made.mimic)]
     if not joints:
         return None
-    fingers = [int(model.jnt_bodyid[j]) for j in joints]
+    fingers = [_end(model, int(model.jnt_bodyid[j])) for j in joints]
 
     def width(ends: Sequence[float]) -> float:
-        """How far apart the fingers are; a single one from the tool's point."""
+        """How far apart the ends of the fingers are; that of a single one from the tool's point."""
         arm.place(home)
         for j, value in zip(joints, ends):
             arm.data.qpos[int(model.jnt_qposadr[j])] = value
         mujoco.mj_fwdPosition(model, arm.data)
         places = [arm.data.xipos[body] for body in fingers]
-        return sum(
-            math.dist(a, b) for a, b in itertools.combinations(places if len(places) > 1 else [*places, arm.tip()], 2)
-        )
+        pairs = itertools.combinations(places if len(places) > 1 else [*places, arm.tip()], 2)
+        return sum(math.dist(a, b) for a, b in pairs)
 
-    low, high = ([limits_of(model, j)[side] for j in joints] for side in (0, 1))
-    opened, closed = (low, high) if width(low) > width(high) else (high, low)
-    for j in range(len(joints)):  # fingers that face each other may open towards opposite ends
-        other = [closed[j] if i == j else value for i, value in enumerate(opened)]
-        if width(other) > width(opened) + 1e-4:
-            opened, closed = other, [opened[j] if i == j else value for i, value in enumerate(closed)]
+    ends = [limits_of(model, j) for j in joints]
+    low, high = ends[0]
+    # Ranges that are mirror images of the first are of fingers that face it: they open towards the other end.
+    ends = [pair[::-1] if np.allclose(pair, (-high, -low)) and low != -high else pair for pair in ends]
+    sides = tuple(zip(*ends))
+    opened, closed = sides if width(sides[0]) > width(sides[1]) else sides[::-1]
     known = [value for j in joints if (value := largest_effort(model, made, j))]
     mass = np.zeros((model.nv, model.nv))
     mujoco.mj_fullM(model, arm.data, mass)
@@ -391,6 +390,11 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
         kp=_short(max(4.0 * inertia * _SPEED**2, stiff)),
         kd=_short(max(4.0 * inertia * _SPEED, stiff / _SPEED)),
     )
+
+
+def _end(model: MjModel, finger: int) -> int:
+    """The last link of a finger."""
+    return max(range(finger, model.nbody), key=lambda body: len(joints_to(model, body)) * _below(model, body, finger))
 
 
 def driven_joints(model: MjModel) -> set[int]:

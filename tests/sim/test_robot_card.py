@@ -360,6 +360,7 @@ SCENE = """
           <inertial pos="0.05 0 0" mass="0.3" diaginertia="0.001 0.001 0.001"/>
           <joint name="bend" axis="0 1 0" range="-2 2" frictionloss="10"/>
           <geom type="box" size="0.02 0.08 0.01" pos="0.06 0 0"/>
+          <site name="ee_x" pos="0.2 0 0"/><site name="grip_site" pos="0.13 0 0"/>
           <body name="left" pos="0.1 0 0">
             <inertial pos="0.03 0 0" mass="0.05" diaginertia="0.0001 0.0001 0.0001"/>
             <joint name="left" type="slide" axis="0 1 0" range="0.02 0.06" frictionloss="30"/>
@@ -374,7 +375,9 @@ SCENE = """
       </body>
     </body>
   </worldbody>
-  <actuator><position joint="bend" kp="20" kv="2"/><position joint="left" kp="200"/><position joint="right" kp="200"/></actuator>
+  <actuator>
+    <position joint="bend" kp="20" kv="2"/><position joint="left" kp="200"/><position joint="right" kp="200"/>
+  </actuator>
   <keyframe><key name="home" qpos="0.4 0.2 0.02 1 0 0 0 0 0.5 0 0.02 -0.02"/></keyframe>
 </mujoco>
 """
@@ -382,7 +385,8 @@ SCENE = """
 
 def test_a_scene_gives_the_card_of_its_arm_and_fingers_open_towards_opposite_ends(tmp_path: Path) -> None:
     (tmp_path / "scene.xml").write_text(SCENE)
-    card, notes = new_card(str(tmp_path / "scene.xml"), "scene", tool="wrist")
+    card, notes = new_card(str(tmp_path / "scene.xml"), "scene")
+    assert card.tool == "grip_site"
     assert any("objects of the scene are left out: peg" in note for note in notes)
     assert [joint.name for joint in card.joints] == ["pan", "lift", "bend"]
     assert card.gripper is not None
