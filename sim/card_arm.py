@@ -16,7 +16,17 @@ import numpy as np
 from robot_rl.sim.arm import TIMESTEP, Arm, check_command, shorten
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
-from robot_rl.sim.robot_model import add_floor, add_servo, add_sky, digest, hold_others, load, mujoco, strip
+from robot_rl.sim.robot_model import (
+    add_floor,
+    add_servo,
+    add_sky,
+    calm_springs,
+    digest,
+    hold_others,
+    load,
+    mujoco,
+    strip,
+)
 from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
@@ -189,7 +199,7 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
     for first, second in card.ignore:
         spec.add_exclude(bodyname1=first, bodyname2=second)
     try:
-        spec.compile()
+        calm_springs(spec)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"the card of {card.name} does not fit its model: {error}") from error
     return spec.to_xml()

@@ -15,7 +15,7 @@ from robot_rl.sim.card_arm import JOINT_SPEED, TOOL, CardArm
 from robot_rl.sim.hand_grip import CUBE, GRASP, Grip, HandTrial, bodies_below, servo_of
 from robot_rl.sim.hand_shapes import slice_meshes
 from robot_rl.sim.kinematics import Chain, rotation_error
-from robot_rl.sim.robot_model import digest, mujoco
+from robot_rl.sim.robot_model import digest, end_link, mujoco
 from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.types import Array
@@ -233,7 +233,7 @@ def _with_hand(text: str, xml: str, half: float) -> tuple[str, Grip]:
     data.qpos[[int(model.joint(name).qposadr[0]) for name in names]] = card.home
     place = np.array
     seen = []
-    moving = int(model.jnt_bodyid[model.joint(card.gripper.joints[0]).id])
+    moving = end_link(model, int(model.jnt_bodyid[model.joint(card.gripper.joints[0]).id]))
     for ends in (card.gripper.open, card.gripper.closed):
         for name, value in zip(card.gripper.joints, ends):
             data.qpos[int(model.joint(name).qposadr[0])] = value

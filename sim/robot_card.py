@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robot_rl.sim.arm import TIMESTEP
-from robot_rl.sim.robot_model import FLOOR, SCALAR, RobotModel, add_floor, digest, find, joints_to, load, mujoco
+from robot_rl.sim.robot_model import (
+    FLOOR,
+    SCALAR,
+    RobotModel,
+    add_floor,
+    digest,
+    end_link,
+    find,
+    joints_to,
+    load,
+    mujoco,
+)
 from robot_rl.sim.robot_probe import RobotProbe, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
@@ -357,7 +368,7 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     joints = [j for j in hand if (j in driven if model.nu else model.joint(j).name not in made.mimic)]
     if not joints:
         return None
-    fingers = [_end(model, int(model.jnt_bodyid[j])) for j in joints]
+    fingers = [end_link(model, int(model.jnt_bodyid[j])) for j in joints]
 
     def width(ends: Sequence[float]) -> float:
         """How far apart the ends of the fingers are; that of a single one from the tool's point."""
@@ -390,11 +401,6 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
         kp=_short(max(4.0 * inertia * _SPEED**2, stiff)),
         kd=_short(max(4.0 * inertia * _SPEED, stiff / _SPEED)),
     )
-
-
-def _end(model: MjModel, finger: int) -> int:
-    """The last link of a finger."""
-    return max(range(finger, model.nbody), key=lambda body: len(joints_to(model, body)) * _below(model, body, finger))
 
 
 def driven_joints(model: MjModel) -> set[int]:

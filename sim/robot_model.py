@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+import numpy as np
+
 from robot_rl.extras import require_foreign
 from robot_rl.sim import urdf
 from robot_rl.sim.headless import load_mujoco
@@ -138,6 +140,16 @@ def joints_to(model: MjModel, body: int) -> list[int]:
     return found
 
 
+def end_link(model: MjModel, body: int) -> int:
+    """The link that hangs from a body by the most joints."""
+    found = {body: 0}
+    for child in range(body + 1, model.nbody):  # parents come first
+        above = int(model.body_parentid[child])
+        if above in found:
+            found[child] = found[above] + int(model.body_jntnum[child])
+    return max(found, key=lambda link: found[link])
+
+
 def floor_gaps(model: MjModel, data: MjData) -> dict[int, float]:
     """Distance of every shape that touches from the floor [m]."""
     floor = int(model.body_geomadr[model.body(FLOOR).id])
@@ -170,6 +182,31 @@ def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort
     servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     return found
+
+
+def calm_springs(spec: MjSpec) -> None:
+    """Give joints armature whose springs would swing faster than steps of `spec.option.timestep` can follow.
+
+    A spring of stiffness k needs an inertia of k dt^2; links of fingers that a tendon ties have less.
+    """
+    model = spec.compile()
+    data, mass = mujoco.MjData(model), np.zeros((model.nv, model.nv))
+    mujoco.mj_forward(model, data)
+    mujoco.mj_fullM(model, data, mass)
+    stiffness = np.zeros(model.nv)
+    for joint in range(model.njnt):
+        stiffness[model.jnt_dofadr[joint]] += model.jnt_stiffness[joint]
+    for tendon in range(model.ntendon):
+        first = int(model.tendon_adr[tendon])
+        for part in range(first, first + int(model.tendon_num[tendon])):
+            if int(model.wrap_type[part]) == int(mujoco.mjtWrap.mjWRAP_JOINT):
+                dof = model.jnt_dofadr[model.wrap_objid[part]]
+                stiffness[dof] += model.tendon_stiffness[tendon] * model.wrap_prm[part] ** 2
+    lack = stiffness * model.opt.timestep**2 - np.diag(mass)
+    for joint in spec.joints:
+        dof = int(model.jnt_dofadr[joint.id])
+        if int(model.jnt_type[joint.id]) in SCALAR and stiffness[dof] and lack[dof] > 0.0:
+            joint.armature += float(lack[dof])
 
 
 def add_floor(spec: MjSpec) -> None:

@@ -17,7 +17,7 @@ from robot_rl.sim.check import check
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
-from robot_rl.sim.robot_model import digest, load, mujoco
+from robot_rl.sim.robot_model import calm_springs, digest, load, mujoco
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types.card import OPEN, Card
@@ -404,3 +404,15 @@ def test_what_tasks_add_weighs_something_and_the_arm_what_its_file_says(tmp_path
     model = spec.compile()
     assert float(model.body("cube").mass[0]) == pytest.approx(0.06)
     assert float(model.body("upper").mass[0]) == pytest.approx(1.0)
+
+
+def test_springs_on_light_links_get_armature_for_the_time_step() -> None:
+    spec = mujoco.MjSpec.from_string(
+        '<mujoco><option timestep="0.005"/><worldbody>'
+        '<body><joint name="light"/><inertial pos="0 0 0" mass="0.01" diaginertia="1e-6 1e-6 1e-6"/></body>'
+        '<body><joint name="heavy" stiffness="4"/><inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/></body>'
+        '</worldbody><tendon><fixed stiffness="0.4"><joint joint="light" coef="-3"/></fixed></tendon></mujoco>'
+    )
+    calm_springs(spec)
+    assert spec.joint("light").armature == pytest.approx(0.4 * 9 * 0.005**2 - 1e-6)
+    assert spec.joint("heavy").armature == 0.0
