@@ -185,6 +185,8 @@ class MjModel:
     site_quat: np.ndarray
     tendon_adr: np.ndarray
     tendon_num: np.ndarray
+    tendon_stiffness: np.ndarray
+    wrap_prm: np.ndarray
     wrap_objid: np.ndarray
     wrap_type: np.ndarray
     opt: MjOption
