@@ -28,11 +28,13 @@ from robot_rl.sim.robot_probe import RobotProbe, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
 if TYPE_CHECKING:
-    from mujoco import MjModel
+    from mujoco import MjData, MjModel
 
 _TOOLS = ("tcp", "tool0", "grasp", "grip_?site", "gripper_?frame", "pinch", "attachment", "tool", "end_?effector",
           "(^|_)ee(_|$)", "flange", "right_hand", "hand")  # fmt: skip
 """Names of tool frames, the best first; those that end in _x, _y or _z draw the axes of one."""
+_JAW, _WITH_JAW = "jaw|gripper|claw|finger", 5
+"""What a single jaw is called, and the fewest joints of an arm with one: it is the gripper, no part of the arm."""
 _SPEED = 25.0
 """Natural frequency of simulated servos that no file describes [rad/s]."""
 _STIFF = 5.0
@@ -296,7 +298,9 @@ def _tool(model: MjModel, wanted: str) -> tuple[str, int]:
             name = max(found, key=lambda name: depth[name])
             return name, frames[name]
     name = max(frames, key=lambda name: depth[name])
-    palm = _palm(model, frames[name])
+    palm, way = _palm(model, frames[name]), joints_to(model, frames[name])
+    if palm is None and len(way) >= _WITH_JAW and re.search(_JAW, f"{name} {model.joint(way[-1]).name}".lower()):
+        palm = int(model.body_parentid[int(model.jnt_bodyid[way[-1]])])
     return (name, frames[name]) if palm is None else (model.body(palm).name, palm)
 
 
@@ -369,6 +373,8 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     if not joints:
         return None
     fingers = [end_link(model, int(model.jnt_bodyid[j])) for j in joints]
+    arm.place(home)
+    far = int(np.linalg.norm(_points(model, arm.data, fingers[0]) - arm.data.xanchor[joints[0]], axis=1).argmax())
 
     def width(ends: Sequence[float]) -> float:
         """How far apart the ends of the fingers are; that of a single one from the tool's point."""
@@ -376,6 +382,11 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
         for j, value in zip(joints, ends):
             arm.data.qpos[int(model.jnt_qposadr[j])] = value
         mujoco.mj_fwdPosition(model, arm.data)
+        if len(hand) == 1:  # a jaw that closes on the hand itself: its far end touches it when it is closed
+            palm = int(model.body_parentid[fingers[0]])
+            return float(
+                np.linalg.norm(_points(model, arm.data, palm) - _points(model, arm.data, fingers[0])[far], axis=1).min()
+            )
         places = [arm.data.xipos[body] for body in fingers]
         pairs = itertools.combinations(places if len(places) > 1 else [*places, arm.tip()], 2)
         return sum(math.dist(a, b) for a, b in pairs)
@@ -401,6 +412,19 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
         kp=_short(max(4.0 * inertia * _SPEED**2, stiff)),
         kd=_short(max(4.0 * inertia * _SPEED, stiff / _SPEED)),
     )
+
+
+def _points(model: MjModel, data: MjData, body: int) -> np.ndarray:
+    """(P, 3) corners of a body's shapes, its origin where it has none."""
+    found = [data.xpos[body][None]]
+    for geom in np.flatnonzero(model.geom_bodyid == body):
+        middle, size = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
+        own = middle + size * np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
+        if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH:
+            first = int(model.mesh_vertadr[model.geom_dataid[geom]])
+            own = model.mesh_vert[first : first + int(model.mesh_vertnum[model.geom_dataid[geom]])]
+        found.append(data.geom_xpos[geom] + own @ data.geom_xmat[geom].reshape(3, 3).T)
+    return np.concatenate(found[1:] or found)
 
 
 def driven_joints(model: MjModel) -> set[int]:

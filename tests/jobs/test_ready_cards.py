@@ -73,7 +73,7 @@ def test_a_ready_card_on_the_users_own_file_is_filled_in_on_the_line(robot_rl: A
     done = robot_rl(*words)
     assert done.returncode == 0, done.stderr
     table = yaml.safe_load((tmp_path / "dog.yaml").read_text())
-    assert table["model"]["path"] == str(ROBOTS / "go2/go2.urdf")
+    assert table["model"]["path"] == str((ROBOTS / "go2/go2.urdf").resolve())
     assert table["legs"]["stop"] == "damp"
     assert (table["sensors"]["imu"]["topic"], table["sensors"]["command"]["topic"]) == ("imu", "cmd_vel")
     assert OPEN not in (tmp_path / "dog.yaml").read_text().split("\n", 1)[1]

@@ -416,3 +416,15 @@ def test_springs_on_light_links_get_armature_for_the_time_step() -> None:
     calm_springs(spec)
     assert spec.joint("light").armature == pytest.approx(0.4 * 9 * 0.005**2 - 1e-6)
     assert spec.joint("heavy").armature == 0.0
+
+
+def test_a_single_jaw_at_the_end_is_the_gripper_of_an_arm_and_no_joint_of_it(tmp_path: Path) -> None:
+    chain = "".join(
+        f'<body name="{name}" pos="0 0 0.1"><joint name="{name}" axis="{axis}" range="-1 1"/><geom size=".01" mass="1"/>'
+        for name, axis in zip(("pan", "lift", "elbow", "wrist", "moving_jaw"), ("0 0 1", *["0 1 0"] * 4))
+    )
+    (tmp_path / "arm.xml").write_text(f"<mujoco><worldbody>{chain}{'</body>' * 5}</worldbody></mujoco>")
+    card = new_card(str(tmp_path / "arm.xml"), "arm")[0]
+    assert (card.tool, len(card.joints)) == ("wrist", 4)
+    assert card.gripper is not None
+    assert card.gripper.joints == ("moving_jaw",)

@@ -249,8 +249,10 @@ def test_endpoint_that_speaks_something_else_is_named(reply: bytes, words: str) 
         def serve() -> None:
             for _ in range(2):
                 with contextlib.suppress(OSError), listener.accept()[0] as call:
-                    call.recv(65536)
                     call.sendall(reply)
+                    call.shutdown(socket.SHUT_WR)
+                    while call.recv(65536):  # closed with a request unread, the connection would be reset
+                        pass
 
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(EndpointError, match=words):
