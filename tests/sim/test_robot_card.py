@@ -420,7 +420,7 @@ def test_springs_on_light_links_get_armature_for_the_time_step() -> None:
 
 def test_a_single_jaw_at_the_end_is_the_gripper_of_an_arm_and_no_joint_of_it(tmp_path: Path) -> None:
     chain = "".join(
-        f'<body name="{name}" pos="0 0 0.1"><joint name="{name}" axis="{axis}" range="-1 1"/><geom size=".01" mass="1"/>'
+        f'<body name="{name}" pos="0 0 .1"><joint name="{name}" axis="{axis}" range="-1 1"/><geom size=".01" mass="1"/>'
         for name, axis in zip(("pan", "lift", "elbow", "wrist", "moving_jaw"), ("0 0 1", *["0 1 0"] * 4))
     )
     (tmp_path / "arm.xml").write_text(f"<mujoco><worldbody>{chain}{'</body>' * 5}</worldbody></mujoco>")
