@@ -342,7 +342,11 @@ def _hand(spec: MjSpec, joint: str) -> set[str]:
 
 def _fit_capsules(spec: MjSpec, *, soles: bool, hand: set[str]) -> None:
     """Give meshes that touch a capsule of their size to touch in their place, but not those of last links (`soles`) nor
-    of the bodies `hand`."""
+    of the bodies `hand`, where what is drawn touches if nothing else does."""
+    drawn = [geom for geom in spec.geoms if geom.parent.name in hand]
+    if not any(geom.contype or geom.conaffinity for geom in drawn):
+        for geom in drawn:
+            geom.contype = geom.conaffinity = 1
     for geom in list(spec.geoms):
         if geom.type != mujoco.mjtGeom.mjGEOM_MESH or not (geom.contype or geom.conaffinity):
             continue

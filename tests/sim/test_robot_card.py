@@ -428,3 +428,13 @@ def test_a_single_jaw_at_the_end_is_the_gripper_of_an_arm_and_no_joint_of_it(tmp
     assert (card.tool, len(card.joints)) == ("wrist", 4)
     assert card.gripper is not None
     assert card.gripper.joints == ("moving_jaw",)
+
+
+def test_a_hand_whose_shapes_are_drawn_only_touches_with_them(tmp_path: Path) -> None:
+    drawn = SCENE.replace('pos="0.03 0 0"/>', 'pos="0.03 0 0" contype="0" conaffinity="0"/>').replace(
+        'pos="0.06 0 0"/>', 'pos="0.06 0 0" contype="0" conaffinity="0"/>'
+    )
+    (tmp_path / "scene.xml").write_text(drawn)
+    spec = load(tmp_path / "scene.xml", hand="bend").spec
+    assert all(geom.contype for name in ("wrist", "left", "right") for geom in spec.body(name).geoms)
+    assert not any(geom.contype for geom in load(tmp_path / "scene.xml").spec.body("left").geoms)
