@@ -4,7 +4,7 @@
 "pretend" in this process, for good: threads of autograd start with it, so a process that goes on to fork others should
 let a fork do this. What is asked of "cuda" alone (graphs, streams, pinned memory, compiled steps, Triton) takes the
 path of every other device here. Unlike CUDA, operations end before the next begins, `torch.autocast` changes nothing,
-and numbers are those of the CPU.
+numbers are those of the CPU, and `Module.to` makes new parameters, so that tied weights come apart.
 """
 
 from __future__ import annotations
