@@ -182,7 +182,12 @@ def answers(learner: Any, obs: dict[str, np.ndarray]) -> None:
         assert not isinstance(learner.values(obs, found.value), torch.Tensor)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (" " in name)) for name in CASES])
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Variants and methods that wait for a result over three seeds take their time."""
+    return [pytest.mark.slow] * (" " in name or name.startswith("contrib/") or "method" in CASES[name].options)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
 def test_learner_on_a_device(name: str, tmp_path: Path, fork: Any) -> None:
     pretend_device.build()
     build.find("policy", name.split()[0])  # imported once, here
