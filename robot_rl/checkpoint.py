@@ -90,7 +90,7 @@ def _pack(value: object, where: str = "state") -> Any:
 def _unpack(value: object) -> Any:
     if isinstance(value, dict):
         if "__array__" in value:
-            return value["__array__"].numpy().view(np.dtype(value["dtype"]))
+            return value["__array__"].cpu().numpy().view(np.dtype(value["dtype"]))
         if "__strings__" in value:
             return np.array(value["__strings__"], dtype=value["dtype"])
         return {key: _unpack(item) for key, item in value.items()}

@@ -107,6 +107,13 @@ def put_back(parts: Mapping[str, object], state: Mapping[str, object], what: str
     return plain
 
 
+def set_generator(generator: torch.Generator, saved: object) -> None:
+    """Go on with saved draws; a generator of another kind of device than the saved one is left as it is."""
+    given = torch.as_tensor(saved).cpu()
+    if given.numel() == generator.get_state().numel():
+        generator.set_state(given)
+
+
 def _take(part: object) -> object:
     if isinstance(part, torch.Generator):
         return part.get_state()
@@ -147,9 +154,7 @@ def _has_no_size_yet(part: Tensor | np.ndarray) -> bool:
 def _put_back(part: object, saved: object, where: str) -> object:
     """The part itself where it was changed in place, else what takes its place."""
     if isinstance(part, torch.Generator):
-        given = torch.as_tensor(saved)
-        if given.numel() == part.get_state().numel():  # a generator of another kind of device is left as it is
-            part.set_state(given.cpu())
+        set_generator(part, saved)
     elif isinstance(part, np.random.Generator):
         part.bit_generator.state = dict(_mapping(saved, where))
     elif isinstance(part, (Tensor, np.ndarray)) and _has_no_size_yet(part):

@@ -17,6 +17,7 @@ from robot_rl.policies.nets.net import Net, NetShape
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.policies.nets.rollout_learner import RolloutLearner, RolloutOptions
 from robot_rl.policies.nets.rows import state_size
+from robot_rl.state import set_generator
 from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, PolicyParts, Rollout, StateDict
 from robot_rl.types.options import Count, Positive, Rate
 
@@ -204,7 +205,7 @@ class _Progress:
             )
         self.decision, self.count = int(state["decision"]), int(state["count"])
         self.fixed.copy_(state["fixed"])
-        self.rows = {name: x.clone() for name, x in state["rows"].items()}
+        self.rows = {name: x.to(self.fixed.device, copy=True) for name, x in state["rows"].items()}
 
 
 class SqirlPolicy:
@@ -281,7 +282,7 @@ class SqirlPolicy:
         own.progress.fixed.copy_(state["fixed"])
         own.progress.decision = int(state["decision"])
         own.norm.load_state_dict(state["norm"])
-        self._generator.set_state(state["generator"].cpu())
+        set_generator(self._generator, state["generator"])
         self.reset()
 
 
@@ -300,24 +301,24 @@ def turns(rollout: Rollout, gamma: float) -> tuple[dict[str, Tensor], int]:
     def flat(x: Tensor) -> Tensor:
         return x.transpose(0, 1).reshape(-1, *x.shape[2:])
 
-    steps = len(rollout.reward)
+    steps, device = len(rollout.reward), rollout.reward.device
     # A row that is no step ends what went before, as a turn of its own that opens and ends no episode.
     valid, time = flat(rollout.valid), flat(rollout.extras["time"])
     over = flat(rollout.terminated | rollout.truncated) | ~valid
     start = flat(rollout.extras["chunk_start"]).bool() | ~valid
-    first = torch.arange(len(over)) % steps == 0
+    first = torch.arange(len(over), device=device) % steps == 0
     begins = start | first
     begins = begins | torch.cat([torch.ones_like(over[:1]), over[:-1]])
     head = torch.nonzero(begins)[:, 0]
-    end = torch.cat([head[1:], torch.tensor([len(begins)])]) - 1
+    end = torch.cat([head[1:], head.new_tensor([len(begins)])]) - 1
     turn = begins.long().cumsum(0) - 1
-    place = torch.arange(len(turn)) - head[turn]
+    place = torch.arange(len(turn), device=device) - head[turn]
     reward = to_turns(flat(rollout.reward).double() * gamma**place, turn, turns=len(head)).float()
     length, last = (end - head + 1).float(), over[end]
     state = flat(rollout.obs["state"])
     cut = torch.cat([torch.ones_like(last[:1]), last[:-1] | first[head[1:]]])
     episode = cut.long().cumsum(0) - 1
-    whole = torch.zeros(int(episode[-1]) + 1, dtype=torch.bool)
+    whole = torch.zeros(int(episode[-1]) + 1, dtype=torch.bool, device=device)
     whole[episode[last & valid[end]]] = True
     opens = torch.zeros_like(whole)
     opens[episode[cut & (time[head] == 0) & start[head]]] = True

@@ -21,6 +21,7 @@ from robot_rl.policies.encoders.points import (
 from robot_rl.policies.nets.heat_maps import HeatMaps, disturb, find_points, heat_loss
 from robot_rl.policies.nets.pinhole import project, triangulate
 from robot_rl.policies.nets.point_weights import WEIGHTS
+from robot_rl.state import set_generator
 from robot_rl.types import IOSpec, Metrics, StateDict
 from robot_rl.types.frames import Frames
 from robot_rl.types.options import Count, NotNegative, Number, Rate, Whole
@@ -174,4 +175,4 @@ class SelfTrained(PointEncoder):
     def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
         super().load_state_dict(state)
-        self._generator.set_state(state["generator"].cpu())
+        set_generator(self._generator, state["generator"])

@@ -145,7 +145,7 @@ class HilSerlPolicy:
         return {"held": torch.from_numpy(self._held.copy())}
 
     def _restore(self, state: StateDict) -> None:
-        self._held = np.array(state["held"], np.float32)
+        self._held = np.array(torch.as_tensor(state["held"]).cpu(), np.float32)
 
     def reset(self, rows: Array | None = None) -> None:
         """The gripper counts as open again in these rows; None means all."""
@@ -181,7 +181,7 @@ class HilSerlPolicy:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
-        self._held = np.array(state["held"], np.float32)
+        self._held = np.array(torch.as_tensor(state["held"]).cpu(), np.float32)
         with torch.no_grad():
             self._params.flat.copy_(state["grasp"])
         self._arm.load_state_dict({key: value for key, value in state.items() if key not in ("held", "grasp")})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from robot_rl.policies.human.safe_set_model import SafeSet, SafeSetOptions, mlp
 from robot_rl.policies.nets.imitation import human_rows
-from robot_rl.state import put_back, take
+from robot_rl.state import put_back, set_generator, take
 from robot_rl.types import (
     Action,
     AnyLearner,
@@ -150,7 +150,7 @@ class SafeExploration(OuterLearner[SafeExplorationOptions, Transitions]):
         self.learner.load_state_dict(state["method"])
         self._clone_optimiser.load_state_dict(state["clone_optimiser"])
         self.policy.load_set_state(state["set"])
-        self._generator.set_state(state["generator"].cpu())
+        set_generator(self._generator, state["generator"])
         self._updates, self._metrics = int(state["updates"]), dict(state["metrics"])
 
 

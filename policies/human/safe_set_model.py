@@ -77,7 +77,7 @@ class SafeSet(Saved):
         self._generator, self._decay, self._spread, self._tau, self._lr = generator, decay, spread, tau, lr
         self.model = Dynamics(state, action, generator=generator, members=members, elites=members, hidden=hidden, lr=lr)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+            torch.manual_seed(int(torch.randint(2**31, (), generator=generator, device=generator.device)))
             self.net = mlp(state, hidden, 1).to(generator.device)
         self._slow = copy.deepcopy(self.net).requires_grad_(False)
         self._optimiser = torch.optim.Adam(self.net.parameters(), lr)

@@ -27,6 +27,7 @@ from robot_rl.policies.language.agent_model import LanguageModel, Tokenizer, loc
 from robot_rl.policies.language.agent_policy import LanguagePolicy
 from robot_rl.policies.language.agent_rollout import Dialogue, expert_dialogues, play, to_batch, token_logp
 from robot_rl.policies.language.agent_words import ModelTokenizer, WordTokenizer
+from robot_rl.state import set_generator
 from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StateDict
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
@@ -347,7 +348,7 @@ class LanguageAgent(OwnLoop[LanguageAgentOptions, None]):
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.pipeline.load_state_dict(state["pipeline"])
-        self._samples.set_state(state["samples"])
+        set_generator(self._samples, state["samples"])
         _set_words(self._draw, [int(x, 16) for x in state["draw"]])
         self._saved = None
 

@@ -307,16 +307,17 @@ class Adam(Saved):
         self.lr, self._max_norm, self._params, self._eps = lr, max_norm, params, eps
         self._first, self._second = torch.zeros_like(params), torch.zeros_like(params)
         self._root = torch.empty_like(params)
-        self._count = 0
         self._compiled = compiled(adam) if params.device.type == "cpu" else None
+        # on a device a tensor: whether a step counts is known only there
+        self._count: Any = 0 if self._compiled else torch.zeros((), dtype=torch.float64, device=params.device)
         self._arrays = [x.numpy() for x in (params, self._first, self._second)] if self._compiled else []
 
     def step(self, grad: Tensor) -> float | Tensor:
         """Move the parameters against the (P,) gradient, which may be scaled; its norm before clipping."""
-        self._count += 1
-        rate = self.lr / (1.0 - _BETA1**self._count)
-        root_scale = 1.0 / math.sqrt(1.0 - _BETA2**self._count)
         if self._compiled is not None:
+            self._count += 1
+            rate = self.lr / (1.0 - _BETA1**self._count)
+            root_scale = 1.0 / math.sqrt(1.0 - _BETA2**self._count)
             numbers = np.array([self._max_norm, rate, root_scale, self._eps, _BETA1, _BETA2], np.float32)
             norm = self._compiled(grad.numpy(), *self._arrays, numbers)
             self._count -= not math.isfinite(norm)
@@ -325,6 +326,9 @@ class Adam(Saved):
         sound = torch.isfinite(norm)
         grad.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0)).masked_fill_(~sound, 0.0)
         share = sound.to(grad.dtype)
+        self._count += share
+        count = self._count.clamp_min(1.0)
+        rate, root_scale = self.lr / (1.0 - _BETA1**count), (1.0 - _BETA2**count).rsqrt()
         self._first.lerp_(grad, (1.0 - _BETA1) * share)
         self._second.lerp_(grad.square(), (1.0 - _BETA2) * share)
         root = torch.sqrt(self._second, out=self._root)

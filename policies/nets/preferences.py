@@ -32,9 +32,10 @@ class Pairs:
         return len(self.preferred)
 
     def draw(self, size: int, generator: torch.Generator) -> Pairs:
-        """`size` pairs, with replacement."""
-        index = torch.randint(len(self), (size,), generator=generator, device=generator.device)
-        return Pairs(self.state[index], self.action[index], self.preferred[index])
+        """`size` pairs, with replacement, on the generator's device."""
+        place = generator.device
+        index = torch.randint(len(self), (size,), generator=generator, device=place).to(self.preferred.device)
+        return Pairs(*(x[index].to(place) for x in (self.state, self.action, self.preferred)))
 
 
 class Labeller(Protocol):

@@ -176,7 +176,8 @@ class Oer(NearLog[OerOptions]):
         """Take over the data's moments; called once, before the first update."""
         super().prepare(facts)
         if not self.kept:
-            mean, std = (torch.as_tensor(x, dtype=torch.float32) for x in (facts.state_mean, facts.state_std))
+            place = {"dtype": torch.float32, "device": self.generator.device}
+            mean, std = (torch.as_tensor(x, **place) for x in (facts.state_mean, facts.state_std))
             self.first_norm.observe(torch.stack([mean - std, mean + std]))
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:

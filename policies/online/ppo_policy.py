@@ -19,6 +19,7 @@ from robot_rl.policies.nets.actor_critic import (
     torch_outputs,
 )
 from robot_rl.policies.nets.image import features_of
+from robot_rl.state import set_generator
 from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 from robot_rl.types.io import PRIVILEGED
 
@@ -345,7 +346,7 @@ class PpoPolicy:
     def load_generator_state(self, state: StateDict) -> None:
         """Inverse of `generator_state`."""
         self._rng.bit_generator.state = state["numpy"]
-        self._device_rng.set_state(torch.as_tensor(state["device"]).cpu())
+        set_generator(self._device_rng, state["device"])
 
     @torch.no_grad()
     def _act_on_device(self, obs: Obs, deterministic: bool) -> Action:

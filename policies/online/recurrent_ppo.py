@@ -19,6 +19,7 @@ from robot_rl.policies.nets.rollout_learner import RolloutLearner, RolloutOption
 from robot_rl.policies.nets.step_size import LrSchedule, StepSize
 from robot_rl.policies.nets.surrogate import SurrogateOptions, rollout_credit
 from robot_rl.policies.online.ppo import ReturnScale, obs_dim
+from robot_rl.state import set_generator
 from robot_rl.types import (
     Action,
     Array,
@@ -409,4 +410,4 @@ class MemoryPolicy(ModulePolicy[nn.Module]):
 
     def _restore(self, state: StateDict) -> None:
         self._memory = state["memory"].to(self._memory.device)
-        self._generator.set_state(state["noise"].cpu())
+        set_generator(self._generator, state["noise"])

@@ -98,8 +98,9 @@ class RewardEnsemble(Saved):
 
     @torch.no_grad()
     def probabilities(self, pairs: Pairs) -> Tensor:
-        """(E, P) P(second better) of every member; for choosing queries."""
-        return self._logit(*(x.expand(self.members, *x.shape) for x in (pairs.state, pairs.action))).sigmoid()
+        """(E, P) P(second better) of every member, where the pairs lie; for choosing queries."""
+        logit = self._logit(*(x.expand(self.members, *x.shape) for x in (pairs.state, pairs.action)))
+        return logit.sigmoid().to(pairs.state.device)
 
     @torch.no_grad()
     def calibrate(self, state: Tensor, action: Tensor) -> None:
@@ -114,7 +115,8 @@ class RewardEnsemble(Saved):
 
     def _raw(self, state: Tensor, action: Tensor) -> Tensor:
         """(E, N) of states and actions (E, N, ...)."""
-        return self.net(state, action).tanh()
+        place = self._generator.device
+        return self.net(state.to(place), action.to(place)).tanh()
 
     def _every(self, state: Tensor, action: Tensor) -> Tensor:
         """(E, N) of states and actions (N, ...)."""
@@ -122,6 +124,6 @@ class RewardEnsemble(Saved):
 
     @torch.no_grad()
     def reward(self, state: Tensor, action: Tensor) -> Tensor:
-        """(N,) combined reward of states (N, n) and actions (N, A)."""
+        """(N,) combined reward of states (N, n) and actions (N, A), where they lie."""
         every = (self._every(state, action) - self._mean[:, None]) / self._std[:, None]
-        return combine(every, self.o.combination, caution=self.o.caution)
+        return combine(every, self.o.combination, caution=self.o.caution).to(state.device)

@@ -18,6 +18,7 @@ from robot_rl.policies.nets.normalizer import FixedNorm
 from robot_rl.policies.nets.rows import beyond_the_end, windowed
 from robot_rl.policies.vla.frozen import FrozenReader, Sight
 from robot_rl.policies.vla.interface import PROPRIO
+from robot_rl.state import set_generator
 from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Share, Whole
 
@@ -275,4 +276,4 @@ class _Planner:
                 net.kernel.refresh()
         own.state.updates = int(state["updates"])
         own.norm.load_state_dict(state["norm"])
-        self._noise.set_state(state["noise"].cpu())
+        set_generator(self._noise, state["noise"])

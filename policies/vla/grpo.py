@@ -21,6 +21,7 @@ from robot_rl.data.seen import StepSample
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, embed
 from robot_rl.policies.vla.grpo_waves import Wave, moments, play
 from robot_rl.policies.vla.player import ChunkPolicy, Recipe, VlaPlanner, VlaPlayer, save_folder
+from robot_rl.state import set_generator
 from robot_rl.types import IOSpec, Metrics, Options, OwnLoop, StateDict, StepEnv
 from robot_rl.types.options import Count, Discount, NotNegative, Part, Positive, Rate, Share, Whole
 
@@ -442,7 +443,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         self._first.load_state_dict(state["first"])
         self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
         self.memory.load_state_dict(state["memory"])
-        self._samples.set_state(torch.as_tensor(state["samples"]).cpu())
+        set_generator(self._samples, state["samples"])
         self._starts.bit_generator.state = state["starts"]
         self._steps, self.env_steps = int(state["steps"]), int(state["env_steps"])
         self.seen_rows.load_state_dict(state["rows"])

@@ -72,10 +72,10 @@ class SuccessMemory:
         """Inverse of `state_dict`."""
         self._won, self._idle = {}, {}
         for task, rows in state["won"].items():
-            for row in np.asarray(rows):
+            for row in np.asarray(torch.as_tensor(rows).cpu()):
                 self.add(task, row)
         for task, rows in state["idle"].items():
-            for row in np.asarray(rows):
+            for row in np.asarray(torch.as_tensor(rows).cpu()):
                 self.add_idle(task, row)
 
 

@@ -18,6 +18,7 @@ from robot_rl.chunks import chunk_rows
 from robot_rl.policies.vla.imitation_weights import mean_one, progress_weights, top_share
 from robot_rl.policies.vla.interface import PROPRIO, VLAObs
 from robot_rl.policies.vla.player import Recipe, VlaPlanner, VlaPlayer, limit_stats, save_folder
+from robot_rl.state import set_generator
 from robot_rl.types import IOSpec, Learner, LogFacts, Metrics, Needs, Options, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Positive, Rate, Whole
 
@@ -264,7 +265,7 @@ class ChunkCloning(Learner[V, Transitions]):
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
         own, acting = state["draws"]
-        self._draw.set_state(torch.as_tensor(own).cpu())
+        set_generator(self._draw, own)
         self.policy.planner.draws = acting
         self._actions = torch.as_tensor(state["actions"]).cpu().numpy().copy()
         self._updates = int(state["updates"])

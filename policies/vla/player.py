@@ -26,6 +26,7 @@ from robot_rl.policies.vla.player_parts import (
     probe_obs,
     semantics_of,
 )
+from robot_rl.state import set_generator
 from robot_rl.types import IOSpec, Obs, StateDict
 
 _FRESH = 0x9E3779B9
@@ -67,7 +68,7 @@ class VlaPlanner:
 
     @draws.setter
     def draws(self, state: Tensor) -> None:
-        self._draw.set_state(torch.as_tensor(state).cpu())
+        set_generator(self._draw, state)
 
     def to_env(self, robot: Tensor) -> Tensor:
         """(..., A) robot units -> the environment's [-1, 1]."""

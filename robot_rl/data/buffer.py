@@ -22,6 +22,7 @@ from robot_rl.data.layout import RecordLayout
 from robot_rl.data.ring import TransitionRing
 from robot_rl.data.seen import MOST_PICTURES, space_rows
 from robot_rl.data.segments import Segments
+from robot_rl.state import set_generator
 from robot_rl.types import Batches, Episode, IOSpec, Obs, StateDict, Step, Transitions
 from robot_rl.types.state import OtherSettings
 
@@ -157,7 +158,7 @@ class Replay:
         return {"generator": self._generator.get_state().numpy()}
 
     def _restore(self, small: dict[str, np.ndarray]) -> None:
-        self._generator.set_state(torch.from_numpy(small["generator"]))
+        set_generator(self._generator, small["generator"])
 
     def _collect(self, index: Store) -> Transitions:
         """The samples that start at the slots `index` (B,)."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.loops.contract import update_learner
+from robot_rl.loops.contract import batches_for, update_learner
 from robot_rl.types import Learner, Metrics, StateDict, Transitions
 
 
@@ -80,7 +80,7 @@ class Improver:
 
     def work_between(self) -> None:
         """What the learner does between two episodes; it earns and spends no credit."""
-        self.metrics.update(self.learner.work_between(self._batches))
+        self.metrics.update(self.learner.work_between(batches_for(self.learner, self._batches)))
 
     def mark(self) -> None:
         """Remember the learner if all was finite since the last mark; put a diverged one back."""

@@ -16,6 +16,7 @@ from robot_rl.human.options import SessionOptions
 from robot_rl.human.pieces import Inbox, PieceHead, Received
 from robot_rl.human.session import batch_rows
 from robot_rl.link import LearnerLink
+from robot_rl.loops.contract import batches_for
 from robot_rl.types import Learner, Metrics, Sampler, StateDict, Transitions
 
 Hook = Callable[[int, Metrics], bool]
@@ -231,7 +232,8 @@ class HilLearner:
             return
         demo = self.memory.views["demo"]
         if len(demo) and not self.improver.updates:
-            self.improver.metrics.update(self.learner.pretrain(demo.batches(batch_rows(self.learner))))
+            batches = batches_for(self.learner, demo.batches(batch_rows(self.learner)))
+            self.improver.metrics.update(self.learner.pretrain(batches))
         self.prepared = True
         self._publish(last=True)
 

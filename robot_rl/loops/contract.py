@@ -7,6 +7,7 @@ from typing import Any
 
 from robot_rl.state import Calls
 from robot_rl.types import Action, AnyLearner, Metrics, Obs, Policy
+from robot_rl.types.data import to_device
 
 Tick = Callable[[int, Metrics], bool]
 """Called by a loop with (how far it is, metrics) whenever something is due; True stops the loop."""
@@ -35,14 +36,20 @@ def rows_per_batch(learner: AnyLearner) -> int:
     return size
 
 
+def batches_for(learner: AnyLearner, batches: Iterator[Any]) -> Iterator[Any]:
+    """Batches where the learner's networks live; logs, replay and rollouts lie in main memory."""
+    place = learner.device
+    return batches if str(place) == "cpu" else (to_device(batch, place) for batch in batches)
+
+
 def update_learner(learner: AnyLearner, batches: Iterator[Any], *, progress: float = 0.0) -> Metrics:
-    """`learner.update(batches)`, told first which share of the run's steps is over.
+    """`learner.update(batches)` with batches on its device, told first which share of the run's steps is over.
 
     Raises:
         TypeError: what comes back are no metrics.
     """
     learner.set_progress(progress)
-    metrics = learner.update(batches)
+    metrics = learner.update(batches_for(learner, batches))
     if not isinstance(metrics, dict):
         raise TypeError(
             f"{type(learner).__name__}.update returned {type(metrics).__name__}, expected a dict of metrics, which may "

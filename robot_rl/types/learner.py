@@ -111,9 +111,11 @@ class Learner(Generic[OptionsT, Data_contra]):
 
     Attributes:
         policy: what acts, a `TrainedPolicy`; its `state_dict` holds tensors only.
+        device: where networks live; loops hand over batches that lie there.
     """
 
     policy: Any
+    device: Any = "cpu"
     method: str = ""
     """The method's name in messages."""
     chooses: bool = False
@@ -142,7 +144,7 @@ class Learner(Generic[OptionsT, Data_contra]):
                 "critic_state out, or use policy=online/sac, online/rlpd, online/ppo, human/imitation_sac or "
                 "human/hil_serl"
             )
-        self.o, self.io = options, io
+        self.o, self.io, self.device = options, io, device
         self._need = self.needs(options, io)
 
     def __init_subclass__(cls, **kwargs: object) -> None:

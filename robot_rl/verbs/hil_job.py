@@ -35,6 +35,7 @@ from robot_rl.human.session import Helpers, Records, batch_rows
 from robot_rl.human.stats import Trials, count_stops
 from robot_rl.human.trials import trials
 from robot_rl.human.waiting import meanwhile
+from robot_rl.loops.contract import batches_for
 from robot_rl.parts import Parts
 from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
@@ -369,7 +370,7 @@ class HilJob:
         views = self.memory.views
         if self.loop.updates > 0 or not len(views["demo"]) or self._run.interrupt.asked:
             return
-        batches = views["demo"].batches(batch_rows(self.learner))
+        batches = batches_for(self.learner, views["demo"].batches(batch_rows(self.learner)))
         metrics = meanwhile(self.loop, "learning the demonstrations", lambda: self.learner.pretrain(batches))
         self.tracker.log(metrics, self.loop.env_steps)
 

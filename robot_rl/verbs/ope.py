@@ -16,6 +16,7 @@ from robot_rl.chunks import ChunkedPolicy
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.mix import merge
 from robot_rl.data.store import Store
+from robot_rl.loops.contract import update_learner
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
 from robot_rl.report import Support
@@ -285,7 +286,7 @@ def _select_unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
 def _fit(learner: AnyLearner, batches: Iterator[Transitions], updates: int, what: str) -> None:
     with tqdm(total=updates, desc=what, unit="update", file=sys.stderr, dynamic_ncols=True) as bar:
         for i in range(updates):
-            metrics = learner.update(batches)
+            metrics = update_learner(learner, batches)
             if (i + 1) % 100 == 0 or i + 1 == updates:
                 bar.update(i + 1 - bar.n)
                 bar.set_postfix({k.removeprefix("train/"): f"{v:.3g}" for k, v in list(metrics.items())[:2]})
