@@ -292,6 +292,10 @@ class Arm:
         measured = state[:, first : first + self.count] * _JOINT + home
         return measured, measured + state[:, first + self.count : first + 2 * self.count] * _JOINT_LAG
 
+    def told_lag(self, state: Array) -> Array:
+        """(N, 3) commanded minus measured tip [m] that a "state" observation tells."""
+        return state[:, 6:9] * _LAG
+
     def opening(self, view: View) -> Array:
         """(N,) distance of the finger pads, m."""
         return view.qpos[:, 6] + view.qpos[:, 7]
@@ -311,7 +315,7 @@ class Arm:
         xp = array_api_compat.array_namespace(state)
         steps = constant(self.steps, state)
         if self.mode == "ee":
-            parts = [shorten((move - state[:, 6:9] * _LAG) / steps[:3])]
+            parts = [shorten((move - self.told_lag(state)) / steps[:3])]
             if turn is not None:
                 parts.append((turn / self.steps[3])[:, None])
         else:

@@ -33,9 +33,11 @@ from robot_rl.types import Array
 from robot_rl.types.card import Card
 
 if TYPE_CHECKING:
-    from mujoco import MjSpec
+    from mujoco import MjsElement, MjSpec
 
 TOOL = "robot_rl_tool"
+CAMERAS = {"front": 0.0, "side": 0.5 * np.pi}
+"""About the vertical, from where the first one stands [rad]: two at a right angle, which together show depth."""
 _POSES = 3000
 _SPEED, JOINT_SPEED, _REACH = 0.4, 1.5, 0.8  # m/s and rad/s at action 1 of an arm that reaches so far [m]
 
@@ -53,6 +55,9 @@ class CardArm(Arm):
 
     Raises:
         ValueError: the model cannot be read, does not have what the card names, or hardly reaches the workspace.
+
+    Attributes:
+        scale: of what is in proportion to the arm, 1 where it reaches 0.8 m or further.
     """
 
     grasping = False
@@ -79,7 +84,8 @@ class CardArm(Arm):
         self._poses, tips = _reachable(*stored)
         self._velocity = card.limit("velocity")
         reach = float(np.linalg.norm(tips, axis=1).max())
-        speed = _SPEED * min(1.0, reach / _REACH)
+        self.scale = min(1.0, reach / _REACH)
+        speed = _SPEED * self.scale
         self.leash = 1.5 * speed / 10.0
         joint_speeds = tuple(min(JOINT_SPEED, limit) for limit in self._velocity)
         self._describe(action, control_hz, False, False, start_pose, (speed, 0.0), joint_speeds)
@@ -216,17 +222,25 @@ def _surroundings(spec: MjSpec, card: Card) -> None:
     low, high = np.array(card.workspace.lower), np.array(card.workspace.upper)
     centre, size = 0.5 * (low + high) * np.array([0.7, 0.7, 0.85]), float(np.abs([low, high]).max())
     away = np.array([0.95, -1.15, 0.75]) * 1.2 * size
-    side = np.cross([0.0, 0.0, 1.0], away)
-    up = np.cross(away, side)
-    camera = spec.worldbody.add_camera(name="front", pos=centre + away, fovy=46.0)
-    camera.alt.type = mujoco.mjtOrientation.mjORIENTATION_XYAXES
-    camera.alt.xyaxes = [*(side / np.linalg.norm(side)), *(up / np.linalg.norm(up))]
+    for name, turn in CAMERAS.items():
+        aim(spec.worldbody.add_camera(name=name, fovy=46.0), centre, away, turn)
     goal = spec.worldbody.add_body(name="goal", mocap=True)
     goal.add_geom(
         name="goal", type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[0.02, 0.0, 0.0], contype=0, conaffinity=0,
         rgba=[0.15, 0.8, 0.35, 0.6],
     )  # fmt: skip
     add_sky(spec)
+
+
+def aim(camera: MjsElement, centre: np.ndarray, away: np.ndarray, turn: float) -> None:
+    """Look at (3,) centre from (3,) `away` of it [m], turned by `turn` [rad] about the vertical."""
+    sine, cosine = np.sin(turn), np.cos(turn)
+    away = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]]) @ away
+    side = np.cross([0.0, 0.0, 1.0], away)
+    up = np.cross(away, side)
+    camera.pos = centre + away
+    camera.alt.type = mujoco.mjtOrientation.mjORIENTATION_XYAXES
+    camera.alt.xyaxes = [*(side / np.linalg.norm(side)), *(up / np.linalg.norm(up))]
 
 
 @lru_cache(8)

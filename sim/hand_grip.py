@@ -37,12 +37,14 @@ class Grip:
     Attributes:
         place: (3,) middle of the cube in the frame of `GRASP`: y is how the fingers close, z points away from the
             hand [m].
+        beside: by how much of y that is off where the fingers then hold it [m].
         opened: share of the card's range, 0 closed to 1 open, at which the fingers go around it.
         held: share at which they hold it.
         gain: of the fingers' servos, in units of the card's, with which they press by about `_FORCE`.
     """
 
     place: tuple[float, float, float]
+    beside: float
     opened: float
     held: float
     gain: float
@@ -194,8 +196,8 @@ class HandTrial:
         if sunk > _SLIP or abs(z - depth) > self._half:
             return None
         # A finger that stands still pushes nothing: the cube waits a little off it.
-        y += float(np.clip(aside - y, -0.25 * _SLACK, 0.25 * _SLACK))
-        return Grip(place=(0.0, float(y), float(z)), opened=share, held=held, gain=gain)
+        beside = float(np.clip(aside - y, -0.25 * _SLACK, 0.25 * _SLACK))
+        return Grip(place=(0.0, float(y) + beside, float(z)), beside=beside, opened=share, held=held, gain=gain)
 
     def _close(
         self, share: float, aside: float, depth: float, gain: float

@@ -333,8 +333,8 @@ def put_card(cfg: DictConfig) -> None:
     if cfg.get("env") is not None and not over_ros and "robot" not in (cfg.env.get("world") or {}):
         what = (cfg.env.get("world") or {}).get("name") or cfg.env.get("engine")
         raise Refused(
-            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, env=pick one with "
-            "a gripper, env=walk one on legs"
+            f"robot={cfg.robot}: {what} is made for one robot; env=reach takes any arm with a card, env=pick and "
+            "env=insert one with a gripper, env=walk one on legs"
         )
     try:
         found = card.need_model(card.read(str(cfg.robot)))

@@ -1,55 +1,38 @@
-"""Insert: put the square peg in the hand into a square hole that is 1 mm wider on every side."""
+"""Insert: put the peg in the hand into a square hole that is 1 mm wider on every side."""
 
 from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 import array_api_compat
 
 from robot_rl.sim.arm import Arm, ArmOptions, norm, scene, span, time_cost
 from robot_rl.sim.arm_cameras import Aim
 from robot_rl.sim.arm_task import ArmTask
+from robot_rl.sim.peg_hole import CLEARANCE, DEPTH, PEG, TOP, socket
 from robot_rl.sim.world import Draw, Reset, View
 from robot_rl.types import Array
+from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
+
+if TYPE_CHECKING:
+    from robot_rl.sim.card_peg import CardPeg
 
 _LOW, _HIGH = (0.30, -0.22, 0.006), (0.60, 0.22, 0.24)
 _ARM = ArmOptions(
     low=_LOW, high=_HIGH, yaw=True, speed=0.1, turn_speed=1.0, joint_speed=0.6, leash=0.02, site="peg_end"
 )
-CLEARANCE = 0.001
-"""Metres between peg and hole on each side when the peg is centred."""
-DEPTH = 0.03
-"""Metres from the mouth of the hole to its floor."""
-_PEG = 0.010  # half the width of the peg
-_TOP = 0.04  # height of the socket's upper face above the table
-_HOLE, _OUT = _PEG + CLEARANCE, 0.04  # half the width of hole and socket
 _OFFSET = 0.03  # metres per unit of the vector in the state
 _GENTLE = 0.06  # m/s of the expert's way down
+_WAIT, _WAIT_CARD = 0.008, 0.0015  # m above the mouth where it aligns; joints with friction stray on the way from there
 _TURN = 0.3  # radians per unit of the angle in the state
 
 _AIM = Aim(middle=(0.46, 0.0, 0.06), fovy=26.0, tip=0.167, wrist_fovy=46.0)
 
-# The socket stands where its three joints are; they are so heavy and damped that no push of the arm moves them.
-_WALL, _HEIGHT = 0.5 * (_OUT - _HOLE), 0.5 * DEPTH
-_MIDDLE = _TOP - _HEIGHT
-_SOCKET = f"""
-<body name="socket">
-  <joint name="socket_x" type="slide" axis="1 0 0" armature="1000" damping="1e9"/>
-  <joint name="socket_y" type="slide" axis="0 1 0" armature="1000" damping="1e9"/>
-  <joint name="socket_yaw" type="hinge" axis="0 0 1" armature="1000" damping="1e9"/>
-  <geom name="wall_1" type="box" size="{_WALL} {_OUT} {_HEIGHT}" pos="{_HOLE + _WALL} 0 {_MIDDLE}" {{wall}} mass="0.5"/>
-  <geom name="wall_2" type="box" size="{_WALL} {_OUT} {_HEIGHT}" pos="{-_HOLE - _WALL} 0 {_MIDDLE}" {{wall}}/>
-  <geom name="wall_3" type="box" size="{_HOLE} {_WALL} {_HEIGHT}" pos="0 {_HOLE + _WALL} {_MIDDLE}" {{wall}}/>
-  <geom name="wall_4" type="box" size="{_HOLE} {_WALL} {_HEIGHT}" pos="0 {-_HOLE - _WALL} {_MIDDLE}" {{wall}}/>
-  <geom name="floor_of_hole" type="box" size="{_OUT} {_OUT} {0.5 * (_TOP - DEPTH)}" pos="0 0 {0.5 * (_TOP - DEPTH)}"
-        {{wall}}/>
-</body>
-""".format(wall='contype="0" conaffinity="12" rgba="0.25 0.45 0.70 1" friction="0.3 0.005 0.0001"')
 _HELD = f"""
-<geom name="peg" type="box" size="0.0585 {_PEG} {_PEG}" pos="0.1085 0 0" mass="0.05" rgba="0.90 0.75 0.20 1" contype="8"
+<geom name="peg" type="box" size="0.0585 {PEG} {PEG}" pos="0.1085 0 0" mass="0.05" rgba="0.90 0.75 0.20 1" contype="8"
       conaffinity="1" friction="0.3 0.005 0.0001" priority="1" solref="0.01 1" solimp="0.95 0.99 0.001"/>
 <site name="peg_end" pos="0.167 0 0" quat="0 0.7071067811865476 0 0.7071067811865476" size="0.003" group="4"/>
 """
@@ -59,26 +42,26 @@ class Insert(ArmTask):
     """Held peg into a hole at a random place and angle; success 25 mm deep.
 
     The peg is fixed to the hand and meets the socket with real contact: beside the hole it stops on top. "tip" in the
-    state is the end of the peg.
+    state is the end of the peg. That of a card's arm is round, as not every arm chooses how its hand is turned; on
+    arms that reach less than 0.8 m all lengths of the task are shorter in proportion.
 
     Args:
-        action: "ee" (moves of the peg's end and its turn about the vertical, 4 actions) or "joint" (6 actions).
+        action: "ee" (moves of the peg's end and, where it is square, its turn about the vertical) or "joint".
         control_hz: decisions per second: 10, 12.5, 20, 25, 40 or 50.
         seconds: length of an episode.
         reward: "dense", in [0, 1] per step and 1 with the peg in the hole, or "sparse", 1 where successful.
         terminate_on_success: end the episode at success. The dense reward is then lowered by 1, so that every step
             costs and finishing early never loses reward.
         start_pose: the state also tells where the tip was at the start (action "ee"), for `human/relative_frame`.
+        robot: the card of another arm with a gripper (robot=<card> on the command line); null is the desk arm.
 
     Raises:
-        ValueError: an option outside these values.
+        ValueError: an option outside these values, or a card that does not fit its model, has no gripper or hardly
+            reaches a hole from above.
     """
 
     name: str = "insert"
-    cameras: tuple[str, ...] = ("front", "side", "wrist")
-    policy_cameras: ClassVar[tuple[str, ...]] = ("front", "wrist")  # a millimetre has to be seen from near
     success_depth = 0.025
-    goal_lift = 0.025  # the mouth is what is seen of a hole
 
     def __init__(
         self,
@@ -88,9 +71,27 @@ class Insert(ArmTask):
         reward: str = "dense",
         terminate_on_success: bool = False,
         start_pose: bool = False,
+        robot: Card | None = None,
     ) -> None:
+        self._peg: CardPeg | None = None
+        self._scale, self._socket = 1.0, 8
+        self._wait = _WAIT
+        self.cameras: tuple[str, ...] = ("front", "side", "wrist")
+        self.policy_cameras: tuple[str, ...] = ("front", "wrist")  # a millimetre has to be seen from near
+        if robot is None:
+            arm = Arm(_ARM, action=action, control_hz=control_hz, model=self.mjcf(), start_pose=start_pose)
+        else:
+            from robot_rl.sim.card_peg import CardPeg  # loads MuJoCo, which other engines do without
+
+            if start_pose:
+                raise ValueError("start_pose goes with the desk arm, not with robot=")
+            arm = self._peg = CardPeg(Card.model_validate(robot), action=action, control_hz=control_hz)
+            self._scale, self._socket = arm.scale, arm.robot_size
+            self._wait = _WAIT_CARD
+            self.cameras = self.policy_cameras = ("front", "side")
+        self.goal_lift = 0.025 * self._scale  # the mouth is what is seen of a hole
         super().__init__(
-            Arm(_ARM, action=action, control_hz=control_hz, model=self.mjcf(), start_pose=start_pose),
+            arm,
             beside=("tip_to_hole_x", "tip_to_hole_y", "tip_to_hole_z", "yaw_to_hole"),
             seconds=seconds,
             reward=reward,
@@ -99,17 +100,20 @@ class Insert(ArmTask):
 
     def mjcf(self) -> str:
         """The arm with a peg in its hand, and the socket."""
-        return scene(_SOCKET, hand=_HELD, aim=_AIM)
+        return scene(socket(), hand=_HELD, aim=_AIM) if self._peg is None else self._peg.xml
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Socket anywhere in front of the arm; peg within 6 cm of the hole's axis, 3 to 9 cm above it."""
         unit = draw.uniform(7)
-        socket = span(unit[:, :3], (0.40, -0.10, -0.4), (0.52, 0.10, 0.4))
-        aside = span(unit[:, 3:6], (-0.06, -0.06, _TOP + 0.03), (0.06, 0.06, _TOP + 0.09))
-        tip = xp.concat([socket[:, :2] + aside[:, :2], aside[:, 2:]], axis=1)
+        if self._peg is not None:
+            qpos, qvel, ctrl, task = self._peg.begin_insert(unit[:, :2])
+            return Reset(qpos=qpos, qvel=qvel, ctrl=ctrl, task=task)
+        place = span(unit[:, :3], (0.40, -0.10, -0.4), (0.52, 0.10, 0.4))
+        aside = span(unit[:, 3:6], (-0.06, -0.06, TOP + 0.03), (0.06, 0.06, TOP + 0.09))
+        tip = xp.concat([place[:, :2] + aside[:, :2], aside[:, 2:]], axis=1)
         yaw = span(unit[:, 6:], (-0.3,), (0.3,))[:, 0]
-        robot, task = self._arm.start(tip, yaw, 2 * _PEG)
-        qpos = xp.concat([robot, socket], axis=1)
+        robot, task = self._arm.start(tip, yaw, 2 * PEG)
+        qpos = xp.concat([robot, place], axis=1)
         return Reset(qpos=qpos, qvel=xp.zeros_like(qpos), ctrl=robot, task=task)
 
     def observe(self, view: View) -> Array:
@@ -142,9 +146,9 @@ class Insert(ArmTask):
 
     def landmarks(self, view: View) -> dict[str, Array]:
         """(N, 4) the mouth of the hole."""
-        socket = view.qpos[:, 8:11]
-        top = view.xp.zeros_like(socket[:, :1]) + _TOP
-        return {"goal": view.xp.concat([socket[:, :2], top, socket[:, 2:]], axis=1)}
+        place = self._place(view)
+        top = view.xp.zeros_like(place[:, :1]) + TOP * self._scale
+        return {"goal": view.xp.concat([place[:, :2], top, place[:, 2:]], axis=1)}
 
     def expert(self, state: Array) -> Array:
         """Over the hole first, then straight down."""
@@ -153,18 +157,27 @@ class Insert(ArmTask):
         aside = norm(offset[:, :2])
         inside = (offset[:, 2] > 0.002) & (aside < 2 * CLEARANCE)
         aligned = inside | ((aside < 0.6 * CLEARANCE) & (xp.abs(turn) < 0.03))
-        # Until it is aligned the peg waits 8 mm above the mouth, and comes down to there as it gets closer.
-        height = xp.where(aligned, xp.zeros_like(aside) - DEPTH, 0.008 + 0.5 * aside)
+        # Until it is aligned the peg waits above the mouth, and comes down to there as it gets closer.
+        height = xp.where(aligned, xp.zeros_like(aside) - DEPTH, self._wait + 0.5 * aside)
         # Slowly into the hole: the joints' servos differ, and at full speed their lags push the peg off its line.
         down = xp.where(aligned, xp.zeros_like(aside) - _GENTLE / self.control_hz, xp.zeros_like(aside) - 1.0)
         lift = xp.maximum(offset[:, 2] + height, down)
         move = xp.concat([offset[:, :2], lift[:, None]], axis=1)
-        return self._arm.act(state, move, turn=turn)
+        return self._arm.act(state, self._scale * move, turn=turn if self._peg is None else None)
+
+    def _place(self, view: View) -> Array:
+        """(N, 3) x, y [m] and angle [rad] of the socket."""
+        return view.qpos[:, self._socket : self._socket + 3]
 
     def _to_hole(self, view: View) -> tuple[Array, Array]:
-        """(N, 3) from the peg's end to the middle of the mouth in m, and (N,) rad to turn, least of four sides."""
+        """(N, 3) from the peg's end to the middle of the mouth in m of the desk arm, and (N,) rad to turn.
+
+        The angle is the least of four sides; a round peg fits as it is.
+        """
         xp = view.xp
-        socket = view.qpos[:, 8:11]
-        top = xp.zeros_like(socket[:, :1]) + _TOP
-        turn = xp.remainder(socket[:, 2] - view.task["yaw"] + 0.25 * math.pi, 0.5 * math.pi) - 0.25 * math.pi
-        return xp.concat([socket[:, :2], top], axis=1) - view.task["tip"], turn
+        place = self._place(view)
+        top = xp.zeros_like(place[:, :1]) + TOP * self._scale
+        offset = (xp.concat([place[:, :2], top], axis=1) - view.task["tip"]) / self._scale
+        if self._peg is not None:
+            return offset, xp.zeros_like(offset[:, 0])
+        return offset, xp.remainder(place[:, 2] - view.task["yaw"] + 0.25 * math.pi, 0.5 * math.pi) - 0.25 * math.pi

@@ -16,7 +16,7 @@ from robot_rl.types.card import Card
 from robot_rl.types.options import Positive
 
 if TYPE_CHECKING:
-    from robot_rl.sim.card_hand import CardHand
+    from robot_rl.sim.card_pick import CardPick
 
 _LOW, _HIGH = (0.28, -0.22, 0.016), (0.58, 0.22, 0.34)
 _ARM = ArmOptions(low=_LOW, high=_HIGH, gripper=True)
@@ -53,6 +53,7 @@ class Pick(ArmTask):
 
     name: str = "pick"
     markers: ClassVar[dict[str, str]] = {"goal": "goal"}
+    policy_cameras: ClassVar[tuple[str, ...]] = ("front", "side")  # one ray: no depth
     radius = 0.03
 
     def __init__(
@@ -65,16 +66,16 @@ class Pick(ArmTask):
         start_pose: bool = False,
         robot: Card | None = None,
     ) -> None:
-        self._hand: CardHand | None = None
+        self._hand: CardPick | None = None
         if robot is None:
             arm: Arm = Arm(_ARM, action=action, control_hz=control_hz, start_pose=start_pose)
         else:
-            from robot_rl.sim.card_hand import CardHand  # loads MuJoCo, which other engines do without
+            from robot_rl.sim.card_pick import CardPick  # loads MuJoCo, which other engines do without
 
             if start_pose:
                 raise ValueError("start_pose goes with the desk arm, not with robot=")
             card = Card.model_validate(robot)
-            arm = self._hand = CardHand(card, action=action, control_hz=control_hz, half=_HALF)
+            arm = self._hand = CardPick(card, action=action, control_hz=control_hz, half=_HALF)
         vectors = tuple(f"{name}_{axis}" for name in ("tip_to_cube", "cube_to_goal") for axis in "xyz")
         super().__init__(arm, beside=vectors, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
         # Fingers of another hand swing as they close: what counts as open, and as at the cube, is wider there.
@@ -83,8 +84,7 @@ class Pick(ArmTask):
             held = self._hand.grip.held / self._hand.grip.opened
             self._around, self._near = STROKE * min(held + 0.13, 0.9), 0.035
         self._cube = 8 if self._hand is None else self._hand.robot_size
-        self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
-        self.policy_cameras = ("front", "side") if robot is None else ("front",)  # one ray: no depth
+        self.cameras = ("front", "side", "wrist") if robot is None else ("front", "side")
         ends = self._met if terminate_on_success else None
         terms = Goals(3, 4, self._show, self._pay, ends)  # the dense reward depends on more than the goal
         self.goals = None if self._dense else WorldGoals(self._reached, self._asked, terms)

@@ -43,6 +43,7 @@ class Reach(ArmTask):
 
     name: str = "reach"
     markers: ClassVar[dict[str, str]] = {"goal": "goal"}
+    policy_cameras: ClassVar[tuple[str, ...]] = ("front", "side")  # one ray: no depth
     radius = 0.02
 
     def __init__(
@@ -65,8 +66,7 @@ class Reach(ArmTask):
             arm = self._robot = CardArm(card, action=action, control_hz=control_hz, start_pose=start_pose)
         beside = ("tip_to_goal_x", "tip_to_goal_y", "tip_to_goal_z")
         super().__init__(arm, beside=beside, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
-        self.cameras = ("front", "side", "wrist") if robot is None else ("front",)
-        self.policy_cameras = ("front", "side") if robot is None else ("front",)
+        self.cameras = ("front", "side", "wrist") if robot is None else ("front", "side")
         ends = self._near if terminate_on_success else None
         self.goals = WorldGoals(self._tip, self._asked, Goals(3, 3, self._show, self._pay, ends))
 

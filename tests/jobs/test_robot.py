@@ -128,7 +128,7 @@ def test_run_keeps_the_card_and_is_evaluated_without_its_file(folder: Path, caps
     ("words", "said"),
     [
         (["check", "env=reach", "robot=nobody"], "there is no card 'nobody'"),
-        (["check", "env=insert", "robot=my_arm"], "insert is made for one robot"),
+        (["check", "env=transfer", "robot=my_arm"], "transfer is made for one robot; env=reach takes any arm"),
         (["robot", "neww"], "did you mean new"),
         (["robot", "new", "name=x"], "say which model"),
         (["robot", "new", "nowhere.urdf", "name=x"], "there is no model"),

@@ -34,7 +34,7 @@ def fr3() -> Card:
 
 
 def test_a_card_without_a_gripper_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match=r"has no gripper, and this task grasps.*env=reach"):
+    with pytest.raises(ValueError, match=r"has no gripper, and this task needs one.*env=reach"):
         Pick(robot=new_card(str(SMALL), "small")[0].model_copy(update={"gripper": None}))
 
 
