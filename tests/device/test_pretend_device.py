@@ -20,6 +20,7 @@ from robot_rl.types.io import PRIVILEGED
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pretend_device
+from clean_process import CleanProcess
 from noise import IO, Noise, feed, make
 
 if why := pretend_device.missing():
@@ -188,8 +189,5 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
-def test_learner_on_a_device(name: str, tmp_path: Path, fork: Any) -> None:
-    pretend_device.build()
-    build.find("policy", name.split()[0])  # imported once, here
-    code, said = fork(lambda say: run(CASES[name], name.split()[0], tmp_path)).wait()
-    assert code == 0, said
+def test_learner_on_a_device(name: str, tmp_path: Path, clean: CleanProcess) -> None:
+    assert not clean.run("learner", name, tmp_path)

@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE.parent / x) for x in ("advantage", "data", "policies", "policies/vla"))]
 sys.path[:0] = [str(HERE.parent / x) for x in ("policies/offline", "policies/reward")]
 import pretend_device  # noqa: E402
+from clean_process import CleanProcess  # noqa: E402
 from noise import IO, Noise, from_log, make, observations  # noqa: E402
 
 if why := pretend_device.missing():
@@ -239,11 +240,5 @@ SLOW = (teacher, groups, language, foreign, chains, critics)
 @pytest.mark.parametrize(
     "part", [*QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)], ids=lambda part: part.__name__
 )
-def test_part_on_a_device(part: Callable[[Path], None], tmp_path: Path, fork: Any) -> None:
-    def work(say: Any) -> None:
-        pretend_device.load()
-        part(tmp_path)
-
-    pretend_device.build()
-    code, said = fork(work).wait()
-    assert code == 0, said
+def test_part_on_a_device(part: Callable[[Path], None], tmp_path: Path, clean: CleanProcess) -> None:
+    assert not clean.run("part", part.__name__, tmp_path)
