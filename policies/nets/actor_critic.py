@@ -309,7 +309,7 @@ class Adam(Saved):
         self._root = torch.empty_like(params)
         self._compiled = compiled(adam) if params.device.type == "cpu" else None
         # on a device a tensor: whether a step counts is known only there
-        self._count: Any = 0 if self._compiled else torch.zeros((), dtype=torch.float64, device=params.device)
+        self._count: int | Tensor = 0 if self._compiled else torch.zeros((), dtype=torch.float64, device=params.device)
         self._arrays = [x.numpy() for x in (params, self._first, self._second)] if self._compiled else []
 
     def step(self, grad: Tensor) -> float | Tensor:

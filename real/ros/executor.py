@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from rclpy.context import Context
 from rclpy.event_handler import EventHandler
@@ -19,6 +19,7 @@ from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.subscription import Subscription
 from rclpy.waitable import NumberOfEntities
 
+Topic: TypeAlias = Subscription[Any]
 EVENTS = 0.2  # seconds between two looks at events of quality of service, on which nothing urgent hangs
 
 
@@ -100,7 +101,7 @@ class TopicExecutor(SingleThreadedExecutor):
         """Those that still exist, which `_held` keeps."""
         return [entity for entity in list(entities) if _entered(self._held, entity.handle)]
 
-    def _wait(self, seconds: float) -> tuple[list[Subscription[Any]], bool]:
+    def _wait(self, seconds: float) -> tuple[list[Topic], bool]:
         """Topics with a message, and whether rclpy's own way has something to do."""
         ready = self._set
         ready.clear_entities()
@@ -137,7 +138,7 @@ def _entered(held: contextlib.ExitStack, handle: Any) -> bool:
     return False
 
 
-def _take(topic: Subscription[Any]) -> None:
+def _take(topic: Topic) -> None:
     """One message to the topic's callback, if there is one."""
     group = topic.callback_group
     if group is None or not group.beginning_execution(topic):

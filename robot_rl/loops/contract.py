@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from robot_rl.state import Calls
 from robot_rl.types import Action, AnyLearner, Metrics, Obs, Policy
-from robot_rl.types.data import to_device
 
 Tick = Callable[[int, Metrics], bool]
 """Called by a loop with (how far it is, metrics) whenever something is due; True stops the loop."""
@@ -39,7 +41,18 @@ def rows_per_batch(learner: AnyLearner) -> int:
 def batches_for(learner: AnyLearner, batches: Iterator[Any]) -> Iterator[Any]:
     """Batches where the learner's networks live; logs, replay and rollouts lie in main memory."""
     place = learner.device
-    return batches if str(place) == "cpu" else (to_device(batch, place) for batch in batches)
+    return batches if str(place) == "cpu" else (replace(batch, **_moved(vars(batch), place)) for batch in batches)
+
+
+def _moved(columns: Mapping[str, object], place: str | torch.device) -> dict[str, object]:
+    """Columns with all tensors on a device; those that lie there are taken as they are."""
+    moved: dict[str, object] = {}
+    for name, value in columns.items():
+        if isinstance(value, dict):
+            moved[name] = _moved(value, place)
+        else:
+            moved[name] = value.to(place) if isinstance(value, torch.Tensor) else value
+    return moved
 
 
 def update_learner(learner: AnyLearner, batches: Iterator[Any], *, progress: float = 0.0) -> Metrics:

@@ -6,15 +6,15 @@ Letters, everywhere: B batch, N environments, T time, K turns, L window, H chunk
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, Union
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
 
 from robot_rl.types.state import StateDict
 
 if TYPE_CHECKING:  # the processes of a robot that acts without torch load none
-    from torch import Generator, Tensor, device
+    from torch import Generator, Tensor
 
 Array: TypeAlias = Union[np.ndarray, "Tensor"]
 Obs = dict[str, Any]
@@ -245,20 +245,6 @@ class Batches(Iterator[Transitions]):
 
     def __next__(self) -> Transitions:
         return self._sample(self._size)
-
-
-B = TypeVar("B", Transitions, Rollout)
-
-
-def to_device(batch: B, place: str | device) -> B:
-    """A batch with all tensors on a device; those that lie there are taken as they are."""
-    return replace(batch, **{item.name: _to_device(getattr(batch, item.name), place) for item in fields(batch)})
-
-
-def _to_device(value: Any, place: str | device) -> Any:
-    if isinstance(value, dict):
-        return {key: _to_device(item, place) for key, item in value.items()}
-    return value.to(place) if hasattr(value, "to") else value
 
 
 def all_finite(value: np.ndarray) -> bool:
