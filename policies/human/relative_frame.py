@@ -111,13 +111,7 @@ class RelativePolicy:
     def parts(self) -> PolicyParts:
         """Those of the method's policy that do not ask what it would do by itself."""
         inner = self._policy.parts
-        return PolicyParts(
-            executed=None if inner.executed is None else self.executed,
-            reseed=inner.reseed,
-            save=inner.save,
-            restore=inner.restore,
-            remembers=inner.remembers,
-        )
+        return inner.around(None if inner.executed is None else self.executed)
 
     def reset(self, rows: Array | None = None) -> None:
         """The method's policy forgets."""

@@ -182,14 +182,7 @@ class SafePolicy:
     @property
     def parts(self) -> PolicyParts:
         """Those of the method's policy that do not ask what it would do by itself."""
-        inner = self._policy.parts
-        return PolicyParts(
-            executed=inner.executed,
-            reseed=inner.reseed,
-            save=inner.save,
-            restore=inner.restore,
-            remembers=inner.remembers,
-        )
+        return self._policy.parts.around(self._policy.parts.executed)
 
     def reset(self, rows: Array | None = None) -> None:
         """The method's policy forgets."""

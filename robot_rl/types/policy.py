@@ -92,6 +92,12 @@ class PolicyParts:
     graph: Callable[[Obs], Tensor] | None = None
     recurrence: Recurrence | None = None
 
+    def around(self, executed: Callable[[np.ndarray], None] | None) -> PolicyParts:
+        """Parts of a policy around the one of these: without those that ask what the inner one would do by itself."""
+        return PolicyParts(
+            executed=executed, reseed=self.reseed, save=self.save, restore=self.restore, remembers=self.remembers
+        )
+
 
 @runtime_checkable
 class Policy(Protocol):
