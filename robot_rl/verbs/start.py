@@ -35,6 +35,7 @@ from robot_rl.verbs.doctor import doctor
 from robot_rl.verbs.help import page
 from robot_rl.verbs.lines import find_slip, nearest
 from robot_rl.verbs.options import Env
+from robot_rl.verbs.packaged import composed
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import read_options, run_of, stored_config
 from robot_rl.verbs.replay import as_replay_option
@@ -216,12 +217,10 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
             rest = [as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest]
         rest = take_own(rest)
         kept = _resumed(rest)
-        wrong = (
-            find_unknown(verb, rest)
-            or find_unreadable(rest)
-            or find_wrong_value(config, rest)
-            or find_wrong_name(config, rest, kept)
-        )
+        flags = any(item.startswith("-") or item.lstrip("+").startswith("hydra") for item in rest)
+        wrong = find_unknown(verb, rest) or find_unreadable(rest) or find_wrong_value(config, rest)
+        if not wrong and (flags or kept is not None):  # else where Hydra refuses a word, since it composes
+            wrong = find_wrong_name(config, rest, kept)
         if kept is not None:  # what Hydra composes are the defaults, which may lack an option that the run has
             rest = [f"++{item}" if "." in item.split("=")[0] and item[0] not in "+-~" else item for item in rest]
     except (Refused, ValueError, ImportError) as error:
@@ -231,17 +230,19 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     if wrong:
         _refuse(wrong)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, and told below
-    flags = [item for item in rest if item.startswith("-")]
-    sys.argv = [f"robot-rl {verb}", *rest, *([] if flags else ["--run"])]  # else Hydra composes twice, to find its mode
+    sys.argv = [f"robot-rl {verb}", *rest]
     several = _Several()
+    task = _guard(VERBS[verb], debug, several)
     try:
-        hydra.main(config_path="pkg://robot_rl.configs", config_name=config, version_base="1.3")(
-            _guard(VERBS[verb], debug, several)
-        )()
-    except (HydraException, OmegaConfBaseException) as error:  # what the checks above leave: "+" and "++"
+        if flags:
+            hydra.main(config_path="pkg://robot_rl.configs", config_name=config, version_base="1.3")(task)()
+        else:  # Hydra's own program composes twice, the first time to find its mode
+            task(composed(config, rest, with_hydra=True))
+    except (HydraException, OmegaConfBaseException) as error:
         if debug:
             raise
-        _refuse(f"{' '.join(str(error).split())} (all keys: robot-rl {verb} --help)")
+        wrong = "" if flags else find_wrong_name(config, rest, kept)
+        _refuse(wrong or f"{' '.join(str(error).split())} (all keys: robot-rl {verb} --help)")  # of "+" and "++"
     if verb in SWEPT:
         conclude(several.words, several.folder)
 
