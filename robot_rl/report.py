@@ -34,6 +34,8 @@ TITLES = {
     "ups": "updates per second",
     "sps": "environment steps per second",
 }
+MOST_COLUMNS = 4
+"""Panels side by side."""
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 
 
@@ -94,11 +96,15 @@ def write_curve(
     # a run without returns, such as a critic's, shows what its training said
     for name in [name for name in CURVES if name in there] or sorted(name for name in there if name[:6] == "train/"):
         curves.setdefault(name.split("/")[1], []).append(name)
-    figure, axes = panels(1, max(len(curves), 1), width=4.2, height=3.2)
-    for axis, (panel, names) in zip(axes[0], curves.items()):
+    columns = min(max(len(curves), 1), MOST_COLUMNS)
+    figure, axes = panels(max(-(-len(curves) // columns), 1), columns, width=4.2, height=3.2)
+    for axis in axes.flat[len(curves) :]:
+        axis.set_axis_off()
+    for axis, (panel, names) in zip(axes.flat, curves.items()):
         for name in names:
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-            style = {"marker": "o", "markersize": 3} if name.startswith("eval") else {"alpha": 0.7}
+            dots = name.startswith("eval") or len(points) == 1  # no line is seen of one point
+            style = {"marker": "o", "markersize": 3} if dots else {"alpha": 0.7}
             axis.plot(*zip(*points), label="evaluation" if name.startswith("eval") else "training", **style)
         axis.set_title(TITLES.get(panel, panel))
         axis.set_xlabel(f"{unit}s")
