@@ -26,6 +26,7 @@ class _World:
     def __init__(self, name: str, num_envs: int, render_mode: str | None, options: Mapping[str, object]) -> None:
         self.made_of = name, num_envs, render_mode, dict(options)
         self.started = False
+        self.last: np.ndarray | None = None
         self._open()
 
     def _open(self) -> None:
@@ -36,10 +37,15 @@ class _World:
             raise ValueError(f"render_mode is '{render_mode}', expected 'rgb_array' or None")
         seed = int(np.random.SeedSequence().generate_state(1)[0])  # unseeded episodes differ, as Gymnasium wants it
         self.env: Any = api.make(name, num_envs, seed=seed, render=render_mode is not None, **options)
+        if num_envs == 1 and render_mode is not None:
+            self.env.at_end = self._keep
         self.io: IOSpec = self.env.io
         space = self.env.single_observation_space
         self.plain = list(space) == ["state"]
         self.space = space["state"] if self.plain else space
+
+    def _keep(self) -> None:
+        self.last = self.env.render()[0]
 
     def of(self, obs: Obs) -> Obs | np.ndarray:
         """The observation as these environments give it."""
@@ -47,10 +53,10 @@ class _World:
 
     def __getstate__(self) -> dict[str, object]:
         state = self.env.state_dict() if self.started else None
-        return {"made_of": self.made_of, "started": self.started, "state": state}
+        return {"made_of": self.made_of, "started": self.started, "state": state, "last": self.last}
 
     def __setstate__(self, state: StateDict) -> None:
-        self.made_of, self.started = state["made_of"], state["started"]
+        self.made_of, self.started, self.last = state["made_of"], state["started"], state["last"]
         self._open()
         if self.started:
             self.env.reset()
@@ -98,8 +104,10 @@ class WorldEnv(gymnasium.Env):
         return self._row(last), float(reward[0]), bool(terminated[0]), bool(truncated[0]), found
 
     def render(self) -> np.ndarray | None:
-        """(H, W, 3) uint8, or None without a render_mode."""
-        return None if self.render_mode is None else self._world.env.render()[0]
+        """(H, W, 3) uint8, or None without a render_mode; behind an episode's end its last moment."""
+        if self.render_mode is None:
+            return None
+        return self._world.env.render()[0] if self._begun is None else self._world.last
 
     def close(self) -> None:
         """Let go of the simulator."""

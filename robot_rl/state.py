@@ -157,7 +157,9 @@ def _put_back(part: object, saved: object, where: str) -> object:
         set_generator(part, saved)
     elif isinstance(part, np.random.Generator):
         part.bit_generator.state = dict(_mapping(saved, where))
-    elif isinstance(part, (Tensor, np.ndarray)) and _has_no_size_yet(part):
+    elif isinstance(part, Tensor) and _has_no_size_yet(part) and saved is not None:
+        return torch.as_tensor(saved).to(part.device, copy=True)
+    elif isinstance(part, np.ndarray) and _has_no_size_yet(part):
         return _take(saved)
     elif isinstance(part, Tensor) and saved is not None:
         with torch.no_grad():

@@ -74,7 +74,12 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
 
     Raises:
         ValueError: num_envs below 1, or a world that tells no more than its policy sees.
+
+    Attributes:
+        at_end: called before ended rows begin anew, for a last picture.
     """
+
+    at_end: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -166,6 +171,8 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
         obs, over = self._obs(), terminated | truncated
         if over.any():
             info["final_obs"] = obs
+            if self.at_end is not None:
+                self.at_end()
             self._renew(np.flatnonzero(over))
             obs = self._obs()
         return obs, reward.astype(np.float32), terminated, truncated, info

@@ -51,7 +51,10 @@ class MujocoVectorEnv(VectorEnv):
         io: names, shapes and units of what goes in and out.
         world: the task.
         physics: the batch of MuJoCo states.
+        at_end: called before ended episodes begin anew, for a last picture.
     """
+
+    at_end: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -193,6 +196,8 @@ class MujocoVectorEnv(VectorEnv):
         facts = {key: np.array(value) for key, value in self._offers.say_facts(view).items()}
         obs = final
         if done.any():
+            if self.at_end is not None:
+                self.at_end()
             rows = np.flatnonzero(done)
             self._reset_rows(rows, ended=True)
             obs = self._assemble(rows, final)

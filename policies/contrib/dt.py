@@ -80,7 +80,7 @@ class ReturnOptions(RowOptions):
     warm_up: Whole = 10_000
     """Updates of linear warm-up."""
     grad_clip: NotNegative = 0.25
-    """Bound of the gradient's norm."""
+    """Bound of the gradient's norm; 0 for none."""
     normalize: bool = True
     """Standardise states by the data's moments."""
 

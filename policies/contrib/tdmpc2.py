@@ -89,7 +89,7 @@ class Tdmpc2Options(PlannerOptions, RowOptions):
     encoder_lr_scale: NotNegative = 0.3
     """Of the encoder's, relative."""
     grad_clip: NotNegative = 20.0
-    """Bound of the gradient's norm of encoder, model and prior each."""
+    """Bound of the gradient's norm of encoder, model and prior each; 0 for none."""
     tau: Mixing = 0.01
     """Polyak rate of the target critics."""
 

@@ -147,14 +147,15 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         return self.learner.values({"state": self.policy.features, **self._judged(obs)}, action)
 
     def state_dict(self) -> StateDict:
-        """Of both."""
-        return {"method": self.learner.state_dict(), "encoder": self.encoder.state_dict(), "updates": self.updates}
+        """Of both, and whether a fit is due."""
+        parts = {"method": self.learner.state_dict(), "encoder": self.encoder.state_dict()}
+        return {**parts, "updates": self.updates, "due": self.works_between}
 
     def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place; frames that another fit encoded are encoded again before they are learned from."""
         self.learner.load_state_dict(state["method"])
         self.encoder.load_state_dict(state["encoder"])
-        self.updates, self.works_between = int(state["updates"]), False
+        self.updates, self.works_between = int(state["updates"]), bool(state.get("due", False))
 
 
 class EncodedPolicy:

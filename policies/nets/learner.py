@@ -167,6 +167,11 @@ class NetLearner(RowLearner[OptionsT]):
         super().__init__(options, io, seed=seed, device=device)
         self.seeds, self._leaves, self._rates = self.need.seeds, list[Leaves](), list[StepSize]()
 
+    @property
+    def prelude(self) -> int:
+        """Updates before the method's own: of a model, or of a clone."""
+        return 0
+
     def build(self) -> None:
         """Make networks and `self.policy`."""
         raise NotImplementedError(f"{type(self).__name__}.build is missing")
@@ -196,13 +201,13 @@ class NetLearner(RowLearner[OptionsT]):
             more: further parameters -> shape.
             hidden: widths of its hidden layers; None for those of the options.
             lr: its step size; None for that of the options.
-            decay: updates over which its step size falls to 0 as a cosine; 0 keeps it.
+            decay: updates after the prelude over which its step size falls to 0 as a cosine; 0 keeps it.
             draw: its first weights.
         """
         o, state = self.o, self.state
         sizes = NetShape(inputs, outputs, hidden or o.hidden, members, self.seeds, layer_norm, more or {})
         first = o.lr if lr is None else lr
-        rate = (lambda: state.falling(first, decay, first=0)) if decay else first
+        rate = (lambda: state.falling(first, decay, first=self.prelude)) if decay else first
         net = Net(name, sizes, lr=rate, generator=self.generator, draw=draw, kernel=o.kernel, matmul=o.matmul)
         return self.keep(net)
 

@@ -123,8 +123,8 @@ class MeanPolicy(Saved):
         """
         if self._log_std is None:
             raise ValueError("a deterministic policy has no density; use FQE, or a policy with log_std")
-        std = self._std()
-        z = (action - self.mean(torch.as_tensor(obs["state"]).to(self._device, torch.float32))) / std
+        std, mean = self._std(), self.mean(torch.as_tensor(obs["state"]).to(self._device, torch.float32))
+        z = (action.to(mean) - mean) / std
         return (-0.5 * z.square() - std.log() - 0.9189385332046727).sum(-1)
 
     def saved_parts(self) -> dict[str, object]:

@@ -55,6 +55,7 @@ class ModelPhase:
     Attributes:
         dynamics: what is fitted, or None where the true model was given.
         branches: where simulated rows go.
+        steps: updates of the model so far.
         ready: the model is fitted (or given); policy updates may begin.
         latest: metrics of the newest branches.
     """
@@ -96,7 +97,7 @@ class ModelPhase:
         rows, rule = o.keep_rollouts * o.rollout_batch * o.horizon, o.termination or "never"
         self.branches = Branches(size, actions, rows, gamma=gamma, generator=generator, termination=rule)
         self.ready = model is not None
-        self._steps, self._stale, self._since, self._terminal = 0, 0, 0, False
+        self.steps, self._stale, self._since, self._terminal = 0, 0, 0, False
         self._held: list[tuple[Tensor, ...]] = []
         self.latest: dict[str, Tensor] = {}
 
@@ -115,13 +116,13 @@ class ModelPhase:
             order = torch.argsort(held, stable=True)  # training rows first, repeated in place of the others
             index = order[torch.arange(len(held), device=held.device) % (~held).sum().clamp_min(1)]
             groups.append(tuple(c[index] for c in columns))
-        if self._steps < 50:
+        if self.steps < 50:
             for group in groups:
                 model.observe(*group)
         error = model.fit(*(torch.stack(parts) for parts in zip(*groups)))
-        self._steps += 1
-        last = self._steps >= self.o.model_updates
-        if last or self._steps % _VALIDATE_EVERY == 0:
+        self.steps += 1
+        last = self.steps >= self.o.model_updates
+        if last or self.steps % _VALIDATE_EVERY == 0:
             held = self._held or groups[:1]  # a log too small to hold anything out
             better = model.validate(*(torch.cat(parts) for parts in zip(*held)))
             self._stale = 0 if better else self._stale + 1
@@ -129,7 +130,7 @@ class ModelPhase:
                 model.settle()
                 self.ready = True
         about = {"model_error": error}
-        if last or self._steps >= _VALIDATE_EVERY:
+        if last or self.steps >= _VALIDATE_EVERY:
             about["model_best"] = model.best.min()
         return about
 
@@ -170,14 +171,14 @@ class ModelPhase:
         """Counters and held-out rows."""
         held = {str(i): {str(j): part for j, part in enumerate(row)} for i, row in enumerate(self._held)}
         return {
-            "counts": [self._steps, self._stale, self._since, int(self._terminal), int(self.ready)],
+            "counts": [self.steps, self._stale, self._since, int(self._terminal), int(self.ready)],
             "held": held,
             "latest": dict(self.latest),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where the saved phase was."""
-        self._steps, self._stale, self._since, terminal, ready = (int(x) for x in state["counts"])
+        self.steps, self._stale, self._since, terminal, ready = (int(x) for x in state["counts"])
         self._terminal, self.ready = bool(terminal), bool(ready)
         rows, device = [state["held"][str(i)] for i in range(len(state["held"]))], self.branches.rows.device
         self._held = [tuple(row[str(j)].to(device) for j in range(len(row))) for row in rows]
@@ -223,6 +224,11 @@ class ModelBased(LogLearner[M]):
         super().__init__(options, io, seed=seed, device=device)
         self.phase = ModelPhase(options, io, generator=self.generator, gamma=gamma, model=model, doubt=self.doubt)
         self.state.include(self.phase.parts())
+
+    @property
+    def prelude(self) -> int:
+        """Those of the models."""
+        return self.phase.steps
 
     @property
     def doubt(self) -> Doubt | None:

@@ -48,7 +48,7 @@ class ModulePpoOptions(RolloutOptions, SurrogateOptions):
     lr: Rate = 2e-3
     """Step size (AdamW without decay)."""
     grad_clip: NotNegative = 0.5
-    """Bound of the gradient's norm."""
+    """Bound of the gradient's norm; 0 for none."""
 
 
 M = TypeVar("M", bound=ModulePpoOptions)

@@ -19,7 +19,7 @@ class ModuleStep(Saved):
         lr: step size.
         weight_decay: of AdamW.
         warm_up: updates over which the step size grows linearly to `lr`; 0 for none.
-        clip: bound of the gradient's norm, or None.
+        clip: bound of the gradient's norm; 0 for none.
         betas: of AdamW.
 
     Attributes:
@@ -35,7 +35,7 @@ class ModuleStep(Saved):
         lr: float,
         weight_decay: float = 0.0,
         warm_up: int = 0,
-        clip: float | None = None,
+        clip: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         self.module, self.lr, self._warm_up, self._clip = module, lr, warm_up, clip
@@ -59,7 +59,7 @@ class ModuleStep(Saved):
         self._steps += 1
         for group in self._optimiser.param_groups:
             group["lr"] = self.lr * min(1.0, self._steps / self._warm_up) if self._warm_up else self.lr
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), torch.inf if self._clip is None else self._clip)
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._clip or torch.inf)
         self._optimiser.step()
         return norm
 

@@ -10,8 +10,11 @@ from robot_rl.types import StateDict
 
 LrSchedule = Literal["constant", "linear", "cosine", "adaptive"]
 """Names of the schedules, see `StepSize`."""
-LIMITS = 1e-5, 1e-2
-"""Between which `adaptive` stays, as in rsl_rl."""
+
+
+def limits_of(lr: float) -> tuple[float, float]:
+    """Between which a step size that follows the divergence stays: those of rsl_rl, or `lr` where it begins beyond."""
+    return min(1e-5, lr), max(1e-2, lr)
 
 
 class StepSize(Saved):
@@ -40,6 +43,7 @@ class StepSize(Saved):
 
     def __init__(self, lr: float, schedule: LrSchedule = "constant", kl: float = 0.01) -> None:
         self.value, self.progress, self._schedule, self._kl = lr, 0.0, schedule, kl
+        self._limits = limits_of(lr)
 
     def __call__(self) -> float:
         """Now."""
@@ -58,7 +62,7 @@ class StepSize(Saved):
         """Take notice of the KL divergence (old, new) of an update; only `adaptive` cares."""
         if self._schedule != "adaptive":
             return
-        low, high = LIMITS
+        low, high = self._limits
         if kl > 2.0 * self._kl:
             self.value = max(self.value / 1.5, low)
         elif kl < 0.5 * self._kl:

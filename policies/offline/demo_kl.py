@@ -74,14 +74,19 @@ class DemoKl(EnsembleActorCritic[DemoKlOptions]):
         self.clone = self.net("clone", self.size, 2 * self.actions)
 
     @property
+    def prelude(self) -> int:
+        """Those of the cloned policy."""
+        return self.o.clone_updates
+
+    @property
     def weight(self) -> float:
         """lambda of the coming update."""
-        done, fade = max(self.state.updates - self.o.clone_updates, 0), self.o.decay_updates
+        done, fade = max(self.state.updates - self.prelude, 0), self.o.decay_updates
         return self.o.weight * (max(0.0, 1.0 - done / fade) if fade else 1.0)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of the cloned policy, or, once that is fitted, one of SAC."""
-        if self.next_update > self.o.clone_updates:
+        if self.next_update > self.prelude:
             return super().update(batches)
         b = self.rows(next(batches))
         keep = torch.ones_like(b.reward)
@@ -89,7 +94,7 @@ class DemoKl(EnsembleActorCritic[DemoKlOptions]):
             keep = (b.extras["source"] == 0).to(keep.dtype)
         loss = (squashed_nll(self.clone(b.state), b.action) * keep).sum() / keep.sum().clamp_min(1.0)
         self.clone.step(loss)
-        if self.next_update == self.o.clone_updates:  # the actor begins as the clone
+        if self.next_update == self.prelude:  # the actor begins as the clone
             self.actor.soft_update(self.clone, 1.0)
         return self.metrics(clone_loss=loss)
 

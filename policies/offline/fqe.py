@@ -85,7 +85,7 @@ class Fqe(Estimator[FqeOptions]):
     @torch.no_grad()
     def q_values(self, state: Tensor, action: Tensor) -> Tensor:
         """(M, B) of raw states (B, n) and actions (B, A)."""
-        return self._look(self.q, *(x.expand(self.seeds, *x.shape) for x in (state, action)))
+        return self._look(self.q, *(x.to(self.device).expand(self.seeds, *x.shape) for x in (state, action)))
 
     @torch.no_grad()
     def state_values(self, state: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class ModelValue(Estimator[ModelValueOptions]):
     @torch.no_grad()
     def state_values(self, state: Tensor) -> Tensor:
         """(M, B) of raw first states (B, n): every member's mean over its roll-outs."""
-        return torch.cat([self._rolled(part) for part in state.split(self.o.starts)], 1)
+        return torch.cat([self._rolled(part) for part in state.to(self.device).split(self.o.starts)], 1)
 
     def _rolled(self, state: Tensor) -> Tensor:
         members, count, each = self.seeds, len(state), self.o.rollouts

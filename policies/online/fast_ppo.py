@@ -26,6 +26,7 @@ from robot_rl.policies.nets.device_step import (
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import RunningNorm
+from robot_rl.policies.nets.step_size import limits_of
 from robot_rl.policies.nets.surrogate import SurrogateOptions, rollout_credit
 from robot_rl.state import Saved
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, OnPolicyDeviceLearner, Rollout
@@ -33,7 +34,6 @@ from robot_rl.types.options import Count, NotNegative, Number, Positive
 
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 _LOG_STD = (-5.0, 2.0)
-_LR = (1e-5, 1e-2)
 _COLUMNS = ("obs", "action", "logp", "value", "target", "advantage", "mask")
 _METRICS = ("loss", "value_loss", "kl", "clip_fraction", "lr", "action_std")
 
@@ -228,7 +228,7 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
             kl = parallel.mean_(kl)
             # The first gradient of an update is taken at the policy that acted: its divergence is rounding alone.
             slower, faster = kl > 2.0 * o.desired_kl, (kl < 0.5 * o.desired_kl) & (kl > 1e-8)
-            self.lr.mul_(torch.where(slower, 1.0 / 1.5, torch.where(faster, 1.5, 1.0))).clamp_(*_LR)
+            self.lr.mul_(torch.where(slower, 1.0 / 1.5, torch.where(faster, 1.5, 1.0))).clamp_(*limits_of(o.lr))
         error = ((value - batch["target"]).square() * share).sum()
         clipped = (((ratio - 1.0).abs() > o.clip) * share).sum()
         self.metrics.add(loss=torch.as_tensor(loss), value_loss=error, kl=kl, clip_fraction=clipped)

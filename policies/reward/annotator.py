@@ -111,7 +111,8 @@ class ProgramAnnotator:
 
     def answer(self, pictures: Sequence[np.ndarray], text: str) -> str:
         """See `VisionModel`."""
-        lines = [line for line in text.splitlines() if re.search(r"\w+=-?\d", line)]
+        reported = text.rpartition('".\n')[2]  # behind the goal, whose words may look like a message
+        lines = [line for line in reported.splitlines() if re.search(r"\w+=-?\d", line)]
         values = []
         for line in lines:
             cells = {name: np.array([[float(x) for x in row.split(",")]]) * self._size

@@ -381,9 +381,9 @@ def decisions(rollout: Rollout, gamma: float, gae_lambda: float) -> dict[str, Te
     begins = flat(rollout.extras["chunk_start"]).bool() | ~valid
     begins = begins | torch.cat([torch.ones_like(boundary[:1]), boundary[:-1]])
     start = torch.nonzero(begins)[:, 0]
-    end = torch.cat([start[1:], torch.tensor([len(begins)])]) - 1
+    end = torch.cat([start[1:], start.new_full((1,), len(begins))]) - 1
     turn = begins.long().cumsum(0) - 1
-    place = torch.arange(len(turn)) - start[turn]
+    place = torch.arange(len(turn), device=turn.device) - start[turn]
     reward = to_turns(flat(rollout.reward).double() * gamma**place, turn, turns=len(start)).float()
     keep = valid[start]
     advantage, target = rollout_gae(

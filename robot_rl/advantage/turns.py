@@ -255,9 +255,11 @@ def _flat(rows: RolloutRows, turn: Array, **more: Array | None) -> tuple[_Index,
     plain = _Index(shape, None, None, None, None, None)
     ids, ended = plain.rows(turn), plain.rows(ended)
     fragment = torch.cumsum(ended, 0) - ended.long()
-    inside = None
+    inside, over = None, torch.zeros_like(ended)
     if (ids < 0).any():
         inside = torch.nonzero(ids >= 0)[:, 0]
+        # An observation row may end the episode: the turn before it has no successor then.
+        over[fragment[plain.rows(rows.terminated).bool() & (ids < 0)]] = True
         if len(inside) == 0:
             raise ValueError("every row has turn -1, expected at least one row inside a turn")
         ids, fragment = ids[inside], fragment[inside]
@@ -268,8 +270,10 @@ def _flat(rows: RolloutRows, turn: Array, **more: Array | None) -> tuple[_Index,
     # Behind the last turn of an episode comes another fragment, or nothing.
     last = torch.ones_like(start, dtype=ended.dtype)
     last[:-1] = fragment[start[1:]] != fragment[start[:-1]]
+    ends = torch.zeros_like(ids, dtype=ended.dtype).index_put((end,), last & over[fragment[end]])
     index = _Index(shape, inside, start, end, torch.cumsum(new, 0) - 1, last)
-    return index, {name: None if x is None else index.rows(x) for name, x in columns.items()}
+    found = {name: None if x is None else index.rows(x) for name, x in columns.items()}
+    return index, {**found, "terminated": torch.logical_or(index.rows(rows.terminated), ends)}
 
 
 def _sum(x: Array, start: Array, ids: Array) -> Array:

@@ -82,6 +82,12 @@ class Improver:
         """What the learner does between two episodes; it earns and spends no credit."""
         self.metrics.update(self.learner.work_between(batches_for(self.learner, self._batches)))
 
+    def resume(self, state: StateDict) -> None:
+        """Continue: step sizes, which no learner saves, are halved as often as they were."""
+        self.updates, self.rollbacks = int(state["updates"]), int(state.get("rollbacks", 0))
+        for _ in range(self.rollbacks):
+            self.learner.calm()
+
     def mark(self) -> None:
         """Remember the learner if all was finite since the last mark; put a diverged one back."""
         if self.poisoned:

@@ -166,6 +166,7 @@ class HilLearner:
         return {
             "kind": "hil_learner",
             "updates": self.improver.updates,
+            "rollbacks": self.improver.rollbacks,
             "prepared": self.prepared,
             "memory": self.memory.state_dict(),
         }
@@ -178,7 +179,7 @@ class HilLearner:
         """
         if state.get("kind") != "hil_learner":
             raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected hil_learner")
-        self.improver.updates = int(state["updates"])
+        self.improver.resume(state)
         self.improver.credit -= self.improver.updates
         self.prepared = bool(state["prepared"])
         self.memory.load_state_dict(state["memory"])

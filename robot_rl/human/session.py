@@ -226,6 +226,7 @@ class Session:
             "updates": self.updates,
             "demos": self.demos,
             "version": self.version,
+            "rollbacks": self.improver.rollbacks,
             "credit": self.improver.credit,
             "updated_ns": self.updated_ns,
             "rng": self.rng.bit_generator.state,
@@ -249,7 +250,8 @@ class Session:
             raise ValueError(f"this state is of a '{state.get('kind')}' loop, expected hil")
         for name in ("env_steps", "demos", "version"):
             setattr(self, name, int(state[name]))
-        self.improver.updates, self.improver.credit = int(state["updates"]), float(state["credit"])
+        self.improver.resume(state)
+        self.improver.credit = float(state["credit"])
         self.updated_ns = int(state["updated_ns"])
         self.rng.bit_generator.state = state["rng"]
         self.stats.load_state_dict(state["stats"])

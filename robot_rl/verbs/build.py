@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -69,19 +69,27 @@ def env_factory(cfg: DictConfig) -> EnvMaker:
         return build.make("engine", given, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
     def plain_make(num_envs: int, seed: int, render: bool) -> VecEnv:
-        return make(num_envs, seed, render, for_evaluation(node))
+        return make(num_envs, seed, render, for_evaluation(node, _asked_of_eval()))
 
     return EnvMaker(make, plain_make, str(cfg.get("id") or ""))
 
 
-def for_evaluation(node: dict[str, Any]) -> dict[str, Any]:
-    """An environment's options as evaluations have them; its world is not made, which takes seconds with some hands."""
+def for_evaluation(node: dict[str, Any], asked: Collection[str] = ()) -> dict[str, Any]:
+    """An environment's options as evaluations have them, but for options `asked` for by name; no world is made."""
     world = node.get("world")
     if not isinstance(world, Mapping):
         return node
     build.prepare("world", world, where="env.world")  # a file that has changed is refused before it runs
     off = getattr(build.find("world", str(world["name"])), "eval_options", {})
-    return {**node, "world": {**world, **off}}
+    return {**node, "world": {**world, **{name: value for name, value in off.items() if name not in asked}}}
+
+
+def _asked_of_eval() -> set[str]:
+    """Options of the world that the command line of `robot-rl eval` gives; other verbs give them for training."""
+    if not HydraConfig.initialized() or HydraConfig.get().job.config_name not in ("eval", "compare", "fas"):
+        return set()
+    keys = (item.partition("=")[0].lstrip("+") for item in HydraConfig.get().overrides.task)
+    return {key.removeprefix("env.world.") for key in keys if key.startswith("env.world.")}
 
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOSpec], AnyLearner]:

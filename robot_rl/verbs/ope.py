@@ -16,7 +16,7 @@ from robot_rl.chunks import ChunkedPolicy
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.mix import merge
 from robot_rl.data.store import Store
-from robot_rl.loops.contract import update_learner
+from robot_rl.loops.contract import batches_for, update_learner
 from robot_rl.ope import estimators
 from robot_rl.ope.estimators import Logged
 from robot_rl.report import Support
@@ -205,7 +205,7 @@ def run(
                 f"WARNING: the last tenth of FQE's updates moved its value from {early:.4g} to {late:.4g}; it has not "
                 f"settled, so its interval says nothing: raise updates (now {s.updates}) or ope.lr"
             )
-        td_error = fqe.td_error(next(iter(_pick(data, held_out, s).ordered(4096))))
+        td_error = fqe.td_error(next(batches_for(fqe, _pick(data, held_out, s).ordered(4096))))
 
     model = None
     if "mb" in s.methods and judges.make_model is not None:
@@ -279,8 +279,8 @@ def _select_unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
     corrects it by too little, and its interval is too narrow (cross-fitting; Chernozhukov et al., Double/Debiased
     Machine Learning).
     """
-    kept = values if seen.all() else values[torch.from_numpy(~seen)]
-    return kept.mean(0).double().numpy()
+    kept = values if seen.all() else values[torch.from_numpy(~seen).to(values.device)]
+    return kept.mean(0).double().cpu().numpy()
 
 
 def _fit(learner: AnyLearner, batches: Iterator[Transitions], updates: int, what: str) -> None:
@@ -361,14 +361,15 @@ def _read_logged(
         action = torch.from_numpy(np.array(episode.action, np.float32)).clamp(-1.0, 1.0)
         if not reason and density is not None:
             target = density({"state": state[:-1]}, action)
-            ratio[row, :size] = (target - _density_of_logged(mu, episode, state[:-1], action)).double().numpy()
+            driven = _density_of_logged(mu, episode, state[:-1], action)
+            ratio[row, :size] = (target.cpu() - driven.cpu()).double().numpy()
         if with_model:
             q[row, :size] = _select_unseen(fqe.q_values(state[:-1], action), seen[:, index])
             v[row, :size] = _select_unseen(fqe.state_values(state[:-1]), seen[:, index])
     tail = np.zeros(count)
     if fqe is not None and ends:
         rows = np.array(list(ends))
-        value = fqe.state_values(torch.from_numpy(np.stack(list(ends.values())))).mean(0).double().numpy()
+        value = fqe.state_values(torch.from_numpy(np.stack(list(ends.values())))).mean(0).double().cpu().numpy()
         tail[rows] = s.gamma ** store.length[chosen][rows].astype(np.float64) * value
     logged = Logged(
         reward,
@@ -403,7 +404,7 @@ def _estimate(name: str, logged: Logged, reason: str, fqe: Any, data: LogDataset
         start = data.initial_obs()["state"].float()
         if name == "mb" and len(start) > _MOST_STARTS:  # roll-outs take a second per hundred
             start = start[torch.from_numpy(np.random.default_rng(s.seed).permutation(len(start))[:_MOST_STARTS])]
-        values = fqe.state_values(start).double().numpy()  # (M, E)
+        values = fqe.state_values(start).double().cpu().numpy()  # (M, E)
         interval = half_samples(values, confidence=s.confidence, seed=s.seed)
         what = "value functions" if name == "fqe" else "models"
         return OpeEstimate(name, interval, f"{len(values)} {what}, each from half of the episodes")

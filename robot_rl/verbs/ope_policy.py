@@ -47,7 +47,8 @@ class Smoothed:
 
     def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
         """(B,) log-density before the bounds."""
-        z = (action - torch.as_tensor(self._policy.act(obs, deterministic=True).value)) / self._std
+        centre = torch.as_tensor(self._policy.act(obs, deterministic=True).value)
+        z = (action.to(centre) - centre) / self._std
         return (-0.5 * z.square() - math.log(self._std) - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 

@@ -74,10 +74,10 @@ def train_job(cfg: DictConfig, start: RunStart) -> TrainJob:
 
 def train(cfg: DictConfig) -> None:
     """Train a policy; Ctrl-C saves and says how to go on."""
-    device = parallel.start(str(cfg.device))
     method = learner_of_init(cfg)
     groups = ("env", "engine", "policy", "rewarder", "track", "preset")
     cfg, folder = begin(cfg, "train", TrainOptions, groups, run_name(cfg, method))
+    device = parallel.start(str(cfg.device))  # of a resumed run its own
     folder = parallel.agree(folder)  # its name holds the time, which differs between processes
     start, cfg.device = start_of(cfg, folder), device
     main = parallel.rank() == 0

@@ -79,6 +79,19 @@ def test_turn_rows_outside_any_turn_get_nothing():
     assert turn_gae(RolloutRows(*grown[:-1]), grown[-1], gamma=0.9, gae_lambda=0.5).advantage.requires_grad
 
 
+def test_an_end_on_a_row_outside_turns_is_that_of_the_turn_before():
+    """As behind `compact`: nothing is bootstrapped behind a true end, and the turn of the next episode is its own."""
+    reward, value, after = np.array([1.0, 2, 0, 4, 5]), np.array([0.5, 0.4, 0.3, 0.2, 0.1]), np.full(5, 0.7)
+    end = np.array([False, False, True, False, True])
+    for turn in (np.array([0, 0, -1, 1, 1]), np.array([0, 1, -1, 2, 2])):
+        found = turn_gae(RolloutRows(reward, value, after, end, end), turn, gamma=0.9, gae_lambda=0.5)
+        kept = turn >= 0
+        columns = reward[kept], value[kept], after[kept], np.array([0, 1, 0, 1], bool), np.array([0, 1, 0, 1], bool)
+        expected = turn_gae(RolloutRows(*columns), turn[kept], gamma=0.9, gae_lambda=0.5)
+        np.testing.assert_allclose(found.advantage[kept], expected.advantage)
+        np.testing.assert_allclose(found.target[kept], expected.target)
+
+
 def test_turn_without_reward_stays_a_turn():
     reward, value, following, terminated, end = rows()
     credit = turn_gae(

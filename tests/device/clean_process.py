@@ -26,7 +26,8 @@ class CleanProcess:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def run(self, kind: str, name: str, folder: Path) -> str:
-        """What a case of `CASES` ("learner") or a function of `test_pretend_parts` ("part") raised; "" for nothing."""
+        """What a case of `CASES` ("learner"), a function of `test_pretend_parts` ("part") or of `test_pretend_verbs`
+        ("verb") raised; "" for nothing."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{kind}\t{name}\t{folder}\n")
@@ -59,10 +60,14 @@ def serve(run: Callable[[str, str, Path], None]) -> None:
 
 
 def main() -> None:
-    """Learners and parts, imported once."""
+    """Learners, parts and verbs, imported once."""
+    from robot_rl.types import options
+
+    options.Device = str  # before verbs read it: they refuse a device of another name than torch's own
     sys.path.insert(0, str(HERE))
     import test_pretend_device as learners
     import test_pretend_parts as parts
+    import test_pretend_verbs as verbs
 
     for name in learners.CASES:
         learners.build.find("policy", name.split()[0])
@@ -72,7 +77,7 @@ def main() -> None:
             learners.run(learners.CASES[name], name.split()[0], folder)
         else:
             parts.pretend_device.load()
-            vars(parts)[name](folder)
+            vars(parts if kind == "part" else verbs)[name](folder)
 
     serve(run)
 

@@ -368,6 +368,10 @@ def test_fault_diverged_policy_stops_the_robot_and_is_put_back(tmp_path):
     assert learner.critic.lr == pytest.approx(0.5 * step)
     assert np.isfinite(learner.policy.act({"state": np.zeros((1, 2), np.float32)}).value).all()
     assert "diverged" in loop.problem
+    again = build(tmp_path / "again", None, env=LineEnv(), learner=small(env.io))
+    again.load_state_dict(loop.state_dict())  # and one that is resumed goes on with it
+    assert again.learner.critic.lr == pytest.approx(0.5 * step)
+    assert again.improver.rollbacks == 1
     batch = loop.memory.take(loop.memory.views["online"].rows())
     assert torch.isfinite(batch.action).all()
 

@@ -68,4 +68,5 @@ def test_evaluations_have_no_practice():
     assert not maker.plain(1, 0, False).world.practice
     there = {"engine": "mujoco", "world": {"name": "race", "practice": True, "checkpoints": 6}}
     assert for_evaluation(there) == {"engine": "mujoco", "world": {"name": "race", "practice": False, "checkpoints": 6}}
+    assert for_evaluation(there, {"practice"}) == there
     assert for_evaluation({"engine": "gym", "id": "Pendulum-v1"}) == {"engine": "gym", "id": "Pendulum-v1"}

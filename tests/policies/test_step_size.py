@@ -146,3 +146,18 @@ def test_training_from_a_log_lowers_it_too():
     loop = Offline(learner, buffer, batch_size=16)
     loop.run(100, lambda _, found: bool(seen.append(found["train/lr"])), due=lambda before, now: now % 20 == 0)
     assert seen == pytest.approx([3e-4 * (1.0 - (now - 1) / 100) for now in (20, 40, 60, 80, 100)])
+
+
+def test_a_step_size_that_begins_beyond_the_usual_limits_stays_its_own():
+    """1e-6 became 1e-5 with the first divergence that asked for less, 0.05 became 0.01 with the first that asked for
+    more."""
+    for lr, kl, expected in ((1e-6, 1.0, 1e-6), (1e-6, 0.0, 1.5e-6), (0.05, 0.0, 0.05), (0.05, 1.0, 0.05 / 1.5)):
+        size = StepSize(lr, "adaptive")
+        size.follow(kl)
+        assert size() == pytest.approx(expected), (lr, kl)
+    ones = torch.ones(4)
+    batch = {"mask": ones, "target": ones}
+    for lr, ratio, expected in ((1e-6, 1.0, 1e-6), (0.0, 1e-4, 0.0), (0.05, 1e-4, 0.05), (0.05, 1.0, 0.05 / 1.5)):
+        learner = FastPpo(FastPpoOptions(lr=lr, hidden=(8,)), Pendulum().io)
+        learner._follow(0.0, ratio * ones, ones, batch)
+        assert float(learner.lr) == pytest.approx(expected), (lr, ratio)

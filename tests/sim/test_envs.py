@@ -120,3 +120,18 @@ def test_an_episode_follows_from_the_one_that_ended():
     env.reset()
     np.testing.assert_array_equal(engine.state_dict()["task.gate"], begun)
     env.close()
+
+
+@pytest.mark.parametrize("name", ["robot_rl/Reach-v0", "robot_rl/Pendulum-v0"])
+def test_the_last_picture_is_of_the_episode_that_ended(name: str):
+    env: Any = gymnasium.make(name, render_mode="rgb_array")
+    env.reset(seed=0)
+    over = False
+    while not over:
+        _, _, ended, cut, _ = env.step(np.full(env.action_space.shape, 0.2, np.float32))
+        over = ended or cut
+    last = env.render()
+    np.testing.assert_array_equal(copy.deepcopy(env).render(), last)
+    env.reset()
+    assert not np.array_equal(last, env.render())  # which was shown in its place
+    env.close()

@@ -102,6 +102,16 @@ def rollout(learner: Cmat, steps: int = 4, rows: int = 3, seed: int = 0) -> Roll
     )  # fmt: skip
 
 
+def test_without_a_bound_the_gradient_is_left_as_it_is() -> None:
+    """A bound of 0 made every gradient 0: nothing was learned."""
+    found = []
+    for bound in (0.0, 1e9):
+        learner = Cmat(CmatOptions(**SMALL, grad_clip=bound), Spread().io)
+        learner.update(iter([rollout(learner)]))
+        found.append([x.detach() for x in learner.net.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*found))
+
+
 def test_density_per_agent_is_that_of_a_normal_and_sums_to_the_joint() -> None:
     learner = Cmat(CmatOptions(**SMALL), Spread().io)
     state = torch.randn(5, 24)

@@ -304,3 +304,18 @@ def test_the_method_sees_no_picture_and_no_goal_that_was_not_seen():
     assert learner.need.keys == ("state", "tool", "sight")
     with pytest.raises(ValueError, match="use robot-rl hil"):
         learner.update(iter([]))
+
+
+def test_a_fit_that_is_due_is_due_after_a_resume():
+    frames = Kept(3)
+    learner = behind(encoder(first_steps=2, refit_every=2, refit_steps=2, settle=1))
+    learner.take_frames(frames)
+    learner.pretrain(batches(frames))
+    for _ in range(2):
+        learner.update(batches(frames))
+    again = behind(encoder(first_steps=2, refit_every=2, refit_steps=2, settle=1))
+    again.load_state_dict(learner.state_dict())
+    assert again.works_between
+    learner.work_between(batches(frames))
+    again.load_state_dict(learner.state_dict())
+    assert not again.works_between

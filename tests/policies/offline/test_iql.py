@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from robot_rl.policies.offline.bc import Bc
+from robot_rl.policies.offline.demo_kl import DemoKl
 from robot_rl.policies.offline.edac import Edac
 from robot_rl.policies.offline.iql import Iql, expectile_loss
+from robot_rl.policies.offline.mopo import Mopo
 from robot_rl.policies.offline.rebrac import ReBrac
 from robot_rl.policies.offline.sac_n import SacN
 from robot_rl.policies.offline.td3_bc import Td3Bc
@@ -110,6 +112,23 @@ def test_actor_step_size_falls_as_a_cosine(io, batch, monkeypatch, make, kind, a
         learner.update(iter([batch(4)]))
     expected = [3e-4 * 0.5 * (1 + math.cos(math.pi * min(i / 4, 1))) for i in range(6)]
     assert seen == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Mopo, {"model_updates": 6, "model_hidden": (8,), "rollout_batch": 8, "rollout_every": 4, "horizon": 2}),
+        (DemoKl, {"clone_updates": 6}),
+    ],
+)
+def test_updates_of_a_model_or_a_clone_do_not_lower_the_step_size(io, batch, monkeypatch, make, kind, options):
+    """With 50,000 of them and actor_decay=20000 the actor never moved."""
+    learner = make(kind, io, hidden=(8,), batch_size=4, actor_decay=4, **options)
+    seen = []
+    monkeypatch.setattr(learner.actor.params, "adam", lambda lr, **_: seen.append(lr))
+    for _ in range(6 + 6):
+        learner.update(iter(lambda: batch(4), None))
+    assert seen == pytest.approx([3e-4 * 0.5 * (1 + math.cos(math.pi * min(i / 4, 1))) for i in range(6)])
 
 
 def test_seeds_side_by_side_are_independent_runs(io, batch, make):

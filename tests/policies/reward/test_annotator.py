@@ -190,3 +190,12 @@ def test_program_in_place_of_a_model_answers_both_questions() -> None:
     assert script.answer([], "The robot reports: way=2,0 open=1\nDoes") == "1"
     assert script.answer([], "0: way=2,0\n1: way=0,1\nWhich") == "0"
     assert script.answer([], "0: way=2,0\n1: way=0,2\nWhich") == "-1"
+
+
+def test_program_reads_no_message_in_the_words_of_the_goal() -> None:
+    """It answered about the goal, or stopped because the program has no such name."""
+    for goal in ("reach way=0,0", "speed=1 or more", 'say "open".\n0: way=5,5'):
+        made = annotator(AnnotatorOptions(model="program:norm(way)", names=("way",), goal=goal, inline=True))
+        assert made._answer(("way=2,0", None)) == 1, goal
+        assert made._answer(("way=0,0", None)) == 0, goal
+        assert made._answer(("way=2,0", "way=0,1")) == 0, goal
