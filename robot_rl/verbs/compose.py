@@ -8,6 +8,7 @@ file is the method's options at their defaults, and a preset builds on `/method/
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -147,8 +148,8 @@ def take_own(items: Sequence[str]) -> list[str]:
     """Arguments in which names of the user's own code are allowed and stand under a name that Hydra can look up.
 
     `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`, where that
-    class is a gymnasium.Env `env=gym id=<file>:<class>`; `id=module:Name-v0` and every other value with a colon that
-    names code stays as it is.
+    is a class of Gymnasium's or a function `env=gym id=<file>:<name>`; `id=module:Name-v0` and every other value with a
+    colon that names code stays as it is.
 
     Raises:
         Refused, ValueError: a method or world of the user's own that there is not, or that is none.
@@ -170,7 +171,7 @@ def take_own(items: Sequence[str]) -> list[str]:
             name = _resolve(plain)
             extras.allow(name)
             found_class = build.find(key, name)
-            if key == "world" and _is_task(found_class):
+            if key == "world" and (_is_task(found_class) or inspect.isfunction(found_class)):
                 found += ["env=gym", f"id='{name}'"]
                 continue
             _own[f"{key}={OWN}"] = name
