@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -180,15 +181,35 @@ def take_own(items: Sequence[str]) -> list[str]:
     return found
 
 
+def quote_signs(items: Sequence[str]) -> list[str]:
+    """The same items; words with signs that Hydra's grammar lacks and names of files have (ü, &, #) stand in quotes."""
+    found = []
+    for item in items:
+        key, _, value = item.partition("=")
+        quoted = _WORD.sub(lambda word: word[0] if _PLAIN.fullmatch(word[0]) else f"'{word[0]}'", value)
+        mended = not _is_readable(item) and _is_readable(f"{key}={quoted}")
+        found.append(f"{key}={quoted}" if mended else item)
+    return found
+
+
+_WORD = re.compile(r"""[^\s,:=\[\]{}()'"][^,:=\[\]{}()'"]*""")
+_PLAIN = re.compile(r"[\w/\-\\+.$%*@?| ]*", re.ASCII)
+
+
+def _is_readable(item: str) -> bool:
+    if "=" not in item or item.startswith("--"):
+        return True
+    try:
+        OverridesParser.create().parse_override(item)
+    except (HydraException, ValueError):
+        return False
+    return True
+
+
 def find_unreadable(items: Sequence[str]) -> str:
     """What is wrong with the first item that Hydra's grammar cannot read, or ""."""
-    parser = OverridesParser.create()
     for item in items:
-        if "=" not in item or item.startswith("--"):
-            continue
-        try:
-            parser.parse_override(item)
-        except (HydraException, ValueError):  # its message counts tokens
+        if not _is_readable(item):  # Hydra's message counts tokens
             key, _, value = item.partition("=")
             quoted = "'\"" + value.strip("'\"") + "\"'"
             return f"{item} cannot be read: quotes or brackets do not match, or a sign has to be quoted: {key}={quoted}"
