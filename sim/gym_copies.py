@@ -121,7 +121,7 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
     except ModuleNotFoundError as error:
         place, cause = id.rpartition(":")[0], error.__cause__
         if not isinstance(cause, ModuleNotFoundError) or cause.name != place:  # a task whose own imports fail
-            raise
+            raise ModuleNotFoundError(f"id={id} needs a package that is not here: {error}", name=error.name) from error
         raise ValueError(
             f"id={id}: there is no module '{place}' on the Python path; where {place}.py lies here, put PYTHONPATH=. "
             f"before the command, or name the class of a task: env=./{place}.py:<class>"
