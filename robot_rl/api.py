@@ -75,6 +75,8 @@ def make(name: str, num_envs: int = 1, *, seed: int = 0, render: bool = False, *
     Raises:
         Refused: no such name or option.
     """
+    if not isinstance(num_envs, int) or isinstance(num_envs, bool):
+        raise Refused(f"num_envs is {num_envs!r}, expected a whole number of at least 1")
     node = _env_node(name, options)
     extra = {"render_mode": "rgb_array"} if render else {}
     env = build.make("engine", node, num_envs=num_envs, seed=seed, device="cpu", **extra)
@@ -98,7 +100,7 @@ def train(
         policy: a method or preset such as "online/sac", "./my_method.py:MyLearner", or a class of an importable module.
         env: a name as `make` takes it, or an environment of `make`: the run makes its own copies with the same options,
             as many as it has.
-        steps: environment steps (transitions) in all.
+        steps: environment steps (transitions) in all; `total_steps` says the same.
         options: of the method.
         folder: of the run; default: a new one below `output`.
         callback: (step, metrics) -> anything, called with every row of metrics.jsonl; False ends the run there,
@@ -112,7 +114,7 @@ def train(
     node = _node_of(env)
     if not isinstance(env, str):
         settings.setdefault("num_envs", env.num_envs)
-    values = {**settings, "env": node, "total_steps": steps}
+    values = {"total_steps": steps, **settings, "env": node}
     cfg = _compose("train", _policy_name(policy), options, values)
     learner_of_init(cfg)
     return _train(cfg, _folder(folder, cfg, "train"), callback)
@@ -207,7 +209,7 @@ def evaluate(
     """Returns, lengths and successes of whole episodes, the same ones for the same seed.
 
     Args:
-        run: run folder, checkpoint or what `train` returned; or anything that acts.
+        run: run folder, checkpoint or what `train` returned; or anything that acts (`robot_rl.types.Policy`).
         env: a name, or an environment of `make`, which is reset; None: the one that the run was trained in.
         episodes: in all.
         seed: of the episodes; `robot-rl eval` with the same seed runs the same.
@@ -215,8 +217,15 @@ def evaluate(
         trust: run code that the folder names, with your rights.
 
     Raises:
-        Refused: no environment is known, or policy and environment do not fit.
+        Refused: no environment is known, it is no policy, or policy and environment do not fit.
     """
+    if not isinstance(run, str | os.PathLike | Policy):
+        raise Refused(
+            f"{type(run).__name__} is no policy; expected a run folder, or an object with io (that of the "
+            "environment), parts (PolicyParts()), reset(rows) and act(obs, deterministic=...) -> Action, as "
+            "robot_rl.types.Policy says. Agents of stable-baselines3: save the zip, then robot-rl eval policy=sb3 "
+            "path=agent.zip env=gym id=..."
+        )
     if env is not None and not isinstance(env, str):
         world = env
     else:

@@ -236,6 +236,10 @@ def find(path: Path) -> Path:
             return root / BEST
         if found:
             return found[-1]
+    if (path / "config.yaml").is_file():
+        raise CheckpointError(
+            f"no checkpoint at {path}: the run ended before its first one (checkpoint_every); start it again"
+        )
     reason = "the folder does not exist" if not path.exists() else "it holds no complete checkpoint"
     raise CheckpointError(f"no checkpoint at {path}: {reason}; expected a run folder or a step_… folder")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -178,7 +179,9 @@ def own(name: str, where: str = "") -> Any:
     found = module
     for part in path.split("."):
         if part not in vars(found):
-            raise ValueError(f"{place} has no '{path}'; give {where}<module or file>:<name>")
+            near = difflib.get_close_matches(part, vars(found), 2)
+            mend = f"did you mean {' or '.join(near)}?" if near else "give <module or file>:<name>"
+            raise ValueError(f"{place} has no '{path}'; {mend}")
         found = vars(found)[part]
     return found
 

@@ -77,7 +77,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases; `mode` is "online", "offline" or "disabled"."""
+    """Weights & Biases; `mode` is "online", "offline", "disabled", or None for what WANDB_MODE says (else online)."""
 
     def __init__(
         self,
@@ -85,17 +85,20 @@ class Wandb:
         *,
         project: str = "robot_rl",
         name: str | None = None,
-        mode: str = "offline",
+        mode: str | None = "offline",
         config: Mapping[str, object] | None = None,
     ) -> None:
-        if mode not in ("online", "offline", "disabled"):
+        if mode not in (None, "online", "offline", "disabled"):
             raise ValueError(f"track.mode is '{mode}', expected online, offline or disabled")
         wandb = require("wandb")
         os.environ.setdefault("WANDB_SILENT", "true")
         run_id = Path(folder).resolve().name.replace(" ", "_")[-64:]
-        self._run = wandb.init(
-            project=project, name=name, mode=mode, config=config, dir=str(folder), id=run_id, resume="allow"
-        )
+        try:
+            self._run = wandb.init(
+                project=project, name=name, mode=mode, config=config, dir=str(folder), id=run_id, resume="allow"
+            )
+        except wandb.errors.Error as error:  # no key, no account, no way to the server
+            raise ValueError(f"track=wandb: {error} track.mode=offline keeps the numbers in the run folder") from error
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Write one row."""
@@ -161,7 +164,7 @@ def wandb(
     tensorboard: bool = False,
     project: str = "robot_rl",
     run_name: str | None = None,
-    mode: str = "online",
+    mode: str | None = None,
     config: Mapping[str, object] | None = None,
 ) -> Many:
     """`metrics.jsonl` and Weights & Biases."""

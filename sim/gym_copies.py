@@ -121,7 +121,7 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
     except ModuleNotFoundError as error:
         place, cause = id.rpartition(":")[0], error.__cause__
         if not isinstance(cause, ModuleNotFoundError) or cause.name != place:  # a task whose own imports fail
-            raise
+            raise ModuleNotFoundError(f"id={id} needs a package that is not here: {error}", name=error.name) from error
         raise ValueError(
             f"id={id}: there is no module '{place}' on the Python path; where {place}.py lies here, put PYTHONPATH=. "
             f"before the command, or name the class of a task: env=./{place}.py:<class>"
@@ -131,17 +131,17 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
     return env.env if type(env) is gymnasium.wrappers.OrderEnforcing else env
 
 
-def layout(space: spaces.Space) -> Layout:
+def layout(space: spaces.Space | None) -> Layout:
     """Lay out an observation space: first goal environments' "observation" and "desired_goal", else the space's order.
 
     Raises:
-        ValueError: a leaf is neither a box of numbers, a picture, nor a discrete choice.
+        ValueError: a leaf is neither a box of numbers, a picture, nor a discrete choice, or there is nothing to see.
     """
     parts: list[Part] = []
     names: list[str] = []
     images: dict[str, tuple[int, int, int]] = {}
 
-    def visit(leaf: spaces.Space, path: tuple[str | int, ...]) -> None:
+    def visit(leaf: spaces.Space | None, path: tuple[str | int, ...]) -> None:
         name = ".".join(map(str, path)) or "observation"
         if isinstance(leaf, spaces.Dict):
             goal = leaf.spaces.keys() >= _GOAL
@@ -179,13 +179,15 @@ def layout(space: spaces.Space) -> Layout:
             )
 
     visit(space, ())
+    if not names and not images:
+        raise ValueError(f"the observation space {space} holds no number; a policy needs something to see")
     return Layout(tuple(parts), tuple(names), images, _goal_width(space))
 
 
 _GOAL = {"observation", "desired_goal", "achieved_goal"}
 
 
-def _goal_width(space: spaces.Space) -> int:
+def _goal_width(space: spaces.Space | None) -> int:
     """G of a goal environment whose goals are vectors, else 0."""
     if not isinstance(space, spaces.Dict) or not space.spaces.keys() >= _GOAL:
         return 0
@@ -218,11 +220,11 @@ def action_choices(space: spaces.Space) -> tuple[int, ...]:
     return tuple(int(count) for count in box.high - box.low + 1)
 
 
-def action_box(space: spaces.Space, id: str) -> spaces.Box:
+def action_box(space: spaces.Space | None, id: str) -> spaces.Box:
     """The action space as a bounded box of one axis; choices are their whole numbers.
 
     Raises:
-        ValueError: it is neither numbers nor choices.
+        ValueError: it is neither numbers nor choices, or none of them.
     """
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
@@ -243,6 +245,8 @@ def action_box(space: spaces.Space, id: str) -> spaces.Box:
         raise ValueError(
             f"'{id}' has unbounded actions {space}; [-1, 1] cannot be scaled to them. Wrap it with finite bounds"
         )
+    if not space.shape[0]:
+        raise ValueError(f"'{id}' has the action space {space}, which holds no number; there is nothing to learn")
     return space
 
 

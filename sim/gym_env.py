@@ -59,7 +59,7 @@ class GymVectorEnv(VectorEnv):
         seed: environment i depends on the seed and i alone.
         device: where the learner runs; this engine hands over NumPy arrays whatever it is.
         id: for example "HalfCheetah-v5", "FetchPickAndPlace-v4", "gym_hil/PandaPickCubeBase-v0", "module:Name-v0", or
-            "./my_task.py:MyTask" for a class of a file.
+            "./my_task.py:MyTask" for a class or function of a file.
         kwargs: arguments of the environment.
         workers: processes that share the copies; 0 steps them all here, which is the faster choice for cheap
             environments: handing over a step costs about as much as simulating a small robot.
@@ -94,8 +94,8 @@ class GymVectorEnv(VectorEnv):
             raise ValueError(f"num_envs is {num_envs} and workers {workers}; expected at least 1 and at least 0")
         kwargs = dict(kwargs or {})
         first = gym_copies.make_one(id, kwargs, render_mode)
-        box = gym_copies.action_box(first.action_space, id)
-        layout = gym_copies.layout(first.observation_space)
+        box = gym_copies.action_box(getattr(first, "action_space", None), id)  # None: a class that sets no spaces
+        layout = gym_copies.layout(getattr(first, "observation_space", None))
         self.id, self.num_envs, self.render_mode, self._crash_dir = id, num_envs, render_mode, crash_dir
         actions = int(box.shape[0])
         obs: dict[str, tuple[tuple[int, ...], str]] = {}

@@ -1,7 +1,8 @@
-"""Gymnasium tasks of the user's own: classes of a file, "./my_task.py:MyTask", and wrappers that keep moments."""
+"""Gymnasium tasks of the user's own: a class or function of a file, "./my_task.py:MyTask"; wrappers that keep moments."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 
 import gymnasium
@@ -11,23 +12,28 @@ from robot_rl.extras import own
 
 
 def is_file(id: str) -> bool:
-    """Whether an id is no name of the registry but a class of a file."""
+    """Whether an id is no name of the registry but a class or function of a file."""
     return id.rpartition(":")[0].endswith(".py")
 
 
 def make(id: str, options: Mapping[str, object]) -> gymnasium.Env:
-    """One environment of the class.
+    """One environment of the class, or what the function answers.
 
     Raises:
-        ValueError: the user did not name it on the command line, it is no such class, or takes other options.
+        ValueError: the user did not name it on the command line, it makes no environment, or takes other options.
     """
     kind = own(id, "id=")
-    if not (isinstance(kind, type) and issubclass(kind, gymnasium.Env)):
-        raise ValueError(f"{id} is no environment; expected a class that inherits from gymnasium.Env")
+    if not (inspect.isfunction(kind) or (isinstance(kind, type) and issubclass(kind, gymnasium.Env))):
+        raise ValueError(
+            f"{id} is no environment; expected a class that inherits from gymnasium.Env, or a function that makes one"
+        )
     try:
-        return kind(**options)
+        env = kind(**options)
     except TypeError as error:
         raise ValueError(f"{id} cannot be made with env.kwargs={dict(options)}: {error}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise ValueError(f"{id} makes {type(env).__name__}, which is no gymnasium.Env; a world is named by its class")
+    return env
 
 
 def find_moments(env: gymnasium.Env) -> tuple[str, ...]:

@@ -121,6 +121,12 @@ def check_options(
     Raises:
         ValueError: says what is wrong, and what there is.
     """
+    absent = [name for name in vars(World) if name[0] != "_" and not hasattr(world, name)]
+    if absent:
+        raise ValueError(
+            f"{type(world).__name__} is no world: it has no {', '.join(absent)}; a world is a class as in "
+            "docs/add_a_world.md, a Gymnasium task inherits from gymnasium.Env"
+        )
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}, expected at least 1")
     for name in (*cameras, *([options.render_camera] if options.render_camera else [])):

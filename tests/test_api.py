@@ -228,3 +228,35 @@ def test_an_environment_that_is_none_of_ours_is_refused_with_what_to_do():
     for call in (lambda: rr.make(cast(Any, Task)), lambda: rr.train("online/sac", cast(Any, Task()))):
         with pytest.raises(Refused, match=r"gymnasium.register.*'module:Id-v0'"):
             call()
+
+
+def test_an_environment_comes_from_a_function_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(
+        "import gymnasium\n"
+        "def make_task(seconds=3):\n"
+        "    task = gymnasium.make('Pendulum-v1', max_episode_steps=seconds)\n"
+        "    return gymnasium.wrappers.FrameStackObservation(task, 2)\n"
+        "def make_number(): return 3\n"
+    )
+    env = rr.make("./task.py:make_task", kwargs={"seconds": 2})
+    assert env.io.obs["state"][0] == (6,)
+    env.reset()
+    assert [bool(env.step(np.zeros((1, 1)))[3][0]) for _ in range(4)] == [False, True, False, True]
+    with pytest.raises(Refused, match=r"makes int, which is no gymnasium\.Env"):
+        rr.make("./task.py:make_number")
+    with pytest.raises(ValueError, match="has no 'make_tosk'; did you mean make_task"):
+        rr.make("./task.py:make_tosk")
+
+
+def test_steps_have_the_name_of_the_command_line_too(tmp_path: Path):
+    few: dict[str, Any] = {"total_steps": 40, "learning_starts": 50, "folder": tmp_path / "run"}
+    run = rr.train("online/sac", "pendulum", **few, **QUICK)
+    assert run.summary["steps"] == 40
+
+
+def test_what_is_no_policy_and_no_number_of_copies_is_refused():
+    with pytest.raises(Refused, match=r"^object is no policy; expected a run folder, or an object with io"):
+        rr.evaluate(cast(Any, object()), "pendulum")
+    with pytest.raises(Refused, match="num_envs is '3', expected a whole number"):
+        rr.make("pendulum", num_envs=cast(Any, "3"))

@@ -135,6 +135,9 @@ def test_find_without_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
         checkpoint.find(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         checkpoint.find(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(CheckpointError, match=r"the run ended before its first one .*; start it again"):
+        checkpoint.find(tmp_path)
 
 
 def test_folders_without_meta_are_no_checkpoints(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +76,22 @@ def test_wandb_without_network_writes_its_run(tmp_path: Path, mode: str) -> None
     assert track.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 7, "eval/return": 3.0}]
     files = list((tmp_path / "wandb").rglob("*.wandb")) if (tmp_path / "wandb").exists() else []
     assert bool(files) == (mode == "offline")
+
+
+def test_wandb_heeds_its_variable_and_says_how_to_go_without_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb: Any = pytest.importorskip("wandb", reason="the extra [track] is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    track.wandb(str(tmp_path)).close()
+    assert list((tmp_path / "wandb").rglob("*.wandb"))
+
+    def refuse(**_: object) -> None:
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(ValueError, match=r"No API key configured\. track\.mode=offline keeps the numbers"):
+        track.wandb(str(tmp_path))
 
 
 def test_wandb_unknown_mode_lists_the_valid_ones(tmp_path: Path) -> None:

@@ -185,6 +185,9 @@ def _shapes(table: D4rlTable) -> None:
         if column[key].ndim and found == rows:
             if key.startswith("infos/"):
                 continue
+            if column[key].dtype.kind not in "biuf":
+                findings.append(error("dtype", f"{path}: '{key}' is {column[key].dtype}, expected numbers"))
+                continue
             axes = 2 if key.endswith(("observations", "actions")) else 1
             if column[key].ndim != axes:
                 shape, wanted = tuple(column[key].shape), "(N, numbers)" if axes == 2 else "(N,)"

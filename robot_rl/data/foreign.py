@@ -386,7 +386,12 @@ def csv(path: Path) -> tuple[list[str], np.ndarray]:
         BadData: it unpacks to more than there is room for.
     """
     with _binary(path) as file:
-        header = file.readline(1 << 22).decode("utf-8-sig").strip("\r\n")
+        first = file.readline(1 << 22)
+    try:
+        header = first.decode("utf-8-sig").strip("\r\n")
+    except UnicodeDecodeError as problem:
+        repair = "save it as CSV in UTF-8, or name it as what it is"
+        raise refusal("bad_csv", f"{path} is no text in UTF-8", repair) from problem
     between = max(",;\t", key=header.count)
     lines = signs = longest = since = 0
     with _binary(path) as file:

@@ -19,6 +19,7 @@ from robot_rl.types import Episode, IOSpec
 
 _OWN = ("recording", "store")
 FORMATS = ("d4rl", "minari", "robomimic", "lerobot", "rosbag", "csv", "npz", "replay", *_OWN)
+_ONLY_READ = (".csv", ".gz", ".npz", ".pkl", ".pickle", ".parquet", ".mcap", ".db3", ".bag", ".json")
 WRITERS = ("store", "d4rl", "minari", "lerobot", "recording")
 
 
@@ -38,9 +39,10 @@ def detect(path: str | os.PathLike[str]) -> str:
         return "csv"
     by_suffix = {".episodes": "recording", ".npz": "npz", ".pkl": "npz", ".pickle": "npz", ".mcap": "rosbag"}
     by_suffix |= {".db3": "rosbag"}
-    if path.suffix in by_suffix:
-        return by_suffix[path.suffix]
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix in by_suffix:
+        return by_suffix[suffix]
+    if suffix == ".parquet":
         repair = (
             "of a LeRobot set name the folder that holds meta/; a table of your own is read as CSV with a map, each "
             "episode a file: pandas.read_parquet(...).to_csv(..., index=False)"
@@ -253,9 +255,19 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
 
 
 def guess_writer(path: str | os.PathLike[str]) -> str:
-    """Format of an output by its name: .hdf5 is D4RL, <name>-v<k> Minari, everything else a store."""
+    """Format of an output by its name: .hdf5 is D4RL, <name>-v<k> Minari, everything else a store.
+
+    Raises:
+        ValueError: the name is that of a format which is read only.
+    """
     path = Path(path)
-    if path.suffix in (".hdf5", ".h5"):
+    suffix = path.suffix.lower()
+    if suffix in (".hdf5", ".h5"):
         return "d4rl"
+    if suffix in _ONLY_READ:
+        raise ValueError(
+            f"out={path}: {suffix} files are not written; a name with .hdf5 becomes a D4RL file, others a store, and "
+            f"to= says one of {', '.join(WRITERS)}"
+        )
     head, _, version = path.name.rpartition("-v")
     return "minari" if head and version.isdigit() else "store"

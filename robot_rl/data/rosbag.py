@@ -235,7 +235,14 @@ def _explain(path: Path, problem: Exception) -> Finding:
         return error(
             "malformed", f"{path}: its database is malformed ({text})", "run `ros2 bag reindex`, or copy it again"
         )
-    if "magic" in text or "End of" in text or "unpack" in text or "truncated" in text.lower() or not text:
+    if (
+        "magic" in text
+        or "End of" in text
+        or "unpack" in text
+        or "ord()" in text
+        or "truncated" in text.lower()
+        or not text
+    ):
         repair = "`mcap recover`, `ros2 bag reindex`, or salvage=true to read up to the break"
         return error("cut_short", f"{path} is cut short ({text or type(problem).__name__})", repair)
     return error("unreadable", f"{path} cannot be read: {text}", "check it with `ros2 bag info`")

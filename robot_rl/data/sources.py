@@ -22,6 +22,8 @@ def check_file(path: Path) -> None:
         FileNotFoundError: there is no such file.
         BadData: it is a folder, empty, or a Git LFS pointer.
     """
+    if path.is_symlink() and not path.exists():
+        raise FileNotFoundError(f"{path} is a link to {path.readlink()}, which does not exist")
     if not path.exists():
         near = difflib.get_close_matches(
             path.name, [p.name for p in path.parent.glob("*")] if path.parent.exists() else []

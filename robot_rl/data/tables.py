@@ -8,6 +8,7 @@ A map is a YAML file:
       - {column: pos_meas1, transform: sin}
       - {column: pos_meas1, transform: cos}
       - {column: vel_meas1, scale: 0.05}
+      - vel_meas2                       # as it is
     action:
       - {column: tau_con1, scale: 0.2, name: tau, unit: "N*m"}
     info: [tau_con2]                    # kept per step; or {name: column}
@@ -128,6 +129,7 @@ def _plan(given: str | Path | dict[str, object]) -> dict[str, Any]:
             message = f"there is no map '{given}'; expected a YAML file or one of {_list_known()}"
             raise refusal("map", message)
         plan = foreign.read_yaml(file)
+    _complete(plan)
     unknown = {str(key) for key in plan} - _KEYS
     if unknown or not plan.get("state") or not plan.get("action"):
         what = f"unknown keys {sorted(unknown)}" if unknown else "no 'state' or no 'action'"
@@ -135,9 +137,18 @@ def _plan(given: str | Path | dict[str, object]) -> dict[str, Any]:
     variants = plan.get("variants") or {}
     if not isinstance(variants, Mapping) or not all(isinstance(changes, Mapping) for changes in variants.values()):
         raise refusal("map", f"{name}: variants are {str(variants)[:200]}, expected a mapping for every name")
+    for changes in variants.values():
+        _complete(changes)
     for one in (plan, *({**plan, **changes} for changes in variants.values())):
         _check_plan(one, name)
     return plan
+
+
+def _complete(plan: dict[str, Any]) -> None:
+    """Columns that are named and nothing else become entries."""
+    for kind in {"state", "action"} & plan.keys():
+        if isinstance(plan[kind], list):
+            plan[kind] = [{"column": item} if isinstance(item, str) else item for item in plan[kind]]
 
 
 def _check_plan(plan: Mapping[str, Any], name: str) -> None:

@@ -92,6 +92,7 @@ def check(cfg: DictConfig) -> None:
             print(stages.told(int(np.sum(result.successes)), episodes))
     env.close()
     answer.note(findings=list(findings))
+    name = str(cfg.id or "").rpartition(":")[2] or env_name(cfg)
     if findings:
-        raise Refused(f"{env_name(cfg)} breaks the contract of environments in {len(findings)} places")
-    print(f"{env_name(cfg)} keeps the contract of environments")
+        raise Refused(f"{name} breaks the contract of environments in {len(findings)} place{'s'[: len(findings) - 1]}")
+    print(f"{name} keeps the contract of environments")

@@ -8,6 +8,8 @@ file is the method's options at their defaults, and a preset builds on `/method/
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -147,8 +149,8 @@ def take_own(items: Sequence[str]) -> list[str]:
     """Arguments in which names of the user's own code are allowed and stand under a name that Hydra can look up.
 
     `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`, where that
-    class is a gymnasium.Env `env=gym id=<file>:<class>`; `id=module:Name-v0` and every other value with a colon that
-    names code stays as it is.
+    is a class of Gymnasium's or a function `env=gym id=<file>:<name>`; `id=module:Name-v0` and every other value with a
+    colon that names code stays as it is.
 
     Raises:
         Refused, ValueError: a method or world of the user's own that there is not, or that is none.
@@ -170,7 +172,7 @@ def take_own(items: Sequence[str]) -> list[str]:
             name = _resolve(plain)
             extras.allow(name)
             found_class = build.find(key, name)
-            if key == "world" and _is_task(found_class):
+            if key == "world" and (_is_task(found_class) or inspect.isfunction(found_class)):
                 found += ["env=gym", f"id='{name}'"]
                 continue
             _own[f"{key}={OWN}"] = name
@@ -179,15 +181,35 @@ def take_own(items: Sequence[str]) -> list[str]:
     return found
 
 
+def quote_signs(items: Sequence[str]) -> list[str]:
+    """The same items; words with signs that Hydra's grammar lacks and names of files have (ü, &, #) stand in quotes."""
+    found = []
+    for item in items:
+        key, _, value = item.partition("=")
+        quoted = _WORD.sub(lambda word: word[0] if _PLAIN.fullmatch(word[0]) else f"'{word[0]}'", value)
+        mended = not _is_readable(item) and _is_readable(f"{key}={quoted}")
+        found.append(f"{key}={quoted}" if mended else item)
+    return found
+
+
+_WORD = re.compile(r"""[^\s,:=\[\]{}()'"][^,:=\[\]{}()'"]*""")
+_PLAIN = re.compile(r"[\w/\-\\+.$%*@?| ]*", re.ASCII)
+
+
+def _is_readable(item: str) -> bool:
+    if "=" not in item or item.startswith("--"):
+        return True
+    try:
+        OverridesParser.create().parse_override(item)
+    except (HydraException, ValueError):
+        return False
+    return True
+
+
 def find_unreadable(items: Sequence[str]) -> str:
     """What is wrong with the first item that Hydra's grammar cannot read, or ""."""
-    parser = OverridesParser.create()
     for item in items:
-        if "=" not in item or item.startswith("--"):
-            continue
-        try:
-            parser.parse_override(item)
-        except (HydraException, ValueError):  # its message counts tokens
+        if not _is_readable(item):  # Hydra's message counts tokens
             key, _, value = item.partition("=")
             quoted = "'\"" + value.strip("'\"") + "\"'"
             return f"{item} cannot be read: quotes or brackets do not match, or a sign has to be quoted: {key}={quoted}"

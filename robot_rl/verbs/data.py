@@ -95,7 +95,8 @@ def name_positions(arguments: list[str]) -> list[str]:
         free = not item.startswith("-") and (os.path.exists(item) or not re.match(r"[+~]*\w+=", item))
         key = next(named, None) if free else None
         # Hydra's grammar gives braces, commas and equals signs a meaning; quoted text has none
-        found.append(item if key is None else f"{key}='{item}'")
+        mark = '"' if "'" in item else "'"
+        found.append(item if key is None else f"{key}={mark}{item}{mark}")
     return found
 
 

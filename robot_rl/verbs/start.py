@@ -28,6 +28,7 @@ from robot_rl.verbs.compose import (
     find_wrong_value,
     groups_of,
     other_keys,
+    quote_signs,
     take_own,
 )
 from robot_rl.verbs.data import name_positions, session
@@ -216,7 +217,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         if verb in ("eval", "export", "deploy"):
             rest = [as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest]
         rest = take_own(rest)
-        kept = _resumed(rest)
+        kept, rest = _resumed(rest), quote_signs(rest)
         flags = any(item.startswith("-") or item.lstrip("+").startswith("hydra") for item in rest)
         wrong = find_unknown(verb, rest) or find_unreadable(rest) or find_wrong_value(config, rest)
         if not wrong and (flags or kept is not None):  # else where Hydra refuses a word, since it composes

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.d4rl_pairs import qlearning_dataset
 from robot_rl.data import d4rl, formats
+from robot_rl.data.findings import BadData
 from robot_rl.data.read_options import ReadOptions
 from robot_rl.types import Episode
 
@@ -306,3 +307,14 @@ def test_write_images_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"image.top.*one vector"):
         d4rl.write(tmp_path / "x.hdf5", [bad])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_complex_numbers_and_links_to_nowhere_are_told(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["observations"], file["actions"] = np.ones((3, 2)) * 1j, np.zeros((3, 1))
+        file["rewards"], file["terminals"] = np.zeros(3), np.array([0, 0, 1], bool)
+    with pytest.raises(BadData, match="'observations' is complex128, expected numbers"):
+        d4rl.read(tmp_path / "a.hdf5")
+    (tmp_path / "b.hdf5").symlink_to("gone.hdf5")
+    with pytest.raises(FileNotFoundError, match=r"b\.hdf5 is a link to gone\.hdf5, which does not exist"):
+        d4rl.read(tmp_path / "b.hdf5")

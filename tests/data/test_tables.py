@@ -182,3 +182,18 @@ def test_csv_with_a_time_and_no_rate_keeps_its_rows_and_their_rate(tmp_path: Pat
 def test_csv_map_with_one_entry_in_place_of_a_list_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"'action' has .*expected a list of entries with a column"):
         tables.read(csv(tmp_path / "a.csv"), ReadOptions(map={**MAP, "action": {"column": "u"}}))
+
+
+def test_columns_named_alone_are_taken_as_they_are(tmp_path: Path) -> None:
+    plan = {"time": "t", "state": ["q", "w"], "action": ["u"], "variants": {"hot": {"state": ["c"]}}}
+    (one,) = tables.read(csv(tmp_path / "a.csv"), ReadOptions(map=plan)).episodes
+    np.testing.assert_allclose(one.obs["state"][:3], [[0, 0], [0.03, 0.3], [0.12, 1.2]], atol=1e-6)
+    (tmp_path / "hot").mkdir()
+    (one,) = tables.read(csv(tmp_path / "hot/a.csv"), ReadOptions(map=plan)).episodes
+    assert one.obs["state"][0].tolist() == [7]
+
+
+def test_what_is_no_utf8_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("t,q,w,u,c\n0,0,0,0,0\n", encoding="utf-16")
+    with pytest.raises(BadData, match="is no text in UTF-8; save it as CSV in UTF-8"):
+        tables.read(tmp_path / "a.csv", ReadOptions(map=MAP))

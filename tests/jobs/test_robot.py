@@ -204,12 +204,15 @@ def test_world_in_the_users_folder_trains_and_is_code_to_others(
     Path("two.py").write_text("class A: ...\nclass B: ...\n")
     Path("torn.py").write_text("class A:\n    x = (\n")
     Path("lost.py").write_text("import no_such_part\nclass Lost: ...\n")
+    Path("half.py").write_text(text[1].replace("class Line", "class Half").replace("def success", "def succeeds"))
     for words, said in (
         (["env=./two.py"], "say which class of ./two.py is the world: env=./two.py:<class>; it has A, B"),
         (["env=./absent.py"], "there is no such file"),
         (["env=./torn.py"], "env=./torn.py: line 2 is no Python: "),
         (["env=./lost.py"], "lost.py imports 'no_such_part', which is not on the Python path"),
         (["env=./line.py", "env.world.forcee=1"], "did you mean force"),
+        (["env=./two.py:A"], "A is no world: it has no name, control_hz, "),
+        (["env=./half.py"], "Half is no world: it has no success; a world is a class as in docs/add_a_world.md"),
     ):
         assert robot_rl("check", *words) == 2
         assert said in capsys.readouterr().err

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from robot_rl import cli
+from robot_rl.verbs.compose import quote_signs
+from robot_rl.verbs.data import name_positions
 
 # line -> what the answer has to hold: the fix, or the range
 WRONG = r"""
@@ -47,6 +50,8 @@ train demo_share=1 demos=5 -> expected a number in (0, 1)
 train trust=maybe -> expected true or false or changed
 train -m seed=0,x -> 'x' in one of the runs, expected a whole number of at least 0
 train policy=online/sca -> did you mean online/sac
+data convert log.hdf5 out=log.csv -> .csv files are not written; a name with .hdf5 becomes a D4RL file
+data info lög&1.hdf5 -> lög&1.hdf5 does not exist
 train policy=null -> policy is one of
 train policy=./none.py:Learner -> expected <file>.py:<name>
 train policy=no_such_module:Learner -> there is no module 'no_such_module'
@@ -255,3 +260,24 @@ def test_a_wrong_line_gets_one_paragraph_with_its_fix(
     for bare in ("Traceback", "Error", "Errno", "hydra", "--debug", "object has no attribute"):
         assert bare not in paragraph
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("item", "read"),
+    [
+        ("data=/home/jürgen/a log#2.hdf5", "/home/jürgen/a log#2.hdf5"),
+        ("path=[runs/ä,runs/R&D,runs/b]", ["runs/ä", "runs/R&D", "runs/b"]),
+        ("data=plain log.hdf5", "plain log.hdf5"),
+        ("lr=interval(1e-5,1e-2)", None),
+    ],
+)
+def test_signs_of_file_names_need_no_quotes(item: str, read: object) -> None:
+    (quoted,) = quote_signs([item])
+    if read is None:
+        assert quoted == item
+    else:
+        assert OverridesParser.create().parse_override(quoted).value() == read
+
+
+def test_a_name_with_an_apostrophe_is_read() -> None:
+    assert name_positions(["info", "it's.hdf5"]) == ["what='info'", 'path="it\'s.hdf5"']

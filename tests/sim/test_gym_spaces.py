@@ -142,3 +142,19 @@ def test_a_wrapper_whose_moments_belong_to_one_copy_is_named():
     reward, observation = make(1, 0, id="Wrapped-v0").parts.notes
     assert "NormalizeReward" in reward
     assert "policy.normalize_obs=true" in observation
+
+
+class Bare(gym.Env):
+    """Sets no spaces."""
+
+
+cast(Any, gym.register)("Bare-v0", Bare, disable_env_checker=True)
+
+
+def test_spaces_that_are_absent_or_hold_nothing_are_told():
+    with pytest.raises(ValueError, match="takes actions from None; expected a Box"):
+        make(1, 0, id="Bare-v0")
+    with pytest.raises(ValueError, match="which holds no number; there is nothing to learn"):
+        echo(action=spaces.Box(-1, 1, (0,), np.float32))
+    with pytest.raises(ValueError, match="holds no number; a policy needs something to see"):
+        echo(observation=spaces.Box(-1, 1, (0,), np.float32))
