@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
 from robot_rl.sim.robot_model import calm_springs, digest, load, mujoco
+from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types.card import OPEN, Card
@@ -438,3 +440,20 @@ def test_a_hand_whose_shapes_are_drawn_only_touches_with_them(tmp_path: Path) ->
     spec = load(tmp_path / "scene.xml", hand="bend").spec
     assert all(geom.contype for name in ("wrist", "left", "right") for geom in spec.body(name).geoms)
     assert not any(geom.contype for geom in load(tmp_path / "scene.xml").spec.body("left").geoms)
+
+
+def test_hundreds_of_contacts_are_named_in_about_the_time_that_finding_them_takes() -> None:
+    box = '<geom type="box" size=".1 .1 .1"/>'
+    hubs = "".join(f'<body name="b{i}"><joint name="j{i}" axis="0 0 1"/>{box * 4}</body>' for i in range(4))
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{hubs}</worldbody></mujoco>")
+    probe = RobotProbe(model, [0, 1, 2, 3], "b3")
+    spent = {"place": 0.0, "touching": 0.0}
+    for _ in range(100):
+        joints = probe.random.uniform(-1.0, 1.0, 4)
+        for step in (lambda joints=joints: probe.place(joints), probe.touching):
+            begun = time.thread_time()
+            found = step()
+            spent["touching" if found else "place"] += time.thread_time() - begun
+    assert probe.data.ncon > 300
+    assert found == {(f"b{i}", f"b{j}") for j in range(4) for i in range(j)}
+    assert spent["touching"] < 2.0 * spent["place"], spent
