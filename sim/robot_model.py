@@ -288,27 +288,26 @@ def _mjcf(path: Path) -> RobotModel:
         if not low <= geom.group <= high:
             geom.mass = 0.0
     spec.compiler.inertiagrouprange = [0, 5]  # what tasks add weighs something, whatever its group
-    absent = []
-    for items, folder in ((spec.meshes, spec.meshdir), (spec.textures, spec.texturedir or spec.meshdir)):
-        for item in items:
-            if item.file:
-                whole = path.parent / folder / item.file
-                item.file = str(whole.resolve())
-                if not whole.is_file():
-                    absent.append(item)
+    absent = {
+        what: [item for item in list(items) if not _locate(item, path.parent / folder)]
+        for what, items, folder in (
+            ("meshes", spec.meshes, spec.meshdir),
+            ("height fields", spec.hfields, spec.meshdir),
+            ("skins", spec.skins, spec.meshdir),
+            ("textures", spec.textures, spec.texturedir or spec.meshdir),
+        )
+    }
     spec.meshdir = spec.texturedir = ""
     spec.strippath = False
     spec.modelfiledir = ""
-    meshes = [item for item in absent if item in list(spec.meshes)]
-    textures = [item for item in absent if item not in meshes]
-    _say_absent(made, [Path(item.file).name for item in meshes])
-    _say_absent(made, [Path(item.file).name for item in textures], "textures")
-    names, pictures = ({_named(item) for item in items} for items in (meshes, textures))
+    for what, items in absent.items():
+        _say_absent(made, [Path(item.file or "a cube's").name for item in items], what)
+    names, heights, _, pictures = ({_named(item) for item in items} for items in absent.values())
     for material in spec.materials:
         material.textures = ["" if name in pictures else name for name in material.textures]
     bodies = []
     for geom in list(spec.geoms):
-        if geom.meshname in names:
+        if geom.meshname in names or geom.hfieldname in heights:
             bodies.append(geom.parent)
             spec.delete(geom)
         elif (
@@ -316,7 +315,7 @@ def _mjcf(path: Path) -> RobotModel:
         ):  # as files of before MuJoCo 3.3 say it
             geom.typeinertia = mujoco.mjtGeomInertia.mjINERTIA_VOLUME
             spec.mesh(geom.meshname).inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
-    strip(spec, absent)
+    strip(spec, *absent.values())
     for body in bodies:
         if not list(body.geoms) and _proxies(body):
             made.notes.append(f"body {body.name} has no shape that can be read: capsules along its bones stand for it")
@@ -331,7 +330,22 @@ def _leave_objects(made: RobotModel) -> None:
     if not loose or len(loose) == len(joints):
         return
     made.notes.append(f"objects of the scene are left out: {', '.join(body.name or '?' for body in loose)}")
-    strip(made.spec, loose, made.spec.keys)  # keyframes place the objects, too
+    names = {part.name for body in loose for part in (body, *body.find_all("body"))} - {""}
+    watching = [item for item in (*made.spec.lights, *made.spec.cameras) if item.targetbody in names]
+    strip(made.spec, watching, loose, made.spec.keys)  # keyframes place the objects, too
+
+
+def _locate(item: MjsElement, folder: Path) -> bool:
+    """Give the files of a mesh, texture … their whole paths; whether they are there."""
+    files = []
+    if item.file:
+        files.append((folder / item.file).resolve())
+        item.file = str(files[0])
+    for side, name in enumerate(getattr(item, "cubefiles", ())):
+        if name:
+            files.append((folder / name).resolve())
+            item.cubefiles[side] = str(files[-1])
+    return all(file.is_file() for file in files)
 
 
 def _hand(spec: MjSpec, joint: str) -> set[str]:

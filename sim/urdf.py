@@ -12,6 +12,8 @@ import numpy as np
 
 _MESHES = (".stl", ".obj", ".msh")
 """Forms of meshes that MuJoCo reads."""
+_FACES = 200_000
+"""The most faces of an STL that it reads."""
 _MASS, _INERTIA = "0.001", "1e-6"
 """Of a link that moves and has no mass of its own [kg, kg m2]: finger tips, links between two axes."""
 _FLAT = 1e-3
@@ -122,12 +124,15 @@ def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path) -> None:
     shapes = [(kind, shape) for kind in ("visual", "collision") for shape in link.findall(kind)]
     for kind, shape in shapes:
         shape.attrib.pop("name", None)  # makers repeat these names, and MuJoCo warns of each
-        mesh = shape.find("geometry/mesh")
+        mesh, sphere = shape.find("geometry/mesh"), shape.find("geometry/sphere")
+        if sphere is not None and not float(sphere.get("radius", 0.0)):
+            link.remove(shape)
+            made.absent.append(f"{kind} of radius 0")
         if mesh is None:
             continue
         name = mesh.get("filename", "")
         found = find_mesh(name, path)
-        if found is None or found.suffix.lower() not in _MESHES:
+        if found is None or not _readable(found):
             link.remove(shape)
             made.absent.append(f"{kind} {name.rpartition('/')[2]}")
             continue
@@ -137,6 +142,15 @@ def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path) -> None:
         mesh.set("filename", short)
     if shapes and not (link.findall("visual") or link.findall("collision")):
         made.bare.append(link.get("name", ""))
+
+
+def _readable(mesh: Path) -> bool:
+    """Whether MuJoCo reads it."""
+    if mesh.suffix.lower() != ".stl":
+        return mesh.suffix.lower() in _MESHES
+    with mesh.open("rb") as stream:
+        count = int.from_bytes(stream.read(84)[80:], "little")
+    return count <= _FACES or mesh.stat().st_size != 84 + 50 * count  # the second is one in words
 
 
 def _mend_inertias(made: Urdf) -> None:

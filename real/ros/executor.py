@@ -7,7 +7,9 @@ task and wakes once more when that is done: 1.5 ms, half a core at 300 messages 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -20,7 +22,9 @@ from rclpy.subscription import Subscription
 from rclpy.waitable import NumberOfEntities
 
 Topic: TypeAlias = Subscription[Any]
-EVENTS = 0.2  # seconds between two looks at events of quality of service, on which nothing urgent hangs
+EVENTS = (
+    0.2  # seconds between two looks at events of quality of service and guards of nodes: nothing urgent hangs on them
+)
 
 
 class TopicExecutor(SingleThreadedExecutor):
@@ -34,6 +38,8 @@ class TopicExecutor(SingleThreadedExecutor):
         self._set: Any = None  # rclpy's wait set, kept until an entity comes or goes
         self._held = contextlib.ExitStack()  # nothing that the set names is destroyed while it is kept
         self._looked = 0.0
+        self._ready: deque[Topic | None] = deque()  # None: rclpy's own way has something to do
+        self._spinning = threading.RLock()  # a callback may end the executor
 
     def spin_once(self, timeout_sec: float | None = None) -> None:
         """Wait until something is ready, and do it.
@@ -45,33 +51,53 @@ class TopicExecutor(SingleThreadedExecutor):
             ExternalShutdownException: the context has ended.
             Exception: what a callback raised.
         """
-        if self._is_shutdown:
-            return
-        if not self._context.ok():
-            raise ExternalShutdownException
-        if any(not task.done() for task, _, _ in self._tasks):  # a coroutine waits, its group lets nobody in meanwhile
-            self._drop_set()
-            return super().spin_once(timeout_sec)
-        if self._set is None:
-            self._make_set()
-        due = max(self._looked + EVENTS - time.monotonic(), 0.0)
-        topics, others = self._wait(due if timeout_sec is None else min(due, timeout_sec))
-        for topic in topics:
-            _take(topic)
-        if others or due == 0.0:
-            self._looked = time.monotonic()
-            self._drop_set()  # rclpy's own way resets the guard that tells of a change
-            with contextlib.suppress(ShutdownException, TimeoutException):
-                while True:  # until all that was ready is done
-                    handler, _, _ = self.wait_for_ready_callbacks(0.0)
-                    handler()
-                    handler.result()
+        with self._spinning:
+            if self._is_shutdown:
+                return
+            if not self._context.ok():
+                raise ExternalShutdownException
+            if any(
+                not task.done() for task, _, _ in self._tasks
+            ):  # a coroutine waits, its group lets nobody in meanwhile
+                self._drop_set()
+                return super().spin_once(timeout_sec)
+            if not self._ready:  # otherwise a callback raised, and the others are served before it is again
+                self._wait(timeout_sec)
+            while self._ready:
+                topic = self._ready.popleft()
+                if topic is None:
+                    self._serve_others()
+                else:
+                    _take(topic)
 
     def shutdown(self, timeout_sec: float | None = None) -> bool:
-        """End, when no thread spins any more: what was waited for may be destroyed from here on."""
-        ended = super().shutdown(timeout_sec)
-        self._drop_set()
-        return ended
+        """End: what was waited for may be destroyed from here on.
+
+        Args:
+            timeout_sec: seconds to wait for a thread that spins; None = until it has ended.
+
+        Returns:
+            Whether no thread spins any more.
+        """
+        self._is_shutdown = True
+        self.wake()
+        if not self._spinning.acquire(timeout=-1.0 if timeout_sec is None or timeout_sec < 0.0 else timeout_sec):
+            return False
+        try:
+            self._ready.clear()
+            self._drop_set()
+            return super().shutdown(timeout_sec)
+        finally:
+            self._spinning.release()
+
+    def _serve_others(self) -> None:
+        self._looked = time.monotonic()
+        self._drop_set()  # rclpy's own way resets the guard that tells of a change
+        with contextlib.suppress(ShutdownException, TimeoutException):
+            while True:  # until all that was ready is done
+                handler, _, _ = self.wait_for_ready_callbacks(0.0)
+                handler()
+                handler.result()
 
     def _make_set(self) -> None:
         nodes, guards = self.get_nodes(), [guard for guard in (self._guard, self._sigint_gc) if guard is not None]
@@ -101,9 +127,12 @@ class TopicExecutor(SingleThreadedExecutor):
         """Those that still exist, which `_held` keeps."""
         return [entity for entity in list(entities) if _entered(self._held, entity.handle)]
 
-    def _wait(self, seconds: float) -> tuple[list[Topic], bool]:
-        """Topics with a message, and whether rclpy's own way has something to do."""
-        ready = self._set
+    def _wait(self, seconds: float | None) -> None:
+        """Wait, at most until the next look at events, and put into `_ready` what is."""
+        due = max(self._looked + EVENTS - time.monotonic(), 0.0)
+        if self._set is None:
+            self._make_set()
+        ready: Any = self._set
         ready.clear_entities()
         for topic in self._topics.values():
             ready.add_subscription(topic.handle)
@@ -117,13 +146,14 @@ class TopicExecutor(SingleThreadedExecutor):
             ready.add_service(service.handle)
         for action in self._actions:
             action.add_to_wait_set(ready)
-        ready.wait(int(1e9 * seconds))
+        ready.wait(int(1e9 * (due if seconds is None else min(due, seconds))))
         found = (self._topics.get(pointer) for pointer in ready.get_ready_entities("subscription"))
-        topics = [topic for topic in found if topic is not None]  # the others are an action's
-        others = any(ready.get_ready_entities(kind) for kind in ("timer", "client", "service"))
+        self._ready.extend(topic for topic in found if topic is not None)  # the others are an action's
+        others = due == 0.0 or any(ready.get_ready_entities(kind) for kind in ("timer", "client", "service"))
+        if others or any(action.is_ready(ready) for action in self._actions):
+            self._ready.append(None)
         if ready.get_ready_entities("guard_condition"):  # an entity has come or gone, or a task is done
             self._drop_set()
-        return topics, others or any(action.is_ready(ready) for action in self._actions)
 
     def _drop_set(self) -> None:
         self._set = None

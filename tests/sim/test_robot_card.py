@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
 from robot_rl.sim.robot_model import calm_springs, digest, load, mujoco
+from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types.card import OPEN, Card
@@ -314,6 +316,36 @@ def test_absent_textures_are_left_out_and_shells_of_older_files_are_weighed(tmp_
     assert model.body_mass[1] == pytest.approx(2.0)
 
 
+def test_height_fields_are_found_and_absent_ones_skins_and_sides_of_the_sky_left_out(tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets/hill.bin").write_bytes(np.array([2, 2], "i4").tobytes() + np.ones(4, "f4").tobytes())
+    fields = "".join(f'<hfield name="{name}" file="{name}.bin" size="1 1 1 1"/>' for name in ("hill", "gone"))
+    (tmp_path / "arm.xml").write_text(
+        f"<mujoco><compiler meshdir='assets'/><asset>{fields}<skin file='a.skn'/><texture type='skybox' "
+        "fileup='up.png'/></asset><worldbody><geom type='hfield' hfield='hill'/><geom type='hfield' hfield='gone'/>"
+        "<body><joint/><geom size='.1'/></body></worldbody></mujoco>"
+    )
+    made = load(tmp_path / "arm.xml")
+    assert [note.rpartition(" ")[2] for note in made.notes] == ["gone.bin", "a.skn", "cube's"]
+    spec: Any = made.spec
+    assert [len(list(items)) for items in (spec.hfields, spec.geoms, spec.skins, spec.textures)] == [1, 2, 0, 0]
+    spec.compile()
+
+
+def test_shapes_of_a_urdf_that_mujoco_does_not_take_are_left_out(tmp_path: Path) -> None:
+    faces = 200_001  # of a camera's housing, say
+    (tmp_path / "fine.stl").write_bytes(bytes(80) + faces.to_bytes(4, "little") + bytes(50 * faces))
+    shapes = ('<sphere radius="0.0"/>', '<mesh filename="fine.stl"/>')
+    text = "".join(f"<visual><geometry>{shape}</geometry></visual>" for shape in shapes)
+    head, link, rest = SMALL.read_text().partition('<link name="base_link">')
+    (tmp_path / "arm.urdf").write_text(head + link + text + rest)
+    made = load(tmp_path / "arm.urdf")
+    assert made.notes[0].startswith(
+        "4 meshes are absent or of a form that is not read, and left out: visual of radius 0"
+    )
+    assert made.spec.compile().ngeom == 8
+
+
 def test_effort_of_an_actuator_is_what_it_can_do_in_both_directions(tmp_path: Path) -> None:
     path = tmp_path / "arm.xml"
     path.write_text(ARM.format("", ""))
@@ -395,6 +427,14 @@ def test_a_scene_gives_the_card_of_its_arm_and_fingers_open_towards_opposite_end
     assert card.joints[2].kp * 0.01 >= 10.0  # and that of a joint at .01 rad, not at the half of one as in the file
 
 
+def test_lights_that_look_at_objects_of_a_scene_are_left_out_with_them(tmp_path: Path) -> None:
+    light = '<light mode="targetbody" target="peg" pos="0 0 2"/>'
+    (tmp_path / "scene.xml").write_text(SCENE.replace("<worldbody>", f"<worldbody>{light}"))
+    spec = load(tmp_path / "scene.xml").spec
+    assert not list(spec.lights)
+    spec.compile()
+
+
 def test_what_tasks_add_weighs_something_and_the_arm_what_its_file_says(tmp_path: Path) -> None:
     (tmp_path / "scene.xml").write_text(SCENE)
     spec = load(tmp_path / "scene.xml").spec
@@ -438,3 +478,20 @@ def test_a_hand_whose_shapes_are_drawn_only_touches_with_them(tmp_path: Path) ->
     spec = load(tmp_path / "scene.xml", hand="bend").spec
     assert all(geom.contype for name in ("wrist", "left", "right") for geom in spec.body(name).geoms)
     assert not any(geom.contype for geom in load(tmp_path / "scene.xml").spec.body("left").geoms)
+
+
+def test_hundreds_of_contacts_are_named_in_about_the_time_that_finding_them_takes() -> None:
+    box = '<geom type="box" size=".1 .1 .1"/>'
+    hubs = "".join(f'<body name="b{i}"><joint name="j{i}" axis="0 0 1"/>{box * 4}</body>' for i in range(4))
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{hubs}</worldbody></mujoco>")
+    probe = RobotProbe(model, [0, 1, 2, 3], "b3")
+    spent, found = {"place": 0.0, "touching": 0.0}, None
+    for _ in range(100):
+        joints = probe.random.uniform(-1.0, 1.0, 4)
+        for step in (lambda joints=joints: probe.place(joints), probe.touching):
+            begun = time.thread_time()
+            found = step()
+            spent["touching" if found else "place"] += time.thread_time() - begun
+    assert probe.data.ncon > 300
+    assert found == {(f"b{i}", f"b{j}") for j in range(4) for i in range(j)}
+    assert spent["touching"] < 2.0 * spent["place"], spent

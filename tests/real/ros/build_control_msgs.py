@@ -1,7 +1,7 @@
 """Build the action FollowJointTrajectory of control_msgs, which has no wheel, from a checkout of its sources.
 
     git clone https://github.com/ros-controls/control_msgs && git -C control_msgs checkout 13dacdd
-    python tests/real/ros/build_control_msgs.py control_msgs .venv-control      # wants gcc, and catkin_pkg from pip
+    python tests/real/ros/build_control_msgs.py control_msgs/control_msgs .venv-control   # wants gcc, catkin_pkg
     LD_LIBRARY_PATH=.venv-control/lib PYTHONPATH=.venv-control pytest tests/real/ros/test_follow_trajectory_live.py
 
 The generators of the ROS wheels write its C and Python; what they write is compiled as their own packages are.

@@ -3,17 +3,23 @@
 
 import contextlib
 import gc
+import threading
 import time
 
 import pytest
 import rclpy
+from rclpy.action.client import ActionClient
+from rclpy.action.server import ActionServer, CancelResponse
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.event_handler import PublisherEventCallbacks
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.node import Node
-from rclpy.qos import QoSProfile
+from rclpy.qos import QoSProfile, qos_profile_services_default
 from rclpy.signals import SignalHandlerOptions
 from rclpy.subscription import MessageInfo
+from rclpy.task import Future
+from rclpy.waitable import NumberOfEntities, Waitable
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
@@ -142,6 +148,158 @@ def test_what_a_callback_raises_comes_out_and_the_others_still_hear(context):
         with pytest.raises(ZeroDivisionError):
             spin(executor, lambda: False)
         spin(executor, lambda: len(heard) == 1)
+
+
+def test_a_topic_whose_callback_always_raises_does_not_keep_others_from_their_turn(context):
+    with hearing(context) as (node, executor):
+        heard, ticks = [], []
+        node.create_subscription(Float64, "bad", lambda message: 1 / 0, 20)
+        node.create_subscription(Float64, "good", heard.append, 20)
+        node.create_timer(0.01, lambda: ticks.append(1))
+        bad, good = node.create_publisher(Float64, "bad", 20), node.create_publisher(Float64, "good", 20)
+        spin(executor, lambda: bad.get_subscription_count() == good.get_subscription_count() == 1)
+        ticks.clear()
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            good.publish(Float64())
+            for _ in range(2):  # faster than they are taken
+                bad.publish(Float64())
+            with contextlib.suppress(ZeroDivisionError):
+                executor.spin_once(0.0)
+    assert len(heard) > 20
+    assert len(ticks) > 20
+
+
+def test_it_ends_beside_a_thread_that_spins_and_not_before_its_callback_has(context):
+    with hearing(context) as (node, executor):
+        began, may_end = threading.Event(), threading.Event()
+
+        def slow(_):
+            began.set()
+            may_end.wait(10.0)
+
+        node.create_subscription(Float64, "value", slow, 20)
+        publisher = node.create_publisher(Float64, "value", 20)
+        spin(executor, lambda: publisher.get_subscription_count() == 1)
+        spinning = threading.Thread(target=executor.spin)
+        spinning.start()
+        publisher.publish(Float64())
+        assert began.wait(10.0)
+        assert not executor.shutdown(0.05)
+        may_end.set()
+        assert executor.shutdown(10.0)
+        spinning.join(10.0)
+        assert not spinning.is_alive()
+    with hearing(context, name="waits") as (_, executor):
+        executor.spin_once(0.0)
+        spinning = threading.Thread(target=executor.spin)
+        spinning.start()
+        time.sleep(0.1)  # it waits, and what it waits for must not be destroyed
+        assert executor.shutdown(10.0)
+        spinning.join(10.0)
+        assert not spinning.is_alive()
+
+
+class Work(Waitable):
+    """What an action's server is to an executor: a service and a topic of its own, and a coroutine that lasts."""
+
+    def __init__(self, node, executor):
+        super().__init__(node.default_callback_group)
+        self.executor, self.end, self.told = executor, Future(), 0
+        with node.handle:
+            services = qos_profile_services_default.get_c_qos_profile()
+            self.goals = rclpy_implementation.Service(node.handle, Trigger, "goal", services)
+            topics = QoSProfile(depth=5).get_c_qos_profile()
+            self.cancels = rclpy_implementation.Subscription(node.handle, Float64, "cancel", topics)
+        node.add_waitable(self)
+
+    def __enter__(self):
+        self.goals.__enter__()
+        self.cancels.__enter__()
+
+    def __exit__(self, *error):
+        self.goals.__exit__(*error)
+        self.cancels.__exit__(*error)
+
+    def get_num_entities(self):
+        return NumberOfEntities(num_services=1, num_subs=1)
+
+    def add_to_wait_set(self, wait_set):
+        self.places = wait_set.add_service(self.goals), wait_set.add_subscription(self.cancels)
+
+    def is_ready(self, wait_set):
+        self.ready = [wait_set.is_ready(*one) for one in zip(("service", "subscription"), self.places, strict=True)]
+        return any(self.ready)
+
+    def take_data(self):
+        return self.goals.service_take_request(Trigger.Request) if self.ready[0] else None
+
+    async def execute(self, taken_data):
+        if taken_data is not None:
+            self.end = Future()
+            self.executor.create_task(self.work, taken_data[1].request_id)
+        elif self.cancels.take_message(Float64, False):
+            self.told += 1
+            self.end.set_result("cancelled")
+
+    async def work(self, request):
+        self.goals.service_send_response(Trigger.Response(message=await self.end), request)
+
+
+def test_what_actions_are_made_of_is_served_beside_topics(context):
+    with hearing(context) as (node, executor), hearing(context, SingleThreadedExecutor, "asks") as (other, theirs):
+        heard = []
+        work = Work(node, executor)
+        node.create_subscription(Float64, "value", heard.append, 20)
+        client = other.create_client(Trigger, "goal")
+        cancel, value = other.create_publisher(Float64, "cancel", 5), other.create_publisher(Float64, "value", 20)
+        spin(executor, lambda: client.service_is_ready() and cancel.get_subscription_count() == 1)
+        begun = time.monotonic()
+        for count in range(1, 11):
+            cancel.publish(Float64())
+            spin(executor, lambda count=count: work.told == 2 * count - 1)  # nothing runs
+            goal = client.call_async(Trigger.Request())
+            spin(executor, lambda: not work.end.done())
+            value.publish(Float64())
+            spin(executor, lambda count=count: len(heard) == count)  # while the goal runs
+            assert not goal.done()
+            cancel.publish(Float64())
+            spin(executor, lambda goal=goal: theirs.spin_once(0.0) or goal.done())
+            assert goal.result().message == "cancelled"
+        assert time.monotonic() < begun + 1.5  # at once, and not at the next look at events
+
+
+def test_an_action_takes_goals_tells_feedback_cancels_and_ends(context):
+    """Client and server of rclpy, both on the executor."""
+    kind = pytest.importorskip("control_msgs.action", reason="build_control_msgs.py builds it").FollowJointTrajectory
+    with hearing(context) as (node, executor):
+        feedback, ends = [], []
+
+        async def execute(handle):
+            handle.publish_feedback(kind.Feedback(joint_names=["j0"]))
+            ends.append(Future())
+            how = await ends[-1]
+            handle.canceled() if how == "cancel" else handle.succeed()
+            return kind.Result(error_string=how)
+
+        def on_cancel(_):
+            ends[-1].set_result("cancel")
+            return CancelResponse.ACCEPT
+
+        ActionServer(node, kind, "follow", execute, cancel_callback=on_cancel)
+        client = ActionClient(node, kind, "follow")
+        spin(executor, client.server_is_ready)
+        for how, status in (("cancel", 5), ("done", 4)):
+            goal = client.send_goal_async(kind.Goal(), feedback.append)
+            spin(executor, lambda goal=goal: goal.done() and len(feedback) == len(ends))
+            assert goal.result().accepted
+            result = goal.result().get_result_async()
+            asked = goal.result().cancel_goal_async() if how == "cancel" else ends[-1].set_result(how)
+            spin(executor, result.done)
+            assert (result.result().status, result.result().result.error_string) == (status, how)
+            if asked is not None:
+                spin(executor, asked.done)
+    assert len(feedback) == len(ends) == 2
 
 
 def test_a_coroutine_of_a_service_waits_for_another_answer_without_deafness_afterwards(context):
