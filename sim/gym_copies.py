@@ -107,8 +107,16 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
     options = dict(kwargs)
     if render_mode is not None:
         options["render_mode"] = render_mode
-    if gym_own.is_file(id):
-        return gym_own.make(id, options)
+    env = gym_own.make(id, options) if gym_own.is_file(id) else _make_registered(id, options)
+    absent = sorted({"observation_space", "action_space"} - set(dir(env)))
+    if absent:
+        raise ValueError(
+            f"{id} has no {' and no '.join(absent)}; set what it shows and takes, spaces of gymnasium.spaces"
+        )
+    return env
+
+
+def _make_registered(id: str, options: dict[str, object]) -> gymnasium.Env:
     if ":" not in id and id not in gymnasium.registry:  # also an id without its version, which would be the newest one
         short = id.split("-")[0].split("/")[-1][:5].lower()
         close = [name for name in gymnasium.registry if short in name.lower()]
@@ -131,7 +139,7 @@ def make_one(id: str, kwargs: Mapping[str, object], render_mode: str | None) -> 
     return env.env if type(env) is gymnasium.wrappers.OrderEnforcing else env
 
 
-def layout(space: spaces.Space | None) -> Layout:
+def layout(space: spaces.Space) -> Layout:
     """Lay out an observation space: first goal environments' "observation" and "desired_goal", else the space's order.
 
     Raises:
@@ -141,7 +149,7 @@ def layout(space: spaces.Space | None) -> Layout:
     names: list[str] = []
     images: dict[str, tuple[int, int, int]] = {}
 
-    def visit(leaf: spaces.Space | None, path: tuple[str | int, ...]) -> None:
+    def visit(leaf: spaces.Space, path: tuple[str | int, ...]) -> None:
         name = ".".join(map(str, path)) or "observation"
         if isinstance(leaf, spaces.Dict):
             goal = leaf.spaces.keys() >= _GOAL
@@ -187,7 +195,7 @@ def layout(space: spaces.Space | None) -> Layout:
 _GOAL = {"observation", "desired_goal", "achieved_goal"}
 
 
-def _goal_width(space: spaces.Space | None) -> int:
+def _goal_width(space: spaces.Space) -> int:
     """G of a goal environment whose goals are vectors, else 0."""
     if not isinstance(space, spaces.Dict) or not space.spaces.keys() >= _GOAL:
         return 0
@@ -220,7 +228,7 @@ def action_choices(space: spaces.Space) -> tuple[int, ...]:
     return tuple(int(count) for count in box.high - box.low + 1)
 
 
-def action_box(space: spaces.Space | None, id: str) -> spaces.Box:
+def action_box(space: spaces.Space, id: str) -> spaces.Box:
     """The action space as a bounded box of one axis; choices are their whole numbers.
 
     Raises:

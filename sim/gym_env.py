@@ -94,8 +94,8 @@ class GymVectorEnv(VectorEnv):
             raise ValueError(f"num_envs is {num_envs} and workers {workers}; expected at least 1 and at least 0")
         kwargs = dict(kwargs or {})
         first = gym_copies.make_one(id, kwargs, render_mode)
-        box = gym_copies.action_box(getattr(first, "action_space", None), id)  # None: a class that sets no spaces
-        layout = gym_copies.layout(getattr(first, "observation_space", None))
+        box = gym_copies.action_box(first.action_space, id)
+        layout = gym_copies.layout(first.observation_space)
         self.id, self.num_envs, self.render_mode, self._crash_dir = id, num_envs, render_mode, crash_dir
         actions = int(box.shape[0])
         obs: dict[str, tuple[tuple[int, ...], str]] = {}

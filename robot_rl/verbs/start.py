@@ -213,6 +213,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     if {"-h", "--help"} & set(rest):
         print(page(config, [item for item in rest if "=" in item]))
         return
+    flags, kept = False, None
     try:
         if verb in ("eval", "export", "deploy"):
             rest = [as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest]

@@ -152,7 +152,7 @@ cast(Any, gym.register)("Bare-v0", Bare, disable_env_checker=True)
 
 
 def test_spaces_that_are_absent_or_hold_nothing_are_told():
-    with pytest.raises(ValueError, match="takes actions from None; expected a Box"):
+    with pytest.raises(ValueError, match="Bare-v0 has no action_space and no observation_space; set what it shows"):
         make(1, 0, id="Bare-v0")
     with pytest.raises(ValueError, match="which holds no number; there is nothing to learn"):
         echo(action=spaces.Box(-1, 1, (0,), np.float32))
