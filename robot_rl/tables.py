@@ -64,6 +64,8 @@ def read_table(path: str | Path) -> dict[str, Any]:
         value = yaml.load(text, _Strict) or {}
     except FileNotFoundError:
         raise
+    except NotADirectoryError as error:  # a file where a folder was meant
+        raise FileNotFoundError(f"{path} does not exist") from error
     except (OSError, yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         if isinstance(error, TableError):
             raise

@@ -95,7 +95,13 @@ class Wandb:
         run_id = Path(folder).resolve().name.replace(" ", "_")[-64:]
         try:
             self._run = wandb.init(
-                project=project, name=name, mode=mode, config=config, dir=str(folder), id=run_id, resume="allow"
+                project=project,
+                name=name,
+                mode=mode or os.environ.get("WANDB_MODE"),
+                config=config,
+                dir=str(folder),
+                id=run_id,
+                resume="allow",
             )
         except wandb.errors.Error as error:  # no key, no account, no way to the server
             raise ValueError(f"track=wandb: {error} track.mode=offline keeps the numbers in the run folder") from error

@@ -322,7 +322,7 @@ class Copies:
             if self._flat and np.shape(obs) != self.envs[index].observation_space.shape:  # one number would fill a row
                 raise ValueError(f"the observation has shape {np.shape(obs)}")
             self._write(index, obs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # exit() in a task would end the command without a word
             raise self._failed("reset()", error) from error
 
     def step(self, actions: np.ndarray) -> bool:
@@ -346,7 +346,7 @@ class Copies:
             return self._step_all(actions)
         except EnvironmentFailed:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed("step()", error) from error
 
     def _step_all(self, actions: np.ndarray) -> bool:
@@ -385,7 +385,7 @@ class Copies:
                 self.reset(i)
         return ended
 
-    def _failed(self, what: str, error: Exception) -> EnvironmentFailed:
+    def _failed(self, what: str, error: BaseException) -> EnvironmentFailed:
         """What an error in one of the environments is told as: ours where it gave something of another form."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"raised at {Path(last.filename).name}:{last.lineno}"

@@ -10,7 +10,10 @@ FLAGS = {
     *("-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir", "-sc", "--shell-completion"),
     *("-h", "--help"),
 }
-"""What Hydra takes with dashes; the words after some of them are theirs."""
+"""What Hydra takes with dashes."""
+WORDED = {"-c", "--cfg", "-p", "--package", "-i", "--info", "-cp", "--config-path", "-cn", "--config-name"}
+WORDED |= {"-cd", "--config-dir"}
+"""Those whose next word is theirs."""
 
 FIRST = {
     **dict.fromkeys(("eval", "eval ope", "eval fas", "eval latency", "collect"), "path"),

@@ -34,7 +34,7 @@ from robot_rl.verbs.compose import (
 from robot_rl.verbs.data import name_positions, session
 from robot_rl.verbs.doctor import doctor
 from robot_rl.verbs.help import page
-from robot_rl.verbs.lines import find_slip, nearest
+from robot_rl.verbs.lines import WORDED, find_slip, nearest
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.packaged import composed
 from robot_rl.verbs.pictures import put_pictures
@@ -165,7 +165,9 @@ def find_unknown(verb: str, overrides: list[str]) -> str:
     written = find_slip(verb, overrides, keys, groups)
     if written:
         return written
-    for item in overrides:
+    for place, item in enumerate(overrides):
+        if place and overrides[place - 1] in WORDED:
+            continue
         if "=" not in item and item[:1] not in ("-", "~"):
             word = f"; did you mean {verb} {item}=<...>?" if item in keys else ""
             return f"'{item}' is no option, expected key=value{word or f'; all keys: robot-rl {verb} --help'}"
@@ -210,11 +212,15 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         rest = [as_replay_option(item) for item in rest]
     if verb == "design":
         rest = join_train_words(rest)
-    if {"-h", "--help"} & set(rest):
-        print(page(config, [item for item in rest if "=" in item]))
-        return
     flags, kept = False, None
     try:
+        if {"-h", "--help"} & set(rest):
+            chosen = [item for item in take_own(rest) if "=" in item]
+            wrong = find_wrong_name(config, chosen)
+            if wrong:
+                _refuse(wrong)
+            print(page(config, chosen))
+            return
         if verb in ("eval", "export", "deploy"):
             rest = [as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest]
         rest = take_own(rest)

@@ -120,6 +120,17 @@ def test_doctors_have_pages(robot_rl, doctor: str, option: str) -> None:
     assert option in page.stdout
 
 
+def test_the_page_of_a_task_of_ones_own_and_the_composed_configuration(robot_rl, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "def make_task(): ...\nclass Line:\n    def __init__(self, force: float = 3.0): ...\n"
+    )
+    page = robot_rl("train", f"env={tmp_path}/task.py:make_task", "--help")
+    assert (page.returncode, "env.episode_steps=null" in page.stdout) == (0, True), page.stderr
+    assert "env.world.force=3.0" in robot_rl("train", f"env={tmp_path}/task.py:Line", "--help").stdout
+    composed = robot_rl("train", "env=pendulum", "--cfg", "job")
+    assert (composed.returncode, "total_steps:" in composed.stdout) == (0, True), composed.stderr
+
+
 def test_a_start_that_is_refused_leaves_no_run_behind(robot_rl, tmp_path: Path) -> None:
     refused = robot_rl("train", "env=reach", "policy=sequence/sac_j", "n_step=3", f"output={tmp_path}")
     assert refused.returncode == 2

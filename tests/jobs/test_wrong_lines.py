@@ -52,6 +52,8 @@ train -m seed=0,x -> 'x' in one of the runs, expected a whole number of at least
 train policy=online/sca -> did you mean online/sac
 data convert log.hdf5 out=log.csv -> .csv files are not written; a name with .hdf5 becomes a D4RL file
 data info lög&1.hdf5 -> lög&1.hdf5 does not exist
+train env=raech --help -> did you mean reach
+train policy=./none.py:Learner --help -> expected <file>.py:<name>
 train policy=null -> policy is one of
 train policy=./none.py:Learner -> expected <file>.py:<name>
 train policy=no_such_module:Learner -> there is no module 'no_such_module'

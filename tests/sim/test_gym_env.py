@@ -83,7 +83,7 @@ class Whole(Opaque):
     answers = None
 
     def step(self, action):
-        if isinstance(self.answers, Exception):
+        if isinstance(self.answers, BaseException):
             raise self.answers
         return self.answers or (np.array([self.x]), float(action[0]), False, False, {})
 
@@ -145,6 +145,7 @@ def test_whole_numbers_are_the_nearest_to_the_action():
     ("answers", "said"),
     [
         (ArithmeticError("a motor"), r"Whole-v0, step\(\): ArithmeticError: a motor \(raised at test_gym_env\.py"),
+        (SystemExit(3), r"SystemExit: 3 \(raised at"),
         (([0.0], 0.0, False, {}), r"ValueError: not enough .* truncated, info\) of step\(\), one number"),
         (([0.0], [0.0, 1.0], False, False, {}), r"one number as the reward, observations in Box\(-9"),
         (([0.0, 1.0], 0.0, False, False, {}), r"broadcast .* observations in Box\(-9"),
