@@ -178,7 +178,10 @@ def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort
         raise ValueError(f"the model of {robot} has no joint '{joint}', which its card lists")
     servo = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
     servo.set_to_position(kp=kp, kv=kd)
-    most = max(DEFAULTS["effort"], 3.0 * found.frictionloss) if effort == OPEN else float(effort)
+    usual = DEFAULTS["effort"]
+    if found.frictionloss >= usual:  # which would not move it
+        usual = 3.0 * found.frictionloss
+    most = usual if effort == OPEN else float(effort)
     servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     return found
