@@ -13,7 +13,7 @@ from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.legs_card import new_legs_card
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
-from robot_rl.sim.robot_model import load
+from robot_rl.sim.robot_model import load, mujoco
 from robot_rl.sim.worlds.reach import Reach
 
 SMALL = Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf"
@@ -76,6 +76,13 @@ def test_an_arm_that_a_program_pulls_by_its_hand_moves_by_its_own_joints(cell: P
         obs, _, _, _, info = env.step(env.expert(obs))
     env.close()
     assert info["success"].mean() > 0.9  # the servo of a joint whose effort nobody states overcomes its friction
+
+
+def test_friction_above_the_assumed_effort_raises_it_and_no_smaller_one_does(cell: Path) -> None:
+    cell.write_text(CELL.replace('range="0 0.03"', 'range="0 0.03" frictionloss="30"'))
+    card, _ = new_card(str(cell), "cell")
+    model = mujoco.MjModel.from_xml_string(CardArm(card, action="joint", control_hz=10.0).xml)
+    assert [float(model.actuator(name).forcerange[1]) for name in ("pan", "lift", "left")] == [50.0, 180.0, 50.0]
 
 
 def test_a_base_without_a_tool_is_where_an_arm_begins(cell: Path) -> None:
