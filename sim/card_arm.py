@@ -178,7 +178,7 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
             f"then {card.model.sha256[:12]}): what was learned with it may not hold\n"
         )
     spec = load(card.model.path, hand=card.joints[-1].name if grasps else "").spec
-    strip(spec, spec.actuators, spec.keys, spec.lights, spec.cameras)
+    strip(spec, spec.actuators, spec.keys, spec.sensors, spec.lights, spec.cameras)
     names = {joint.name for joint in card.joints}
     last = spec.joint(card.joints[-1].name)
     if last is not None:  # the hand's own joints stay; wheels, heads and second arms are held
@@ -213,6 +213,8 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
 
 def _surroundings(spec: MjSpec, card: Card) -> None:
     """Physics options, floor, light, camera, goal."""
+    if spec.body("goal") is not None:
+        raise ValueError(f"{card.model.path} has a body 'goal', as tasks call their target: rename or remove it there")
     option = spec.option
     option.timestep, option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     option.iterations, option.ls_iterations = 20, 10

@@ -8,6 +8,7 @@ import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.legs_pose import lowest, standing
+from robot_rl.sim.legs_scene import scene
 from robot_rl.sim.robot_card import driven_joints, joint_card, largest_effort, model_card, tied_joints, within
 from robot_rl.sim.robot_model import SCALAR, find, joints_to, load, mujoco
 from robot_rl.types.card import OPEN, Card, LegsCard
@@ -41,8 +42,9 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
     path = find(path)
     made = load(path)
     trunk = base or _trunk(made.spec.compile())
-    if not trunk:
-        return None
+    joined = made.spec.body(base) is not None and made.spec.body(base).parent.name != "world"
+    if not trunk or (joined and not any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in made.spec.joints)):
+        return None  # an arm, which may begin at any body
     free_trunk(made.spec, trunk)
     model = made.spec.compile()
     notes = [*made.notes, f"legs: {trunk} moves freely (base=<body> chooses another; tool=<site> is for arms)"]
@@ -103,6 +105,7 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         home=within(tuple(joints), home),
         command_mode="pd",
     )
+    scene(card)  # whether it stands on legs in the simulation
     return card, notes
 
 

@@ -113,7 +113,8 @@ def _scene(text: str) -> LegsScene:
         feet.append([*middle[:2], middle[2] + stand[2]])
     if len(feet) < 2:
         raise ValueError(
-            f"the model of {card.name} stands on {len(feet)} limbs of {_LIMB} joints and more, expected legs"
+            f"with its trunk {card.base} level, z up, and in its home pose the model of {card.name} stands on "
+            f"{len(feet)} limbs of {_LIMB} joints and more, expected legs (base=<body> chooses another trunk)"
         )
     _look(spec, card.base)
     spec.compile()

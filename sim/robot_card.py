@@ -43,6 +43,8 @@ _HELD = 0.01
 """Friction holds a joint at most so far from where it should be [rad or m]."""
 _STUCK = 20.0
 """Friction holds fingers at most this part of their way, 1/20, from where they should be."""
+_LOCKED = 1e4
+"""Damping of joints that the file holds by it, such as those of a base that does not drive [N s/m or N m s/rad]."""
 _SAMPLES = 3000
 _THIN = 0.02
 """Smallest side of a workspace [m]."""
@@ -294,7 +296,8 @@ def _tool(model: MjModel, wanted: str) -> tuple[str, int]:
         raise ValueError("the model has no chain of two joints, expected an arm (is it a part that others include?)")
     near = [name for name in frames if depth[name] >= min(most - 2, 5) and not re.search("_[xyz]$", name)]
     for pattern in _TOOLS:
-        if found := [name for name in near if re.search(pattern, name.lower())]:
+        found = [name for name in near if re.search(pattern, name.lower()) and _palm(model, frames[name]) is None]
+        if found:  # none on a finger, which moves against another
             name = max(found, key=lambda name: depth[name])
             return name, frames[name]
     name = max(frames, key=lambda name: depth[name])
@@ -319,7 +322,7 @@ def _palm(model: MjModel, finger: int) -> int | None:
 def _chain(model: MjModel, body: int, base: str) -> list[int]:
     """Hinges and slides between the base and a body, from the base."""
     if not base:
-        return joints_to(model, body)
+        return [j for j in joints_to(model, body) if model.dof_damping[model.jnt_dofadr[j]] < _LOCKED]
     first = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, base)
     if first <= 0 or not _below(model, body, first):
         raise ValueError(f"base '{base}' is no body between the world and the tool")

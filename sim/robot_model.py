@@ -178,7 +178,10 @@ def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort
         raise ValueError(f"the model of {robot} has no joint '{joint}', which its card lists")
     servo = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
     servo.set_to_position(kp=kp, kv=kd)
-    most = DEFAULTS["effort"] if effort == OPEN else float(effort)
+    usual = DEFAULTS["effort"]
+    if found.frictionloss >= usual:  # which would not move it
+        usual = 3.0 * found.frictionloss
+    most = usual if effort == OPEN else float(effort)
     servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     return found
@@ -323,16 +326,24 @@ def _mjcf(path: Path) -> RobotModel:
 
 
 def _leave_objects(made: RobotModel) -> None:
-    """Take what lies about out of a scene: bodies of the world that move freely and have no joint within."""
-    free, joints = mujoco.mjtJoint.mjJNT_FREE, list(made.spec.joints)
+    """Take what is no robot out of a scene: bodies of the world that move freely and have no joint within, and those
+    that a program moves (mocap), which pull a hand by a weld where simulations have no inverse kinematics."""
+    spec, free, joints = made.spec, mujoco.mjtJoint.mjJNT_FREE, list(made.spec.joints)
     loose = [joint.parent for joint in joints if joint.type == free]
     loose = [body for body in loose if len([j for j in joints if j.parent in (body, *body.find_all("body"))]) == 1]
-    if not loose or len(loose) == len(joints):
+    if len(loose) == len(joints):
+        loose = []
+    if loose:
+        strip(spec, spec.keys)  # they place the objects, too
+    for key in spec.keys:
+        key.mpos = key.mquat = []
+    loose += [body for body in spec.bodies if body.mocap]
+    if not loose:
         return
     made.notes.append(f"objects of the scene are left out: {', '.join(body.name or '?' for body in loose)}")
     names = {part.name for body in loose for part in (body, *body.find_all("body"))} - {""}
-    watching = [item for item in (*made.spec.lights, *made.spec.cameras) if item.targetbody in names]
-    strip(made.spec, watching, loose, made.spec.keys)  # keyframes place the objects, too
+    watching = [item for item in (*spec.lights, *spec.cameras) if item.targetbody in names]
+    strip(spec, watching, loose)
 
 
 def _locate(item: MjsElement, folder: Path) -> bool:

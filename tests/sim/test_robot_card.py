@@ -316,36 +316,6 @@ def test_absent_textures_are_left_out_and_shells_of_older_files_are_weighed(tmp_
     assert model.body_mass[1] == pytest.approx(2.0)
 
 
-def test_height_fields_are_found_and_absent_ones_skins_and_sides_of_the_sky_left_out(tmp_path: Path) -> None:
-    (tmp_path / "assets").mkdir()
-    (tmp_path / "assets/hill.bin").write_bytes(np.array([2, 2], "i4").tobytes() + np.ones(4, "f4").tobytes())
-    fields = "".join(f'<hfield name="{name}" file="{name}.bin" size="1 1 1 1"/>' for name in ("hill", "gone"))
-    (tmp_path / "arm.xml").write_text(
-        f"<mujoco><compiler meshdir='assets'/><asset>{fields}<skin file='a.skn'/><texture type='skybox' "
-        "fileup='up.png'/></asset><worldbody><geom type='hfield' hfield='hill'/><geom type='hfield' hfield='gone'/>"
-        "<body><joint/><geom size='.1'/></body></worldbody></mujoco>"
-    )
-    made = load(tmp_path / "arm.xml")
-    assert [note.rpartition(" ")[2] for note in made.notes] == ["gone.bin", "a.skn", "cube's"]
-    spec: Any = made.spec
-    assert [len(list(items)) for items in (spec.hfields, spec.geoms, spec.skins, spec.textures)] == [1, 2, 0, 0]
-    spec.compile()
-
-
-def test_shapes_of_a_urdf_that_mujoco_does_not_take_are_left_out(tmp_path: Path) -> None:
-    faces = 200_001  # of a camera's housing, say
-    (tmp_path / "fine.stl").write_bytes(bytes(80) + faces.to_bytes(4, "little") + bytes(50 * faces))
-    shapes = ('<sphere radius="0.0"/>', '<mesh filename="fine.stl"/>')
-    text = "".join(f"<visual><geometry>{shape}</geometry></visual>" for shape in shapes)
-    head, link, rest = SMALL.read_text().partition('<link name="base_link">')
-    (tmp_path / "arm.urdf").write_text(head + link + text + rest)
-    made = load(tmp_path / "arm.urdf")
-    assert made.notes[0].startswith(
-        "4 meshes are absent or of a form that is not read, and left out: visual of radius 0"
-    )
-    assert made.spec.compile().ngeom == 8
-
-
 def test_effort_of_an_actuator_is_what_it_can_do_in_both_directions(tmp_path: Path) -> None:
     path = tmp_path / "arm.xml"
     path.write_text(ARM.format("", ""))
@@ -425,14 +395,6 @@ def test_a_scene_gives_the_card_of_its_arm_and_fingers_open_towards_opposite_end
     assert (card.gripper.open, card.gripper.closed) == ((0.06, -0.06), (0.02, -0.02))
     assert card.gripper.kp * 0.04 * 0.05 >= 30.0  # friction is overcome after a twentieth of the way
     assert card.joints[2].kp * 0.01 >= 10.0  # and that of a joint at .01 rad, not at the half of one as in the file
-
-
-def test_lights_that_look_at_objects_of_a_scene_are_left_out_with_them(tmp_path: Path) -> None:
-    light = '<light mode="targetbody" target="peg" pos="0 0 2"/>'
-    (tmp_path / "scene.xml").write_text(SCENE.replace("<worldbody>", f"<worldbody>{light}"))
-    spec = load(tmp_path / "scene.xml").spec
-    assert not list(spec.lights)
-    spec.compile()
 
 
 def test_what_tasks_add_weighs_something_and_the_arm_what_its_file_says(tmp_path: Path) -> None:

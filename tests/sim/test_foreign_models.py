@@ -1,0 +1,151 @@
+"""Models from packages of simulations, which hold more than a robot: scenes, programs that move hands, assets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.sim.card_arm import CardArm
+from robot_rl.sim.engine_options import EngineOptions
+from robot_rl.sim.legs_card import new_legs_card
+from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.robot_card import new_card
+from robot_rl.sim.robot_model import load, mujoco
+from robot_rl.sim.worlds.reach import Reach
+
+SMALL = Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf"
+CELL = """
+<mujoco>
+  <compiler angle="radian"/>
+  <worldbody>
+    <body name="mocap" mocap="true" pos="0.3 0 0.4"><geom size="0.01" contype="0" conaffinity="0"/></body>
+    <body name="base">
+      <joint name="drive" type="slide" axis="1 0 0" damping="1e11"/>
+      <geom type="box" size="0.05 0.05 0.02" pos="0 0 0.05"/>
+      <body name="column" pos="0 0 0.1">
+        <joint name="pan" axis="0 0 1" range="-2 2" limited="true"/>
+        <geom type="capsule" fromto="0 0 0.02 0 0 0.1" size="0.02"/>
+        <body name="upper" pos="0 0 0.15">
+          <joint name="lift" axis="0 1 0" range="-2 1.2" limited="true" frictionloss="60"/>
+          <geom type="capsule" fromto="0.05 0 0 0.2 0 0" size="0.02"/>
+          <body name="lower" pos="0.25 0 0">
+            <joint name="bend" axis="0 1 0" range="-2 2" limited="true"/>
+            <geom type="capsule" fromto="0.05 0 0 0.15 0 0" size="0.02"/>
+            <site name="end_effector" pos="0.22 0 0"/>
+            <body name="left" pos="0.18 0.03 0">
+              <joint name="left" type="slide" axis="0 1 0" range="0 0.03" limited="true"/>
+              <geom type="box" size="0.03 0.005 0.01" pos="0.03 0 0"/>
+              <site name="left_end_effector" pos="0.05 0 0"/>
+            </body>
+            <body name="right" pos="0.18 -0.03 0">
+              <joint name="right" type="slide" axis="0 1 0" range="-0.03 0" limited="true"/>
+              <geom type="box" size="0.03 0.005 0.01" pos="0.03 0 0"/>
+            </body>
+          </body>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <equality><weld body1="mocap" body2="lower"/></equality>
+  <sensor><jointpos joint="drive"/></sensor>
+  <actuator><position joint="left" kp="200"/><position joint="right" kp="200"/></actuator>
+  <keyframe><key name="home" qpos="0 0 0.4 0.8 0 0" mpos="0 0 1"/></keyframe>
+</mujoco>
+"""
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Path:
+    (tmp_path / "cell.xml").write_text(CELL)
+    return tmp_path / "cell.xml"
+
+
+def test_an_arm_that_a_program_pulls_by_its_hand_moves_by_its_own_joints(cell: Path) -> None:
+    card, notes = new_card(str(cell), "cell")
+    assert notes[0] == "objects of the scene are left out: mocap"
+    assert [joint.name for joint in card.joints] == ["pan", "lift", "bend"]  # not what its damping holds
+    assert card.tool == "end_effector"  # none that is on a finger
+    assert card.gripper is not None
+    assert card.home == pytest.approx((0.0, 0.4, 0.8))
+    env = make(20, 0, world=Reach(robot=card), options=EngineOptions(num_threads=1))
+    obs, info = env.reset()
+    for _ in range(env.world.episode_steps):
+        obs, _, _, _, info = env.step(env.expert(obs))
+    env.close()
+    assert info["success"].mean() > 0.9  # the servo of a joint whose effort nobody states overcomes its friction
+
+
+def test_friction_above_the_assumed_effort_raises_it_and_no_smaller_one_does(cell: Path) -> None:
+    cell.write_text(CELL.replace('range="0 0.03"', 'range="0 0.03" frictionloss="30"'))
+    card, _ = new_card(str(cell), "cell")
+    model = mujoco.MjModel.from_xml_string(CardArm(card, action="joint", control_hz=10.0).xml)
+    assert [float(model.actuator(name).forcerange[1]) for name in ("pan", "lift", "left")] == [50.0, 180.0, 50.0]
+
+
+def test_a_base_without_a_tool_is_where_an_arm_begins(cell: Path) -> None:
+    assert new_legs_card(str(cell), "cell", base="column") is None
+    card, _ = new_card(str(cell), "cell", base="column")
+    assert card.base == "column"
+
+
+def test_a_body_that_is_called_as_a_target_of_tasks_is_refused_by_a_sentence(cell: Path) -> None:
+    cell.write_text(CELL.replace('"base"', '"goal"'))
+    with pytest.raises(ValueError, match=r"has a body 'goal', as tasks call their target: rename or remove it"):
+        CardArm(new_card(str(cell), "cell")[0], action="ee", control_hz=10.0)
+
+
+def test_a_hand_of_two_long_fingers_that_point_ahead_stands_on_no_legs(tmp_path: Path) -> None:
+    finger = (
+        '<body pos="0.1 {y} -0.01"><joint name="a{y}" axis="0 1 0" range="-1 1"/>'
+        '<geom size=".01" fromto="0 0 0 .05 0 0" type="capsule"/>'
+        '<body pos=".05 0 -.001"><joint name="b{y}" axis="0 1 0" range="-.1 .1"/>'
+        '<geom size=".01" fromto="0 0 0 .05 0 0" type="capsule"/></body></body>'
+    )
+    fingers = finger.format(y=0.05) + finger.format(y=-0.05)
+    (tmp_path / "hand.xml").write_text(
+        '<mujoco><compiler autolimits="true" angle="radian"/><worldbody><body name="palm" pos="0 0 1"><freejoint/>'
+        f'<geom type="box" size=".1 .1 .1"/>{fingers}</body></worldbody></mujoco>'
+    )
+    with pytest.raises(ValueError, match=r"trunk palm level, z up, .* stands on 0 limbs"):
+        new_legs_card(str(tmp_path / "hand.xml"), "hand")
+
+
+def test_height_fields_are_found_and_absent_ones_skins_and_sides_of_the_sky_left_out(tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets/hill.bin").write_bytes(np.array([2, 2], "i4").tobytes() + np.ones(4, "f4").tobytes())
+    fields = "".join(f'<hfield name="{name}" file="{name}.bin" size="1 1 1 1"/>' for name in ("hill", "gone"))
+    (tmp_path / "arm.xml").write_text(
+        f"<mujoco><compiler meshdir='assets'/><asset>{fields}<skin file='a.skn'/><texture type='skybox' "
+        "fileup='up.png'/></asset><worldbody><geom type='hfield' hfield='hill'/><geom type='hfield' hfield='gone'/>"
+        "<body><joint/><geom size='.1'/></body></worldbody></mujoco>"
+    )
+    made = load(tmp_path / "arm.xml")
+    assert [note.rpartition(" ")[2] for note in made.notes] == ["gone.bin", "a.skn", "cube's"]
+    spec: Any = made.spec
+    assert [len(list(items)) for items in (spec.hfields, spec.geoms, spec.skins, spec.textures)] == [1, 2, 0, 0]
+    spec.compile()
+
+
+def test_shapes_of_a_urdf_that_mujoco_does_not_take_are_left_out(tmp_path: Path) -> None:
+    faces = 200_001  # of a camera's housing, say
+    (tmp_path / "fine.stl").write_bytes(bytes(80) + faces.to_bytes(4, "little") + bytes(50 * faces))
+    shapes = ('<sphere radius="0.0"/>', '<mesh filename="fine.stl"/>')
+    text = "".join(f"<visual><geometry>{shape}</geometry></visual>" for shape in shapes)
+    head, link, rest = SMALL.read_text().partition('<link name="base_link">')
+    (tmp_path / "arm.urdf").write_text(head + link + text + rest)
+    made = load(tmp_path / "arm.urdf")
+    assert made.notes[0].startswith(
+        "4 meshes are absent or of a form that is not read, and left out: visual of radius 0"
+    )
+    assert made.spec.compile().ngeom == 8
+
+
+def test_lights_that_look_at_objects_of_a_scene_are_left_out_with_them(tmp_path: Path) -> None:
+    light, peg = '<light mode="targetbody" target="peg"/>', '<body name="peg"><freejoint/><geom size=".01"/></body>'
+    (tmp_path / "scene.xml").write_text(CELL.replace("<worldbody>", f"<worldbody>{light}{peg}"))
+    spec = load(tmp_path / "scene.xml").spec
+    assert not list(spec.lights)
+    spec.compile()
