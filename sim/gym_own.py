@@ -1,4 +1,4 @@
-"""Gymnasium tasks of the user's own: a class or function of a file, "./task.py:MyTask"; wrappers that keep moments."""
+"""Gymnasium tasks of the user's own: classes and functions of a file, "./my_task.py:MyTask"; wrappers with moments."""
 
 from __future__ import annotations
 

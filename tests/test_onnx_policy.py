@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from robot_rl.onnx_policy import OnnxPolicy
 from robot_rl.types import IOSpec
+from robot_rl.verbs.build import foreign
 from robot_rl.verbs.export import export
 from robot_rl.words import Refused
 
@@ -112,6 +113,15 @@ def test_damaged_graph_and_missing_interface_are_one_sentence(tmp_path):
     (folder / "io.json").unlink()
     with pytest.raises(ValueError, match=r"has no io\.json: it says what a graph sees"):
         OnnxPolicy(str(folder))
+
+
+def test_a_graph_that_makes_choices_is_refused_where_numbers_are_taken(tmp_path):
+    folder = linear(tmp_path / "a")
+    (folder / "io.json").write_text(json.dumps(replace(io(), action_choices=(3, 2)).to_dict()))
+    cfg = OmegaConf.create({"policy": {"name": "onnx"}, "device": "cpu", "seed": 0})
+    with pytest.raises(ValueError, match=r"acts with choices \[3, 2\] and this environment takes numbers"):
+        foreign(cfg, str(folder), io())
+    assert foreign(cfg, str(folder), replace(io(), action_choices=(3, 2))).io.action_choices == (3, 2)
 
 
 def test_weights_in_other_files_are_not_read(tmp_path):

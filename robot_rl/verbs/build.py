@@ -106,7 +106,17 @@ def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOS
 
 
 def foreign(cfg: DictConfig, path: str, io: IOSpec) -> TrainedPolicy:
-    """A policy of another project, `policy=sb3 path=...`."""
+    """A policy of another project, `policy=sb3 path=...`.
+
+    Raises:
+        ValueError: an interface that lies beside a graph says that it makes other choices.
+    """
+    graph = graph_of(Path(path).expanduser())
+    if graph is not None and (graph.parent / "io.json").is_file():
+        own = read_io(graph.parent)
+        if own.action_choices != io.action_choices:
+            here, there = (list(one.action_choices) or "numbers" for one in (own, io))
+            raise ValueError(f"the graph at {path} acts with choices {here} and this environment takes {there}")
     return build.make("policy", plain(cfg.policy), path=path, io=io, device=str(cfg.device), seed=int(cfg.seed))
 
 

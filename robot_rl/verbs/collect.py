@@ -18,6 +18,7 @@ from robot_rl.types import Policy, VecEnv
 from robot_rl.types.options import Count, Discount
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, settings_of, threads
+from robot_rl.verbs.collect_behaviour import Nobody
 from robot_rl.verbs.collect_episodes import (
     BesidePictures,
     ExpertPolicy,
@@ -77,7 +78,9 @@ def collect(cfg: DictConfig) -> None:
         if cfg.get("env") is None:
             raise Refused("say which environment: robot-rl collect env=reach out=<file>")
         env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-        if cfg.get("policy") is None:
+        if cfg.get("policy") is None and cfg.level == "random":
+            policy = Nobody(env.io)
+        elif cfg.get("policy") is None:
             policy = ExpertPolicy(env, settings_of(OperatorOptions, cfg))
         else:
             policy = foreign(cfg, str(cfg.path), env.io)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from robot_rl.types import Action, Array, Obs, Options, Policy, PolicyParts
+from robot_rl.types import Action, Array, IOSpec, Obs, Options, Policy, PolicyParts
 from robot_rl.types.options import NotNegative, Share
 from robot_rl.verbs.collect_episodes import WithDensity
 
@@ -121,6 +121,22 @@ class Behaviour:
             weight = rng.normal(size=(state.shape[1], self.io.action_dim)) / math.sqrt(state.shape[1])
             self._wave = (weight, rng.uniform(-math.pi, math.pi, self.io.action_dim))
         return np.sin(state @ self._wave[0] + self._wave[1])
+
+
+class Nobody:
+    """Stands where an agent would, in behaviours that never ask one (uniform actions)."""
+
+    parts = PolicyParts()
+
+    def __init__(self, io: IOSpec) -> None:
+        self.io = io
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Nothing to forget."""
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Refuse: nobody is there."""
+        raise RuntimeError("there is no agent to ask")
 
 
 def _limits(mode: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:

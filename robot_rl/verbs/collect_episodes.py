@@ -57,7 +57,7 @@ class ExpertPolicy:
         if env.parts.expert is None:
             raise ValueError(
                 "this environment has no scripted expert; choose one of our worlds (env=reach, env=pick ...) "
-                "or collect with a trained policy: path=runs/train/<run>"
+                "or collect with a trained policy, path=runs/train/<run>, or uniform actions, level=random"
             )
         self._mistaken = env.parts.mistaken if o.mistakes else None
         if o.mistakes and self._mistaken is None:

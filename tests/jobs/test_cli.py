@@ -131,6 +131,25 @@ def test_the_page_of_a_task_of_ones_own_and_the_composed_configuration(robot_rl,
     assert (composed.returncode, "total_steps:" in composed.stdout) == (0, True), composed.stderr
 
 
+def test_uniform_actions_are_collected_in_a_task_without_an_expert(robot_rl, tmp_path: Path) -> None:
+    out = tmp_path / "random.hdf5"
+    done = robot_rl(
+        "collect", "env=gym", "id=Pendulum-v1", "env.episode_steps=5", "level=random", "steps=20", f"out={out}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mean return" in done.stdout
+    assert out.is_file()
+    again = robot_rl("collect", "env=gym", "id=Pendulum-v1", "episodes=1", f"out={tmp_path}/x.hdf5")
+    assert "no scripted expert" in again.stderr
+    assert "level=random" in again.stderr
+
+
+def test_a_file_is_no_run_to_go_on_with(robot_rl, tmp_path: Path) -> None:
+    (tmp_path / "log.hdf5").touch()
+    said = robot_rl("train", f"resume={tmp_path}/log.hdf5")
+    assert (said.returncode, "log.hdf5 holds no config.yaml; expected a run folder" in said.stderr) == (2, True)
+
+
 def test_a_start_that_is_refused_leaves_no_run_behind(robot_rl, tmp_path: Path) -> None:
     refused = robot_rl("train", "env=reach", "policy=sequence/sac_j", "n_step=3", f"output={tmp_path}")
     assert refused.returncode == 2
