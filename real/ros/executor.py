@@ -22,9 +22,8 @@ from rclpy.subscription import Subscription
 from rclpy.waitable import NumberOfEntities
 
 Topic: TypeAlias = Subscription[Any]
-EVENTS = (
-    0.2  # seconds between two looks at events of quality of service and guards of nodes: nothing urgent hangs on them
-)
+EVENTS = 0.2
+"""Seconds between two looks at events of quality of service and guards of nodes, on which nothing urgent hangs."""
 
 
 class TopicExecutor(SingleThreadedExecutor):
@@ -56,10 +55,8 @@ class TopicExecutor(SingleThreadedExecutor):
                 return
             if not self._context.ok():
                 raise ExternalShutdownException
-            if any(
-                not task.done() for task, _, _ in self._tasks
-            ):  # a coroutine waits, its group lets nobody in meanwhile
-                self._drop_set()
+            if any(not task.done() for task, _, _ in self._tasks):
+                self._drop_set()  # a coroutine waits, its group lets nobody in meanwhile
                 return super().spin_once(timeout_sec)
             if not self._ready:  # otherwise a callback raised, and the others are served before it is again
                 self._wait(timeout_sec)
