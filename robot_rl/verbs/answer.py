@@ -121,6 +121,8 @@ def code_of(work: Callable[[list[str]], int | None]) -> Callable[[list[str]], in
     def verb(arguments: list[str]) -> int:
         try:
             return work(arguments) or 0
+        except BrokenPipeError:  # robot-rl … | head, which `robot_rl.cli` hears of
+            raise
         except (Refused, ValueError, OSError, RuntimeError, ImportError) as found:
             error(str(found))
             return 1 if isinstance(found, ImportError) else 2

@@ -90,6 +90,8 @@ def _guard(verb: Verb, debug: bool, several: _Several) -> Callable[[DictConfig],
             answer.note(interrupted=True)
             print("\ninterrupted", file=sys.stderr)
             sys.exit(130)
+        except BrokenPipeError:  # robot-rl … | head, which `robot_rl.cli` hears of
+            raise
         except Exception as error:
             if debug or cfg.debug:
                 traceback.print_exc()

@@ -73,17 +73,17 @@ def test_options_that_have_to_be_given_are_named(robot_rl, arguments: tuple[str,
     assert "Traceback" not in said.stderr
 
 
-def test_reader_that_leaves_early_sees_no_traceback() -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "robot_rl", "train", "--help"]
+@pytest.mark.parametrize("words", [("train", "--help"), ("robot", "--help"), ("check", "env=reach")])
+def test_reader_that_leaves_early_sees_no_traceback(words: tuple[str, ...]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "robot_rl", *words]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()  # before anything is written
         said = process.stderr.read()
         assert process.wait(120) == 1
-    assert "Traceback" not in said
-    assert "BrokenPipe" not in said
+    assert not said
 
 
 def test_the_command_line_computes_with_one_blas_thread() -> None:
