@@ -167,11 +167,11 @@ def _wake_up(count: int = 100, period: float = 0.005) -> np.ndarray:
     return 1e3 * np.percentile(late, [50, 99, 100])
 
 
-def _settle(node: Node, topics: list[str], needed: list[str], limit: float = 5.0, quiet: float = 0.7) -> None:
+def _settle(node: Node, topics: list[str], needed: list[str], limit: float = 8.0, quiet: float = 0.7) -> None:
     """Wait until discovery has come to rest: endpoints come before the names of their nodes, nodes one by one.
 
-    Somebody may be found at once and the robot only when it announces itself again, after 3 s with Fast DDS: a topic
-    that is needed and that nobody publishes yet is waited for until the limit.
+    Somebody may be found at once and the robot only when it announces itself again, after 3 s with Fast DDS, or 6 s
+    where that is lost too: a topic that is needed and that nobody publishes yet is waited for until the limit.
     """
     end, seen, since = time.monotonic() + limit, None, time.monotonic()
     while time.monotonic() < end:

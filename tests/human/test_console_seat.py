@@ -28,6 +28,10 @@ def session(tmp_path):
     it.close()
 
 
+def driven(session, driver):
+    return sum(name == driver for _, name, _ in session.drivers)
+
+
 def moved(session, by=0.05):
     """Wait until the robot has moved."""
     before = session.env.place
@@ -45,6 +49,7 @@ def test_toggle_mode_changes_hands_with_space_and_keeps_them_over_the_end_of_an_
             page.drives("POLICY")
             page.key(" ")
             page.drives("HUMAN")
+            session.until(lambda: driven(session, "HUMAN") > 5)  # a label is about what was seen a reaction time ago
             page.key("1")
             session.until(lambda: session.loop.stats.episodes == 1)
             page.drives("HUMAN")  # the next episode begins, and nothing but the key gives the robot back
@@ -195,6 +200,9 @@ def test_the_same_page_over_a_new_connection_has_its_seat_again():
 
 
 def test_after_the_last_demonstration_the_policy_waits_for_go(tmp_path):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
     def run(loop):
         loop.collect_demos(1)
         loop.run(10**6, lambda *_: False)
@@ -208,6 +216,11 @@ def test_after_the_last_demonstration_the_policy_waits_for_go(tmp_path):
             page.shows("phase", "demonstration")
             page.click("go")
             session.until(lambda: len(session.drivers) > 5)
+            page.key("1")  # nobody has driven: there is nothing that it could be about
+            page.shows("label", "nothing to label")
+            ActionChains(browser).key_down(Keys.SPACE).key_down("w").perform()
+            session.until(lambda: driven(session, "HUMAN") > 5)
+            ActionChains(browser).key_up("w").key_up(Keys.SPACE).perform()
             page.key("1")
             page.shows("phase", "training")
             page.drives("HOLD")
