@@ -122,8 +122,8 @@ class ControllerCheck:
         if self.client is None:
             return
         now = time.monotonic()
-        listeners = {bytes(item.endpoint_gid) for item in self._node.get_subscriptions_info_by_topic(self._topic)}
-        if self._read and self._listeners - listeners:
+        listeners = self._endpoints()
+        if self._read and self._listeners != listeners:  # a new one may be known before the old one is known to be gone
             self._forget()
         if self._asked and all(future.done() for future in self._asked):
             answers = [_strings(future.result()) for future in self._asked]
@@ -136,6 +136,12 @@ class ControllerCheck:
         elif not self._asked and not self._read and listeners and self.client.service_is_ready():
             self._asked_at = now
             self._asked = [self.client.call_async(GetParameters.Request(names=[name])) for name in self._wanted]
+
+    def _endpoints(self) -> set[bytes]:
+        """With which the controller's node listens; of a topic on which nobody has its name yet all."""
+        found = self._node.get_subscriptions_info_by_topic(self._topic)
+        named = [item for item in found if f"{item.node_namespace.rstrip('/')}/{item.node_name}" == self._name]
+        return {bytes(item.endpoint_gid) for item in named or found}
 
     def _forget(self) -> None:
         self._read, self._listeners = False, set()
