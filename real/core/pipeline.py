@@ -47,6 +47,26 @@ class Controller(NamedTuple):
     problem: str = ""
     status: tuple[str, ...] = ()
 
+    def objections(self, topic: str) -> list[tuple[str, str]]:
+        """What stands against motion: (fault that it is while the robot may move, "" for none; words).
+
+        Args:
+            topic: of the commands.
+        """
+        found = []
+        if self.subscribers == 0:
+            found.append(("controller_gone", f"nobody listens on {topic}"))
+        elif self.subscribers > 1:
+            more = "expected one controller; one whose process was killed is forgotten by discovery after some 20 s"
+            found.append(("", f"{self.subscribers} subscribers on {topic}, {more}"))
+        if self.problem:
+            found.append(("controller_changed", self.problem))
+        if self.status:
+            found.append(("robot_status", "; ".join(self.status)))
+        if self.rivals or self.strangers:
+            found.append(("duplicate_publisher", f"duplicate publisher: {', '.join((*self.rivals, *self.strangers))}"))
+        return found
+
 
 CALM = Controller()
 """One controller listens, nobody else speaks, and nothing stands against motion."""
@@ -338,7 +358,10 @@ class CommandPipeline:
             elif movable and reaction == "fault":
                 self.safety.report("state_stale", f"{name} is {age:.2f} s old, allowed {timeout:g}")
         if self._controller != CALM:
-            blocking += self._object(movable)
+            for code, words in self._controller.objections(self.spec.controller_topic):
+                blocking.append(words)
+                if code and movable:
+                    self.safety.report(code, words)
         if self.door.doubled:
             double = [source for source, when in self.door.doubled.items() if now - when <= 1.0]
             if double:
@@ -348,32 +371,6 @@ class CommandPipeline:
         if tuple(blocking) != self.blocking:
             self.blocking = tuple(blocking)
             self.safety.hinder(self.blocking)
-
-    def _object(self, movable: bool) -> list[str]:
-        """What the last look at the command topic has against motion."""
-        view, blocking = self._controller, []
-        if view.subscribers == 0:
-            blocking.append(f"nobody listens on {self.spec.controller_topic}")
-            if movable:
-                self.safety.report("controller_gone", blocking[-1])
-        elif view.subscribers > 1:
-            blocking.append(
-                f"{view.subscribers} subscribers on {self.spec.controller_topic}, expected one controller; one "
-                "whose process was killed is forgotten by discovery after some 20 s"
-            )
-        if view.problem:
-            blocking.append(view.problem)
-            if movable:
-                self.safety.report("controller_changed", view.problem)
-        if view.status:
-            blocking.extend(view.status)
-            if movable:
-                self.safety.report("robot_status", "; ".join(view.status))
-        if view.rivals or view.strangers:
-            blocking.append(f"duplicate publisher: {', '.join((*view.rivals, *view.strangers))}")
-            if movable:
-                self.safety.report("duplicate_publisher", ", ".join((*view.rivals, *view.strangers)))
-        return blocking
 
     def _flags(self, verdict: Verdict) -> str:
         level, clipped = verdict.level, verdict.level is CLIPPED

@@ -328,12 +328,10 @@ def subscribe(node: Node, kind: Any, topic: str, callback: Callable[..., None], 
         )
 
 
-def publisher(
-    node: Node, kind: Any, topic: str, profile: str, health: Health, matched: Callable[[Any], None] | None = None
-) -> Any:
-    """As `subscribe`; `matched` is called with the event that counts the listeners whenever one comes or goes."""
+def publisher(node: Node, kind: Any, topic: str, profile: str, health: Health) -> Any:
+    """As `subscribe`."""
     mismatch = functools.partial(note_mismatch, health, topic, listener=True)
-    events = PublisherEventCallbacks(incompatible_qos=mismatch, matched=matched)
+    events = PublisherEventCallbacks(incompatible_qos=mismatch)
     with told_overrides(topic):
         return node.create_publisher(kind, topic, qos(profile), event_callbacks=events, qos_overriding_options=OVERRIDE)
 

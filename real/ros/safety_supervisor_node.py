@@ -263,12 +263,12 @@ class SafetySupervisorNode(LifecycleNode):
         health = self.health
         assert self.pipeline is not None
 
-        def own(kind: Any, topic: str, profile: str, matched: Callable[[Any], None] | None = None) -> Any:
-            return self._endpoints.publish(lambda: publisher(self, kind, topic, profile, health, matched), topic)
+        def own(kind: Any, topic: str, profile: str) -> Any:
+            return self._endpoints.publish(lambda: publisher(self, kind, topic, profile, health), topic)
 
         self._simulated_time = bool(self._value("use_sim_time"))
         self._command_out, self._executed_out = HardwareMessage(spec), ExecutedMessage(spec)
-        self._hardware = own(hardware_type(spec), spec.controller_topic, "hardware_out", self._on_listeners)
+        self._hardware = own(hardware_type(spec), spec.controller_topic, "hardware_out")
         self._executed = own(JointTrajectory, "robot_rl/executed", "executed")
         self._authority = own(String, "robot_rl/authority", "latched")
         self._state = own(String, "robot_rl/safety/state", "latched")
@@ -297,9 +297,6 @@ class SafetySupervisorNode(LifecycleNode):
         self._jumps = self.get_clock().create_jump_callback(threshold, post_callback=self._on_jump)
 
     # ------------------------------------------------------------ callbacks
-
-    def _on_listeners(self, event: Any) -> None:
-        self._listeners = int(event.current_count)
 
     def _on_takeover(self, message: Bool) -> None:
         assert self.pipeline is not None
@@ -334,8 +331,7 @@ class SafetySupervisorNode(LifecycleNode):
         refused = self._running()
         if request.data and not refused:
             self._look_around()
-            others = (*self._rivals, *self._strangers)
-            refused = [f"duplicate publisher: {', '.join(others)}"] if others else self._unfit()
+            refused = self._unfit()
         refused = refused or self.pipeline.enable(request.data)  # type: ignore[union-attr]
         response.success, response.message = not refused, "; ".join(refused)
         return response
@@ -362,10 +358,16 @@ class SafetySupervisorNode(LifecycleNode):
     def _running(self) -> list[str]:
         return [] if self.loop is not None and self.loop.alive else ["the supervisor is not active"]
 
+    def _view(self) -> Controller:
+        """Who listens now; what was found out about them, and who else speaks, at the last look."""
+        listeners = self._hardware.get_subscription_count()
+        problem = "" if self._trusting or not listeners else self._controller.problem
+        return Controller(listeners, self._rivals, self._strangers, problem, self._status.problems)
+
     def _unfit(self) -> list[str]:
         """What stands against the controller that listens now; the control thread hears of it a tick later."""
-        problem = "" if self._trusting else self._controller.problem
-        return [problem] if problem and self._listeners else []
+        assert self.pipeline is not None
+        return [words for _, words in self._view().objections(self.pipeline.spec.controller_topic)]
 
     def _look_around(self) -> None:
         """Who else speaks, who listens: four times a second and before enable and reset, in the callback thread."""
@@ -373,7 +375,6 @@ class SafetySupervisorNode(LifecycleNode):
             return
         self._tell_faults()
         self._controller.look()
-        self._listeners = self._hardware.get_subscription_count()  # should its event be lost
         self._rivals = self._endpoints.rivals()
         self._strangers = self._endpoints.strangers(self._commands.watched, set(self._value("command_nodes")))
 
@@ -386,7 +387,6 @@ class SafetySupervisorNode(LifecycleNode):
                 self.get_logger().error(f"fault {code}: {numbers or 'see the diagnostics'}")
         self._told = frozenset(faults)
 
-    _listeners = 0
     _told: frozenset[str] = frozenset()
     _rivals: tuple[str, ...] = ()
     _strangers: tuple[str, ...] = ()
@@ -405,8 +405,7 @@ class SafetySupervisorNode(LifecycleNode):
             heard = now - self.inputs.age(name, now)
             if np.isfinite(heard):
                 pipeline.alive(name, heard)
-        problem = "; ".join(self._unfit())
-        pipeline.controller(Controller(self._listeners, self._rivals, self._strangers, problem, self._status.problems))
+        pipeline.controller(self._view())
         mismatches = () if state is not None else tuple(self.health.mismatches)
         sent = pipeline.tick(now, state, mismatches=mismatches)
         self._send(sent, now)
@@ -467,7 +466,7 @@ class SafetySupervisorNode(LifecycleNode):
             "clip_ratio": float(pipeline.clip_ratio),
             "clock_faults": pipeline.clock_faults + self.inputs.clock_faults(),
             "callback_errors": self._callback_errors,
-            "controllers": self._listeners,
+            "controllers": self._hardware.get_subscription_count(),
         }
         values |= {f"dropped_{reason}": count for reason, count in sorted(pipeline.door.dropped.items())}
         values |= tell_flight(pipeline.flight)
