@@ -23,7 +23,8 @@ from rclpy.waitable import NumberOfEntities
 
 Topic: TypeAlias = Subscription[Any]
 EVENTS = 0.2
-"""Seconds between two looks at events of quality of service and guards of nodes, on which nothing urgent hangs."""
+"""Seconds between two looks at events of quality of service and guards of nodes. Nothing urgent may hang on them:
+silence is judged by timeouts, and who listens to the supervisor is counted in every tick."""
 
 
 class TopicExecutor(SingleThreadedExecutor):

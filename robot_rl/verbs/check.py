@@ -94,5 +94,6 @@ def check(cfg: DictConfig) -> None:
     answer.note(findings=list(findings))
     name = str(cfg.id or "").rpartition(":")[2] or env_name(cfg)
     if findings:
-        raise Refused(f"{name} breaks the contract of environments in {len(findings)} place{'s'[: len(findings) - 1]}")
+        places = "one place" if len(findings) == 1 else f"{len(findings)} places"
+        raise Refused(f"{name} breaks the contract of environments in {places}")
     print(f"{name} keeps the contract of environments")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Sequence
 
-FLAGS = {
-    *("-m", "--multirun", "-c", "--cfg", "-p", "--package", "-r", "--run", "-i", "--info", "--resolve", "--hydra-help"),
-    *("-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir", "-sc", "--shell-completion"),
-    *("-h", "--help"),
+WORDED = {
+    *("-c", "--cfg", "-p", "--package", "-i", "--info", "-cp", "--config-path", "-cn", "--config-name"),
+    *("-cd", "--config-dir"),
 }
-"""What Hydra takes with dashes."""
-WORDED = {"-c", "--cfg", "-p", "--package", "-i", "--info", "-cp", "--config-path", "-cn", "--config-name"}
-WORDED |= {"-cd", "--config-dir"}
-"""Those whose next word is theirs."""
+"""What Hydra takes with dashes and a word behind it."""
+FLAGS = WORDED | {
+    *("-m", "--multirun", "-r", "--run", "--resolve", "--hydra-help", "-sc", "--shell-completion", "-h", "--help"),
+}
+"""All that it takes with dashes."""
 
 FIRST = {
     **dict.fromkeys(("eval", "eval ope", "eval fas", "eval latency", "collect"), "path"),
@@ -46,7 +46,7 @@ def find_slip(verb: str, items: Sequence[str], keys: Collection[str], groups: Co
             needed = key[1:] in ("policy", "env") and key[1:] in groups
             found = f"{item}: robot-rl {verb} needs one; choose another with {key[1:]}=…" if needed else ""
         elif not equals:
-            found = "" if place and items[place - 1] in FLAGS else _word(verb, item, keys)
+            found = "" if place and items[place - 1] in WORDED else _word(verb, item, keys)
         elif key.endswith(":"):
             found = f"'{item}' is written for ros2 launch; here it is {key[:-1]}={value}"
         elif "@" in key:
