@@ -121,7 +121,7 @@ def check_options(
     Raises:
         ValueError: says what is wrong, and what there is.
     """
-    absent = sorted({name for name in vars(World) if name[0] != "_"} - set(dir(world)))
+    absent = [name for name in vars(World) if name[0] != "_" and name not in dir(world)]
     if absent:
         raise ValueError(
             f"{type(world).__name__} is no world: it has no {', '.join(absent)}; a world is a class as in "
