@@ -124,6 +124,20 @@ def test_a_graph_that_makes_choices_is_refused_where_numbers_are_taken(tmp_path)
     assert foreign(cfg, str(folder), replace(io(), action_choices=(3, 2))).io.action_choices == (3, 2)
 
 
+def test_what_a_graph_says_of_its_actions_holds_where_it_is_evaluated(tmp_path):
+    folder = linear(tmp_path / "a", gain=np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], np.float32))
+    cfg = OmegaConf.create({"policy": {"name": "onnx"}, "device": "cpu", "seed": 0})
+    here = replace(io(), action_low=(-2.0, 0.0), action_high=(2.0, 4.0))  # of the graph: -1 to 1 rad, both
+    value = foreign(cfg, str(folder), here).act({"state": np.array([[0.5, 0.5, 0.0]], np.float32)}).value
+    assert value == pytest.approx(np.array([[0.25, -0.75]]))  # .5 rad is half way to .5 of 2; .5 rad of 0 to 4
+    for change, words in (
+        ({"action_names": ("joint1", "joint0")}, "joint1"),
+        ({"action_units": ("N m", "N m")}, "is in rad here and N m there"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            foreign(cfg, str(folder), replace(here, **change))
+
+
 def test_weights_in_other_files_are_not_read(tmp_path):
     """A graph may name any file of the machine as the place of its weights."""
     folder = linear(tmp_path / "a")

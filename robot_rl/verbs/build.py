@@ -25,7 +25,7 @@ from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.onnx_policy import FILES, OnnxPolicy, exported, graph_of, read_io
 from robot_rl.run import RunStart
 from robot_rl.track import Many
-from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, TrainedPolicy, VecEnv
+from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, VecEnv
 from robot_rl.verbs.reading import plain, read_options, run_of, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
@@ -105,19 +105,23 @@ def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOS
     return make
 
 
-def foreign(cfg: DictConfig, path: str, io: IOSpec) -> TrainedPolicy:
+def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Policy:
     """A policy of another project, `policy=sb3 path=...`.
 
     Raises:
-        ValueError: an interface that lies beside a graph says that it makes other choices.
+        ValueError: what an interface that lies beside a graph says does not fit the environment.
     """
+    from robot_rl.data.units import in_units
+
     graph = graph_of(Path(path).expanduser())
-    if graph is not None and (graph.parent / "io.json").is_file():
-        own = read_io(graph.parent)
-        if own.action_choices != io.action_choices:
-            here, there = (list(one.action_choices) or "numbers" for one in (own, io))
-            raise ValueError(f"the graph at {path} acts with choices {here} and this environment takes {there}")
-    return build.make("policy", plain(cfg.policy), path=path, io=io, device=str(cfg.device), seed=int(cfg.seed))
+    own = read_io(graph.parent) if graph is not None and (graph.parent / "io.json").is_file() else io
+    if own.action_choices != io.action_choices:
+        here, there = (list(one.action_choices) or "numbers" for one in (own, io))
+        raise ValueError(f"the graph at {path} acts with choices {here} and this environment takes {there}")
+    policy = build.make("policy", plain(cfg.policy), path=path, io=io, device=str(cfg.device), seed=int(cfg.seed))
+    if not (own.knows_bounds and io.knows_bounds):
+        return policy
+    return in_units(policy, own, io, None, _tell)
 
 
 def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSpec | None = None) -> Policy:
@@ -142,7 +146,11 @@ def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSp
         policy = learner.policy
     if world is None:
         return policy
-    return in_units(policy, own, world, known, lambda line: print(line, file=sys.stderr))
+    return in_units(policy, own, world, known, _tell)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _tell_newer_options(node: Mapping[str, Any], path: Path, io: IOSpec) -> None:
