@@ -179,6 +179,7 @@ def test_a_person_teaches_a_robot_on_its_ros_topics(live, robot, camera, tmp_pat
             press(hil, "scene")
             page.shows("driver", "POLICY")
             hil.until(lambda: (state(browser)["clock"] or 0.0) > 3.0)
+            hil.until(lambda: np.abs(live.position).max() > 0.06)  # in 3 s of a busy machine it may be a little less
             page.key("p")  # a pause after this episode
             page.shows("phase", "a pause after this episode")
             page.key("1")

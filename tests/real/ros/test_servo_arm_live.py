@@ -206,13 +206,14 @@ def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
     table |= {"workspace": ready["workspace"], "model": {"path": str(ROBOTS / ready["model"]["path"])}}
     path.write_text(yaml.safe_dump(table, sort_keys=False))
     keys, terminal = pty.openpty()
-    command("leader", *page("robot leader my_leader"), stdin=terminal)
+    _, leads = command("leader", *page("robot leader my_leader"), stdin=terminal)
     session, said = command(
         "hil", *page("hil env=reach robot=my_arm"), "human.port=0", "demos=0", "total_steps=1000",
         "eval_every=0", "policy.hidden=[16,16]", "policy.batch_size=16",
     )  # fmt: skip
     harness.wait(lambda: session.poll() or list(tmp_path.glob("runs/hil/*/log")), 60.0, "a session")
     assert session.poll() is None, said.read_text()
+    harness.wait(lambda: "hold the space bar to drive" in leads.read_text(), 60.0, "a leader")
     time.sleep(1.5)  # the policy drives
     begin = time.monotonic()
     while not any(path.read_text() for path in tmp_path.glob("runs/hil/*/log/manifest.jsonl")):  # the first episode
