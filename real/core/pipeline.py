@@ -235,6 +235,18 @@ class CommandPipeline:
             self._note("controller", view)
         self._controller = view
 
+    def hinder(self, view: Controller) -> list[str]:
+        """What stands against motion now: for `enable` and `reset` it counts at once, not from the next tick on.
+
+        Returns:
+            It, in words.
+        """
+        against = [words for _, words in view.objections(self.spec.controller_topic)]
+        with self._lock:
+            self.blocking = tuple(dict.fromkeys((*self.blocking, *against)))
+            self.safety.hinder(self.blocking)
+        return against
+
     def _note(self, name: str, value: object) -> None:
         """For whoever reads the flight; what came of it stands in the calls of the supervisor."""
         if self.flight is not None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -328,11 +329,8 @@ class SafetySupervisorNode(LifecycleNode):
             sys.setswitchinterval(0.005)
 
     def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
-        refused = self._running()
-        if request.data and not refused:
-            self._look_around()
-            refused = self._unfit()
-        refused = refused or self.pipeline.enable(request.data)  # type: ignore[union-attr]
+        assert self.pipeline is not None
+        refused = self._refused(partial(self.pipeline.enable, request.data), look=request.data)
         response.success, response.message = not refused, "; ".join(refused)
         return response
 
@@ -343,10 +341,21 @@ class SafetySupervisorNode(LifecycleNode):
         return response
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._look_around()
-        refused = self._running() or self._unfit() or self.pipeline.reset()  # type: ignore[union-attr]
+        assert self.pipeline is not None
+        refused = self._refused(self.pipeline.reset)
         response.success, response.message = not refused, "; ".join(refused)
         return response
+
+    def _refused(self, act: Callable[[], list[str]], *, look: bool = True) -> list[str]:
+        """Why something may not be done; what `look` finds counts at once, a tick would find it a moment later."""
+        assert self.pipeline is not None
+        if self.loop is None or not self.loop.alive:
+            return ["the supervisor is not active"]
+        if not look:
+            return act()
+        self._look_around()
+        against = self.pipeline.hinder(self._view())
+        return act() or against
 
     def on_callback_error(self, error: Exception) -> None:
         """A callback has failed, and what it should have noted is lost: brake and latch; the callbacks go on."""
@@ -355,19 +364,11 @@ class SafetySupervisorNode(LifecycleNode):
         if self.pipeline is not None:
             self.pipeline.safety.report("internal", f"{type(error).__name__} in a callback: {error}")
 
-    def _running(self) -> list[str]:
-        return [] if self.loop is not None and self.loop.alive else ["the supervisor is not active"]
-
     def _view(self) -> Controller:
         """Who listens now; what was found out about them, and who else speaks, at the last look."""
         listeners = self._hardware.get_subscription_count()
         problem = "" if self._trusting or not listeners else self._controller.problem
         return Controller(listeners, self._rivals, self._strangers, problem, self._status.problems)
-
-    def _unfit(self) -> list[str]:
-        """What stands against the controller that listens now; the control thread hears of it a tick later."""
-        assert self.pipeline is not None
-        return [words for _, words in self._view().objections(self.pipeline.spec.controller_topic)]
 
     def _look_around(self) -> None:
         """Who else speaks, who listens: four times a second and before enable and reset, in the callback thread."""

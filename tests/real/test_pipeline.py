@@ -89,6 +89,18 @@ def test_33_34_platform_faults_while_active_latch_and_block_the_reset(bench, vie
     assert made.pipe.reset() == []
 
 
+def test_what_a_look_finds_counts_at_once_beside_all_else_that_stands_against_motion(bench):
+    made = bench(watched={"wrench": 0.1}, start=100.0).run(1.0)  # it never came
+    assert made.pipe.hinder(Controller(1)) == []
+    (said,) = made.pipe.hinder(Controller(0))
+    assert said.startswith("nobody listens")
+    refused = made.pipe.enable()
+    assert said in refused
+    assert "wrench: never came" in refused
+    made.run(0.01)  # somebody listens again
+    assert said not in made.pipe.enable()
+
+
 @pytest.mark.parametrize(("listeners", "code"), [(0, "controller_gone"), (2, "controller_changed")])
 def test_a_controller_that_is_exchanged_while_the_robot_is_stopped_hears_nothing(bench, listeners, code):
     made = bench().active()
