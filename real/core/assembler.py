@@ -21,6 +21,8 @@ Picture: TypeAlias = bytes | np.ndarray
 """JPEG or PNG, or pixels (H, W, C) or (H, W)."""
 Ticks = Literal["executed", "rate", "command"]
 TICKS: tuple[Ticks, ...] = get_args(Ticks)
+SAME_CLOCK = 1.0
+"""A stamp farther than this from its receipt [s] is of a clock of its own, and says nothing here."""
 
 
 class StepRules(Options):
@@ -46,8 +48,6 @@ class StepRules(Options):
 class _Row:
     seen: float  # time of the observation's tick
     acted: float  # time of receipt of the first executed message
-    state: RobotState
-    age: float
     before: np.ndarray  # command when the step began
     last: np.ndarray  # action of the step before
     requested: np.ndarray | None
@@ -60,6 +60,8 @@ class _Row:
     success: bool = False
     valid: bool = True
     images: dict[str, Picture] = field(default_factory=dict)
+    state: RobotState = field(init=False)  # once it is closed: what was there at its tick may come a moment later
+    age: float = field(init=False)
 
 
 class Assembler:
@@ -143,8 +145,7 @@ class Assembler:
 
     def command(self, trace: str, time: float, stamp: float, value: np.ndarray) -> None:
         """A request on `command/*`: its trace `<source>/<seq>`, receipt, stamp, and first point (J,)."""
-        # hosts with clocks of their own: then the stamp says nothing here and the receipt stands in for it
-        self._commands.append((trace, stamp if abs(time - stamp) < 1.0 else time, value))
+        self._commands.append((trace, stamp if abs(time - stamp) < SAME_CLOCK else time, value))
 
     def safety(self, state: str) -> None:
         """State of the safety machine."""
@@ -191,7 +192,8 @@ class Assembler:
             terminated: whether the task ended it; None asks the `success` messages. Otherwise it is a timeout.
         """
         if self._row is not None and self._line:
-            self._close(self._newest(np.inf))
+            self._close()
+            self._finals.append(self._codec().vector(self._newest(np.inf)[1], self._last))
         rows, finals = self._rows, self._finals
         if not rows:
             return None
@@ -258,18 +260,13 @@ class Assembler:
         assert self._sent is not None
         asked = next((item for item in reversed(self._commands) if item[0] == trace), None)
         tick = asked[1] if asked is not None and self.rules.ticks == "command" else time
-        when, state = self._newest(tick)
         if self._row is not None:
             gap = self.rules.ticks == "command" and time - self._row.acted > 1.5 / self.rules.rate + 0.05
             self._row.valid = self._row.valid and not gap
-            self._close((when, state))
-        age = tick - when
-        values = np.concatenate([state.position, state.velocity])
+            self._close()
         self._row = _Row(
             seen=tick,
             acted=time,
-            state=state,
-            age=age,
             before=self._sent,
             last=self._last,
             requested=None if asked is None else asked[2],
@@ -278,22 +275,25 @@ class Assembler:
             authority=authority,
             trace=trace,
             success=self._level,
-            valid=bool(age <= self.rules.patience and np.isfinite(values).all()),
             images=dict(self._images),
         )
 
     def _newest(self, tick: float) -> tuple[float, RobotState]:
-        """State of a tick. A command's stamp is when its sender saw the state, which may reach us a moment later."""
-        slack = 0.002 if self.rules.ticks == "command" else 0.0
-        found = self._line.newest(tick + slack)
+        """State of a tick, with its time; the first one where there was none yet."""
+        found = self._line.newest(tick)
         return found if found is not None else self._line.oldest()
 
-    def _close(self, after: tuple[float, RobotState]) -> None:
+    def _close(self) -> None:
         row, self._row = self._row, None
         assert row is not None
+        when, row.state = self._newest(row.seen)
+        row.age = row.seen - when
+        values = np.concatenate([row.state.position, row.state.velocity])
+        row.valid = bool(row.valid and row.age <= self.rules.patience and np.isfinite(values).all())
+        if self._rows:  # what follows the step before
+            self._finals.append(self._codec().vector(row.state, row.last))
         self._rows.append(row)
         self._last = self.codec.action(row.value, row.before)
-        self._finals.append(self._codec().vector(after[1], self._last))
 
     def _codec(self) -> StateCodec:
         if self._states is None:

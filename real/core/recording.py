@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import bag, session
-from robot_rl.real.core.assembler import Assembler, Picture, StepRules
+from robot_rl.real.core.alignment import SourceClock
+from robot_rl.real.core.assembler import SAME_CLOCK, Assembler, Picture, StepRules
 from robot_rl.real.core.messages import in_order, joint_arrays, sensor_array
 from robot_rl.real.core.spec import TWIST, RobotSpec
 
@@ -81,6 +82,7 @@ class Feeder:
     def __init__(self, assembler: Assembler, spec: RobotSpec) -> None:
         self.assembler, self.spec = assembler, spec
         self.broken = 0
+        self._clocks: dict[str, SourceClock] = {}
 
     def feed(self, role: str, message: Any, when: float) -> None:
         """One message of a role received at `when` [s]; one that makes no sense is counted and passed over."""
@@ -94,7 +96,7 @@ class Feeder:
         if group == "joints":
             names, position, velocity, effort = joint_arrays(message)
             if len(position):
-                a.joints(when, names, position, velocity, effort)
+                a.joints(self._came(role, message, when), names, position, velocity, effort)
         elif group == "sensor":
             a.sensor(name, sensor_array(message))
         elif group == "camera":
@@ -102,18 +104,27 @@ class Feeder:
         elif group == "executed":
             authority, trace, flags = message.header.frame_id.split("|")
             value = self._ordered(message.joint_names, _values(message.points[0]))
-            a.executed(when, value, authority, trace, flags)
+            a.executed(self._came(role, message, when), value, authority, trace, flags)
         elif group == "command":
             if message.points:
-                stamp = message.header.stamp.sec + 1e-9 * message.header.stamp.nanosec
                 value = self._ordered(message.joint_names, _values(message.points[0]))
-                a.command(message.header.frame_id, when, stamp, value)
+                a.command(message.header.frame_id, when, _stamp(message), value)
         elif group == "safety":
             a.safety(message.data)
         elif group == "reward":
             a.reward(float(message.data))
         elif group == "success":
             a.success(bool(message.data))
+
+    def _came(self, role: str, message: Any, when: float) -> float:
+        """When a message was here by the shortest way of its kind: a busy recorder takes it late.
+
+        The policy has heard a state as early as that, so a state taken late must not be that of its next decision.
+        """
+        stamp = _stamp(message)
+        if not abs(when - stamp) < SAME_CLOCK:
+            return when
+        return self._clocks.setdefault(role, SourceClock()).arrive(when, stamp).time
 
     def _ordered(self, names: list[str], values: np.ndarray) -> np.ndarray:
         if not len(names):
@@ -122,6 +133,10 @@ class Feeder:
         if found is None:
             raise ValueError(f"joints are {', '.join(names)}, expected {', '.join(self.spec.names)}")
         return found
+
+
+def _stamp(message: Any) -> float:
+    return float(message.header.stamp.sec + 1e-9 * message.header.stamp.nanosec)
 
 
 def _values(point: Any) -> np.ndarray:

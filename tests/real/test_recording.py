@@ -109,6 +109,38 @@ def test_a_twist_without_a_header_is_recorded_as_a_sensor(make_arm) -> None:
     np.testing.assert_array_equal(feeder.assembler._sensors["where_to"], [0.5, 0.0, 0.0, 0.0, 0.0, -0.2])
 
 
+@pytest.mark.parametrize("age", [0.001, 0.0092])
+@pytest.mark.parametrize("offset", [0.0, 0.3])
+def test_a_step_has_the_state_that_its_sender_saw_however_late_the_recorder_is(make_arm, age, offset) -> None:
+    """States every 10 ms; commands from the newest of them, `age` old; the recorder takes each 0.4 to 8 ms late."""
+    late, base = np.random.default_rng(0).uniform(0.0004, 0.008, (200, 3)), 1000.0
+
+    def header(stamp, frame=""):
+        whole, rest = divmod(round(1e9 * (base + stamp)), 10**9)
+        return SimpleNamespace(stamp=SimpleNamespace(sec=whole, nanosec=rest), frame_id=frame)
+
+    def point(value):
+        return [SimpleNamespace(positions=np.full(3, value), velocities=[], effort=[])]
+
+    feeder, names = Feeder(Assembler(make_arm(), StepRules(ticks="command")), make_arm()), ["j0", "j1", "j2"]
+    told = []
+    for k, (first, second, third) in enumerate(late):
+        value, now = 0.001 * k, 0.01 * k
+        state = {"name": names, "position": np.full(3, value), "velocity": np.zeros(3), "effort": []}
+        told.append((now + first, "joints:arm", SimpleNamespace(header=header(now + offset), **state)))
+        rows = {"joint_names": names, "points": point(value)}
+        sent = SimpleNamespace(header=header(now + age, f"p/{k}"), **rows)
+        done = SimpleNamespace(header=header(now + age + 0.0005, f"policy|p/{k}|"), **rows)
+        told += [(now + age + second, "command:policy", sent), (now + age + max(second, third), "executed", done)]
+    for when, role, message in sorted(told, key=lambda item: item[0]):
+        feeder.feed(role, message, base + when)
+    columns = feeder.assembler.end()
+    assert feeder.broken == 0
+    assert columns is not None
+    seen, asked = columns["infos/qpos"][20:, 0], columns["infos/command"][20:, 0]
+    assert (np.round(1000 * seen) == np.round(1000 * asked)).mean() > 0.98
+
+
 def feed(assembler, time, position, velocity=0.0):
     assembler.joints(time, ["j0", "j1", "j2"], np.full(3, float(position)), np.full(3, float(velocity)), None)
 
