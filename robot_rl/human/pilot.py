@@ -338,17 +338,16 @@ class Pilot:
         stopped = self.safety.stopped
         if self._unlock and stopped and not self.safety.rearm():
             stopped = False
-        if self._unlock and not stopped:
+        # while it is stopped, too: a dead-man or a key that was pressed before the unlock is no takeover after it
+        self.arbiter.tick(now, reading, np.zeros_like(reading.value))
+        if stopped:
+            self.arbiter.stop()
+        elif self._unlock:
             self._unlock = self._pressed = False
             if self._robot is not None:
                 self._robot.unlock()
-            self.arbiter.tick(now, Reading(now, reading.value, presses=reading.presses), np.zeros_like(reading.value))
             if self.arbiter.driver is Driver.STOPPED:
                 self.arbiter.driver = Driver.HOLD
-        elif not stopped:
-            self.arbiter.tick(now, reading, np.zeros_like(reading.value))
-        if stopped:
-            self.arbiter.stop()
         return reading.presses
 
     def wait(self) -> None:

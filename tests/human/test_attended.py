@@ -186,3 +186,32 @@ def test_a_stop_that_comes_with_or_after_an_unlock_stays(tmp_path, keys):
         pilot.idle(obs)
         pilot.wait()
     assert pilot.driver == "STOPPED"
+
+
+@pytest.mark.parametrize("mode", ["deadman", "toggle"])
+def test_who_drove_before_a_stop_does_not_drive_again_because_it_is_unlocked(mode):
+    """The dead-man was held all the time, the key was pressed once: unlocking gave the robot back to the hands."""
+    env, hands = Far(), Hands()
+    hands.page, hands.enable = {}, True
+    pilot = simulated(env, hands, clock=ManualClock(), takeover={"mode": mode})
+    obs, still = {"state": np.zeros(2, np.float32)}, np.zeros(1, np.float32)
+    read = hands.read
+    hands.read = lambda *given: replace(read(*given), toggles=int(pressed))
+    pressed, keys = False, iter([("resume",)])
+    hands.act = lambda page: next(keys, ())
+    pilot.idle(obs)
+    assert pilot.driver == ("HUMAN" if mode == "deadman" else "POLICY")
+    pressed = True
+    assert pilot.drive(obs, still).driver == "HUMAN"
+    keys = iter([("estop",), ("reset",)])
+    drivers = []
+    for _ in range(20):
+        pilot.idle(obs)
+        pilot.wait()
+        drivers.append(pilot.driver)
+    assert drivers[0] == "STOPPED"
+    assert drivers[-1] == "HOLD"
+    assert "HUMAN" not in drivers
+    keys = iter([("resume",)])
+    pilot.idle(obs)
+    assert pilot.driver != "HOLD"
