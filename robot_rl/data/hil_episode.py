@@ -154,7 +154,8 @@ class EpisodeDraft:
     def close(self, reason: EndReason) -> None:
         """End the episode; terminated and truncated of its last valid step follow from the reason.
 
-        success and failure are true ends. timeout is a cut. human_stop and safety_stop are cuts unless
+        success and failure are true ends; seen in a step that nobody may learn from, what they pay is paid to the last
+        valid one, where a label falls, too. timeout is a cut. human_stop and safety_stop are cuts unless
         `rules.stop_is_end`. fault and comms are cuts, and the last step is invalid.
         """
         if self.end_reason != EndReason.NONE:
@@ -170,9 +171,11 @@ class EpisodeDraft:
         index = self._last_valid()
         if index is None or index < self._given:
             return
-        final = self.steps[index]
+        final, told = self.steps[index], reason in (EndReason.SUCCESS, EndReason.FAILURE)
+        if told and final is not last and last.invalid_reason != Invalid.AFTER_END:
+            final.reward_task += last.reward_task
         stops = (EndReason.HUMAN_STOP, EndReason.SAFETY_STOP)
-        end = reason in (EndReason.SUCCESS, EndReason.FAILURE) or (reason in stops and self.rules.stop_is_end)
+        end = told or (reason in stops and self.rules.stop_is_end)
         final.terminated, final.truncated = end, not end
         final.intv_end = final.intv_end or final.human
 

@@ -327,7 +327,7 @@ class HumanInTheLoop(Session):
         facts.autonomous = unaided(facts.human_steps, reason)
         facts.returned = returned(draft.steps)
         facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
-        useful = demo and facts.success and not discard
+        useful = demo and facts.success and not discard and any(step.valid for step in draft.steps)
         if useful and self.elicitor is not None:
             useful = self.elicitor.offer(draft.steps)
         if draft.steps and draft.steps[-1].next_sight is None:  # of the last observation nobody asked for an action

@@ -1,8 +1,12 @@
 """Words about episodes that are over, or that nobody has driven yet, and what a resume knows of thrown-away ones."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
+import numpy as np
+
+from robot_rl.human.elicitor import Elicitor
 from robot_rl.human.options import SessionOptions
-from tests.human.test_loop import Script, build
+from tests.human.line_world import LineEnv
+from tests.human.test_loop import Script, build, episode
 
 
 def test_label_after_the_end_of_a_demonstration_is_about_it(tmp_path):
@@ -21,3 +25,37 @@ def test_two_words_in_one_tick_are_about_the_same_episode(tmp_path):
     loop._episode(demo=False)
     loop._episode(demo=False)
     assert [line["label"] for line in loop.labels.list()] == ["failure", ""]
+
+
+class Late(LineEnv):
+    """Success is seen at step 8, whoever drives."""
+
+    def step(self, action):
+        found = super().step(action)
+        found[4]["success"] = np.array([self.time >= 8])
+        return found
+
+
+def test_a_success_that_is_seen_while_nobody_drives_pays_the_last_step_that_somebody_drove(tmp_path):
+    """It ended the demonstration there with a reward of 0: what succeeded taught that it had failed."""
+    loop = build(tmp_path, Script([{"enable": True, "value": 0.5}] * 6), env=Late())
+    loop._episode(demo=True)
+    assert loop.demos == 1
+    steps = episode(loop)
+    assert [step.valid for step in steps] == [True] * 6 + [False] * 2
+    batch = loop.memory.take(loop.memory.views["demo"].rows())
+    assert batch.reward.tolist() == [0.0] * 5 + [1.0]
+    assert batch.terminated.tolist() == [False] * 5 + [True]
+    assert [run.success for run in loop.memory.runs()] == [True]
+    assert loop.labels.list()[0]["success"]
+    loop.restore_memory()
+    batch = loop.memory.take(loop.memory.views["demo"].rows()[-6:])
+    assert batch.reward.tolist() == [0.0] * 5 + [1.0]
+
+
+def test_a_demonstration_in_which_nobody_did_anything_is_none(tmp_path):
+    loop = build(tmp_path, Script([{}] * 40), env=Late())
+    loop.elicitor = Elicitor(lambda states, actions: None, base=4, control_hz=10.0)
+    loop._episode(demo=True)
+    assert loop.demos == 0
+    assert len(loop.memory) == 0
