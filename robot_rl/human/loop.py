@@ -82,7 +82,7 @@ class HumanInTheLoop(Session):
         """One episode; None when it could not begin."""
         if not self._ready(demo):
             return None
-        key, self._world_ended, self._trouble, self._stopped_by = self.log.begin(), False, "", ""
+        key, self._world_ended, self._trouble, self._stopped_by = self.log.begin(teaching=demo), False, "", ""
         draft = EpisodeDraft(self.rules, self.env.io.control_hz)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         patience = self.options.hold_steps(self.env.io.control_hz, self.pilot.realtime)

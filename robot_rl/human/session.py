@@ -261,10 +261,14 @@ class Session:
             self.recovery.load_state_dict(state["recovery"])
         if self.adviser is not None and state.get("adviser"):
             self.adviser.load_state_dict(state["adviser"])
-        later = self.log.manifest[int(state["episodes"]) :]
-        self.env_steps += self.labels.recount(self.stats, later)
         if state["stepper"] is not None:
             self.stepper.reset(seed=self.seed)
             self.stepper.load_state_dict(state["stepper"])
+        self.catch_up(int(state["episodes"]))
+
+    def catch_up(self, known: int) -> None:
+        """Count the log's episodes behind the first `known` ones, which no checkpoint knows, and go on elsewhere."""
+        later = self.log.manifest[known:]
+        self.env_steps += self.labels.recount(self.stats, later)
         if later and self.live is None:  # what was driven since must not be driven again from the same starts
             self.stepper.reset(seed=self.seed + 1 + len(self.log.manifest))

@@ -413,7 +413,7 @@ class HilJob:
         if checkpoint.complete(self.folder / "checkpoints"):
             self._run.restore()
         else:  # killed before the first checkpoint
-            self.loop.env_steps = self.loop.labels.recount(self.loop.stats, self.log.manifest)
+            self.loop.catch_up(0)
             self._run.step = self.loop.env_steps
         self.loop.demos = demos
         if self.elicitor is not None:

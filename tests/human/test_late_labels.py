@@ -2,7 +2,9 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
 import numpy as np
+import pytest
 
+from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.elicitor import Elicitor
 from robot_rl.human.options import SessionOptions
 from tests.human.line_world import LineEnv
@@ -59,3 +61,39 @@ def test_a_demonstration_in_which_nobody_did_anything_is_none(tmp_path):
     loop._episode(demo=True)
     assert loop.demos == 0
     assert len(loop.memory) == 0
+
+
+def test_a_demonstration_that_a_kill_cut_off_is_no_step_of_the_policy(tmp_path):
+    loop = build(tmp_path, Script([{"enable": True, "value": 0.01}] * 40))
+    note, noted = loop.log.journal, []
+
+    def killed(step):
+        note(step)
+        noted.append(step)
+        if len(noted) == 6:
+            raise KeyboardInterrupt
+
+    loop.log.journal = killed
+    with pytest.raises(KeyboardInterrupt):
+        loop._episode(demo=True)
+    again = build(tmp_path, None)
+    assert again.restore_memory() == 0
+    again.catch_up(0)
+    assert again.env_steps == again.stats.steps == 0
+    assert again.stats.demo_steps == 6
+    assert len(again.memory) == 0
+    assert again.labels.list()[0]["demo"]  # a person may still say that it was a good one
+
+
+def test_what_was_driven_before_the_first_checkpoint_is_not_driven_again(tmp_path):
+    def started():
+        env = LineEnv()
+        return build(tmp_path, ScriptedHuman(ScriptedOptions(help="never"), env.io, expert=env.expert), env=env)
+
+    started().collect_demos(2)  # then it is killed
+    again = started()
+    again.demos = again.restore_memory()
+    again.catch_up(0)
+    again.collect_demos(4)
+    starts = [tuple(found.obs["state"][0]) for found in again.log.episodes()]
+    assert len(set(starts)) == 4
