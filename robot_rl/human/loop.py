@@ -96,7 +96,7 @@ class HumanInTheLoop(Session):
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
             obs = self.here()
-            proposal = self._propose(demo)
+            self._acts, proposal = (self.version, self.updated_ns), self._propose(demo)
             blind = self.watch.look(obs, self._seen) or self.grippers.blind
             out = None if demo or self.recovery is None else self.recovery.look()
             wish = proposal if out is None else out
@@ -271,8 +271,8 @@ class HumanInTheLoop(Session):
             reward_task=reward,
             reward_source=reward_source,
             reward_prob=math.nan if verdict is None else verdict.probability,
-            policy_version=self.version,
-            policy_lag_ms=(t_obs - self.updated_ns) * 1e-6,
+            policy_version=self._acts[0],  # newer ones may have been made during the step
+            policy_lag_ms=(t_obs - self._acts[1]) * 1e-6,
             safety_bits=driven.bits,
             clip_frac=driven.clip_frac,
             cam_age_ms=self.watch.age_ms,

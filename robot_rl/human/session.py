@@ -162,6 +162,7 @@ class Session:
         if options.scene == "check" and not any(name.startswith("image.") for name in env.io.obs):
             raise ValueError("scene=check compares pictures, and this environment has no cameras; use scene=ask")
         self.updated_ns = pilot.now_ns()
+        self._acts = 0, self.updated_ns  # version of the policy that proposed last, and when it was made
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
         self._seen: dict[str, object] = {}
