@@ -152,6 +152,28 @@ def test_what_a_person_says_about_a_trial_is_shown_and_can_be_taken_back(tmp_pat
     assert ("trial 2 of 3, 0 good", "label taken back, trial 1") in told
 
 
+class Blind(Far):
+    """At its fifth step the robot says nothing that is a number."""
+
+    def step(self, action):
+        self.driven = getattr(self, "driven", 0) + 1
+        obs, *rest = super().step(action)
+        return ({"state": np.full((1, 2), np.nan, np.float32)} if self.driven == 5 else obs, *rest)
+
+
+def test_a_trial_that_the_robot_spoils_is_driven_again(tmp_path):
+    own, hands = Blind(steps=20), Hands()
+    hands.act = go
+    loop = build(tmp_path, hands, env=own, learner=Fixed(own.io, 0.0))
+    loop.pilot = simulated(own, hands, clock=ManualClock())
+    loop.pilot.simulates = False
+    found = AttendedTrials(loop, own, episodes=1, seed=1, stopped=lambda: False).run()
+    assert found.steps == [20]
+    told = ["not finite" in page["problem"] for page in hands.pages]
+    assert any(told)
+    assert not any(told[-20:])  # what was put right is not told any more
+
+
 def test_a_word_about_an_episode_of_the_list_ends_no_trial(tmp_path):
     hands = Hands()
     own = Far(steps=20)
