@@ -143,6 +143,8 @@ class Session:
         self.rules, self.options, self.seed = records.rules, options, seed
         self.stats = HilStats(env.io.control_hz)
         self.env_steps = self.demos = self.version = 0
+        self.prepared = False
+        """The demonstrations have been learned, if there were any."""
         self._whole = learner.need.feeds == "episodes"  # learns between episodes, from what the same weights drove
         rate = options.updates_per_step / (learner.need.rollout_steps if self._whole else 1)
         self.improver = Improver(
@@ -227,6 +229,7 @@ class Session:
             "updates": self.updates,
             "demos": self.demos,
             "version": self.version,
+            "prepared": self.prepared,
             "rollbacks": self.improver.rollbacks,
             "credit": self.improver.credit,
             "updated_ns": self.updated_ns,
@@ -252,6 +255,7 @@ class Session:
         for name in ("env_steps", "demos", "version"):
             setattr(self, name, int(state[name]))
         self.improver.resume(state)
+        self.prepared = bool(state.get("prepared", self.updates))
         self.improver.credit = float(state["credit"])
         self.updated_ns = int(state["updated_ns"])
         self.rng.bit_generator.state = state["rng"]

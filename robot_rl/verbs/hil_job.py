@@ -368,7 +368,10 @@ class HilJob:
         """Learners that start from demonstrations do so now, once."""
         assert self.memory is not None
         views = self.memory.views
-        if self.loop.updates > 0 or not len(views["demo"]) or self._run.interrupt.asked:
+        if self.loop.prepared or self._run.interrupt.asked:
+            return
+        self.loop.prepared = True
+        if not len(views["demo"]):
             return
         batches = batches_for(self.learner, views["demo"].batches(batch_rows(self.learner)))
         metrics = meanwhile(self.loop, "learning the demonstrations", lambda: self.learner.pretrain(batches))

@@ -117,6 +117,16 @@ def test_hil_runs_reports_and_continues(tmp_path, robot_rl, monkeypatch):
     assert read_manifest(run / "log")[: len(before)] == before
 
 
+def test_a_session_that_goes_on_before_its_first_update_does_not_clone_again(tmp_path):
+    short = "total_steps=20", "learning_starts=500", "eval_every=0", "checkpoint_every=0"
+    first = make(tmp_path / "run", *short)
+    first.run()
+    assert first.loop.updates == 0
+    job = make(tmp_path / "run", *short, resume=True)
+    job.run()
+    assert torch.equal(job.learner.policy.state_dict()["actor"], first.learner.policy.state_dict()["actor"])
+
+
 @pytest.mark.timeout(600)
 def test_killed_run_loses_nothing_that_was_reported(tmp_path, robot_rl):
     root = Path(__file__).resolve().parents[2]
