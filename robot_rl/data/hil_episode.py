@@ -28,10 +28,7 @@ class EpisodeRules(Options):
         gamma: discount per step.
         min_span: interventions shorter than this many steps are device glitches and cost nothing.
         reaction_ms: a label belongs to the step that was running this long before the key was pressed.
-        success_reward: task reward of the step that a success label falls on.
-        stop_as_intv: a safety stop counts as an intervention.
         stop_is_end: human_stop and safety_stop are true ends (the state is absorbing) instead of cuts.
-        terminal_on_takeover: the step before a takeover does not bootstrap.
 
     Source: Luo et al., RLIF: Interactive Imitation Learning as Reinforcement Learning (reward -1 for the step before an
     intervention). Where we differ: a span that begins while a person already drives costs nothing, since the policy did
@@ -41,10 +38,7 @@ class EpisodeRules(Options):
     gamma: Discount = 0.99
     min_span: Count = 2
     reaction_ms: NotNegative = 200.0
-    success_reward: float = 1.0
-    stop_as_intv: bool = False
     stop_is_end: bool = False
-    terminal_on_takeover: bool = False
 
     def settle_steps(self, control_hz: float) -> int:
         """How many of the newest steps may still change."""
@@ -145,7 +139,7 @@ class EpisodeDraft:
         while index > 0 and not self.steps[index].valid:
             index -= 1
         step = self.steps[index]
-        step.reward_task = self.rules.success_reward if success else 0.0
+        step.reward_task = float(success)
         step.reward_source = RewardSource.HUMAN_KEY
         self._cut(index)
         self.close(EndReason.SUCCESS if success else EndReason.FAILURE)
@@ -205,15 +199,10 @@ class EpisodeDraft:
 
     def _reward(self, index: int) -> None:
         """Reward, the one from interventions and the discount of one settled step."""
-        step, rules = self.steps[index], self.rules
-        taken = self._taken_over(index)
-        stopped = (
-            rules.stop_as_intv and self.end_reason == EndReason.SAFETY_STOP and index == self._last_valid()
-        ) and not step.human
-        step.reward_rlif = -1.0 if taken or stopped else 0.0
+        step = self.steps[index]
+        step.reward_rlif = -1.0 if self._taken_over(index) else 0.0
         step.reward = step.reward_task
-        ended = step.terminated or (rules.terminal_on_takeover and taken)
-        step.discount = 0.0 if ended else rules.gamma
+        step.discount = 0.0 if step.terminated else self.rules.gamma
 
     def _taken_over(self, index: int) -> bool:
         """Whether a person takes over at the step after `index`, for long enough to be meant."""
@@ -242,7 +231,7 @@ def relabel(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | N
     step = next((step for step in reversed(steps) if step.valid), None)
     if step is None:
         return None
-    step.reward_task = rules.success_reward if success else 0.0
+    step.reward_task = float(success or False)
     step.reward_source = RewardSource.NONE if success is None else RewardSource.HUMAN_KEY
     step.reward = step.reward_task
     step.terminated, step.truncated = success is not None, success is None
