@@ -51,13 +51,14 @@ class EpisodeDraft:
     Args:
         rules: rewards and ends.
         control_hz: decisions per second, which decides how long steps stay open.
+        open_steps: so many of the newest steps stay open at least.
     """
 
-    def __init__(self, rules: EpisodeRules, control_hz: float) -> None:
+    def __init__(self, rules: EpisodeRules, control_hz: float, open_steps: int = 0) -> None:
         self.rules = rules
         self.steps: list[ControlStep] = []
         self.end_reason = EndReason.NONE
-        self._lag = rules.settle_steps(control_hz)
+        self._lag = max(rules.settle_steps(control_hz), open_steps)
         self._given = 0
         self._span = -1
 

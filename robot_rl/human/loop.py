@@ -83,7 +83,7 @@ class HumanInTheLoop(Session):
         if not self._ready(demo):
             return None
         key, self._world_ended, self._trouble, self._stopped_by = self.log.begin(teaching=demo), False, "", ""
-        draft = EpisodeDraft(self.rules, self.env.io.control_hz)
+        draft = EpisodeDraft(self.rules, self.env.io.control_hz, self._open_steps)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         patience = self.options.hold_steps(self.env.io.control_hz, self.pilot.realtime)
         self.learner.policy.reset()

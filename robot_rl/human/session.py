@@ -171,6 +171,7 @@ class Session:
         self._before = 0  # updates when the episode began
         self._sight: np.ndarray | None = None  # what the policy's encoder saw in the observation that it acted on
         self.grippers = Grippers(env.io, options.grip_penalty)
+        self._open_steps = 0  # as many of the newest are not handed on
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
         self._final = -1  # row of the last valid one of them, -1 where that was not kept
         memory = self.memory if isinstance(self.memory, HilMemory) else None

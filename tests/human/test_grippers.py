@@ -1,15 +1,22 @@
 """Grippers that do not follow, and episodes that are thrown away."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.hil_episode import to_steps
+from robot_rl.data.hil_episode import EpisodeRules, to_steps
 from robot_rl.data.hil_record import Invalid, Source
+from robot_rl.human.actor import Follower, HilActor, NoRows, OutboxMemory
 from robot_rl.human.grippers import Grippers
+from robot_rl.human.log import HilLog
+from robot_rl.human.options import SessionOptions
+from robot_rl.human.pieces import Outbox
+from robot_rl.human.pilot import simulated
+from robot_rl.human.session import Records
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
 from robot_rl.types import IOSpec
 from tests.human.line_world import LineEnv
@@ -92,6 +99,37 @@ def test_gripper_that_comes_free_lets_the_episode_go_on(tmp_path):
     assert void[-1] < 35
     assert all(step.valid and step.source == Source.POLICY for step in steps[36:])
     assert loop.grippers.problem == ""
+
+
+def test_a_learner_elsewhere_gets_no_step_that_a_gripper_did_not_follow(tmp_path):
+    """Steps went out after 0.4 s, and a second later it turned out that nothing since the command had happened."""
+    env, sent = Claw(jam_from=8), []
+    log = HilLog(tmp_path, env.io)
+    outbox = Outbox(log)
+    link = SimpleNamespace(
+        **{"refused": "", "alarm": "", "standing": "", "alive": True, "acked": (0, 0), "silence": 0.0},
+        **dict.fromkeys(("sent", "resent", "rejected"), 0),
+        take=lambda: None,
+        notify=lambda: None,
+    )
+    records = Records(log, OutboxMemory(outbox), NoRows(), EpisodeRules())
+    loop = HilActor(
+        env,
+        Follower(Closes(env.io)),
+        simulated(env, None),
+        records,
+        options=SessionOptions(),
+        link=link,
+        outbox=outbox,
+        speed=1e6,
+    )
+    handed = outbox.rows
+    outbox.rows = lambda steps: (sent.extend(replace(step) for step in steps), handed(steps))
+    facts = loop._episode(demo=False)
+    assert facts is not None
+    assert facts.end_reason == "fault"
+    assert [step.valid for step in sent] == [step.valid for step in episode(loop)]
+    assert sum(step.valid for step in sent) == 10
 
 
 def grip(count=1):
