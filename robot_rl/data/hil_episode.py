@@ -103,7 +103,7 @@ class EpisodeDraft:
         """
         end = len(self.steps)
         if self.end_reason == EndReason.NONE:
-            last = self._last_valid()
+            last = self.last_valid()
             end = max(min(end - self._lag, end if last is None else last), self._given)
         begin, self._given = self._given, end
         for index in range(begin, end):
@@ -163,8 +163,8 @@ class EpisodeDraft:
             last.valid, last.invalid_reason = False, Invalid.COMMS if reason == EndReason.COMMS else Invalid.FAULT
         if last.human:
             last.intv_end = True
-        index = self._last_valid()
-        if index is None or index < self._given:
+        index = self.last_valid()
+        if index is None:
             return
         final, told = self.steps[index], reason in (EndReason.SUCCESS, EndReason.FAILURE)
         if told and final is not last and last.invalid_reason != Invalid.AFTER_END:
@@ -173,6 +173,8 @@ class EpisodeDraft:
         end = told or (reason in stops and self.rules.stop_is_end)
         final.terminated, final.truncated = end, not end
         final.intv_end = final.intv_end or final.human
+        if index < self._given:  # it was handed on before what came later turned out to be void
+            self._reward(index)
 
     def episode(self, meta: Mapping[str, object]) -> Episode:
         """The closed episode as it goes to disk; every step, valid or not.
@@ -188,7 +190,8 @@ class EpisodeDraft:
         self.settled()
         return to_episode(self.steps, self.end_reason, meta)
 
-    def _last_valid(self) -> int | None:
+    def last_valid(self) -> int | None:
+        """Index of the last step that may be learned from, whose outcome is the episode's."""
         for index in range(len(self.steps) - 1, -1, -1):
             if self.steps[index].valid:
                 return index

@@ -51,6 +51,10 @@ class OutboxMemory:
     def forget(self, rows: Sequence[int]) -> None:
         """The learner does that too, for episodes that are thrown away."""
 
+    def amend(self, row: int, step: ControlStep) -> bool:
+        """Nothing is kept here."""
+        return False
+
     def promote(self, rows: Sequence[int]) -> None:
         """The learner does that, from the episode's facts."""
 

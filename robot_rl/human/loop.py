@@ -90,7 +90,7 @@ class HumanInTheLoop(Session):
         for part in (self.watch, self.grippers, self.adviser, self.judge, self.recovery):
             if part is not None:
                 part.begin()
-        self._rows, self._seen, self._final = [], {}, -1
+        self._rows, self._seen = [], {}
         self._before = self.updates
         self.episode_began_ns = self.pilot.now_ns()
         while draft.end_reason == EndReason.NONE:
@@ -295,11 +295,19 @@ class HumanInTheLoop(Session):
     def _hand_on(self, steps: list[ControlStep], *, demo: bool = False) -> None:
         """Settled steps to the memory."""
         for step in steps:
-            before = self.memory.count
-            self._rows.append(before)
+            self._rows.append(self.memory.count)
             self.memory.extend([step], demo=demo)
-            if step.valid:
-                self._final = before if self.memory.count > before else -1
+
+    def _outcome(self, draft: EpisodeDraft) -> int:
+        """Row of the last valid step, with the outcome that it has by now; -1 where that was not kept."""
+        last = draft.last_valid()
+        if last is None or last >= len(self._rows):
+            return -1
+        row, after = [*self._rows, self.memory.count][last : last + 2]
+        if row == after:
+            return -1
+        self.memory.amend(row, draft.steps[last])
+        return row
 
     def _void(self, draft: EpisodeDraft, index: int) -> None:
         """From this step on nothing is learned from: the gripper did not do what was recorded."""
@@ -336,6 +344,7 @@ class HumanInTheLoop(Session):
         steps = draft.settled()
         if useful or not demo:
             self._hand_on(steps, demo=demo)
+        final = self._outcome(draft)
         if discard:
             self.memory.forget(range(first_row, self.memory.count))
         number, rows = self.log.next_episode, list(range(first_row, self.memory.count))
@@ -344,7 +353,7 @@ class HumanInTheLoop(Session):
         fate = {"demo": useful, "discarded": discard or (demo and not useful), "shown": shown, "teaching": demo}
         self._commit(draft, fate)
         if len(draft) and not discard:
-            self.labels.add(number, draft.steps, facts, demo=demo, useful=useful, rows=rows, final=self._final)
+            self.labels.add(number, draft.steps, facts, demo=demo, useful=useful, rows=rows, final=final)
         late, self._late = self._late, []
         self.hear(late)
         if useful:

@@ -53,6 +53,10 @@ class StepMemory(Protocol):
         """Take rows out of every view."""
         ...
 
+    def amend(self, row: int, step: ControlStep) -> bool:
+        """The outcome of this row is another by now; False when it is not kept."""
+        ...
+
     def promote(self, rows: Sequence[int]) -> None:
         """Rows of an unaided success join the demonstrations."""
         ...
@@ -173,7 +177,6 @@ class Session:
         self.grippers = Grippers(env.io, options.grip_penalty)
         self._open_steps = 0  # as many of the newest are not handed on
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
-        self._final = -1  # row of the last valid one of them, -1 where that was not kept
         memory = self.memory if isinstance(self.memory, HilMemory) else None
         self.labels = Labels(self.log, memory, self.rules, promote=options.promote_success)
         self.episode_began_ns: int | None = None

@@ -132,6 +132,23 @@ def test_a_learner_elsewhere_gets_no_step_that_a_gripper_did_not_follow(tmp_path
     assert sum(step.valid for step in sent) == 10
 
 
+@pytest.mark.parametrize("when", ["meanwhile", "afterwards"])
+def test_success_of_an_episode_with_a_stuck_gripper_is_that_of_the_last_step_before_it(tmp_path, when):
+    """The step had been handed on: what a key said meanwhile, or after the end, did not reach the memory."""
+    env = Claw(jam_from=8)
+    keys = [{}] * 26 + [{"press": ("success",)}] if when == "meanwhile" else []
+    loop = build(tmp_path, Script(keys), env=env, learner=Closes(env.io), options=SessionOptions(task_reward="labels"))
+    loop._episode(demo=False)
+    if when == "afterwards":
+        loop.labels.apply("success")
+    for _ in range(2):
+        online = loop.memory.take(loop.memory.views["online"].rows())
+        assert online.reward.tolist() == [0.0] * 9 + [1.0]
+        assert online.terminated.tolist() == [False] * 9 + [True]
+        loop = build(tmp_path, None, env=Claw(), learner=Closes(env.io))
+        loop.restore_memory()
+
+
 def grip(count=1):
     names = ("x", *(f"grip{i}" for i in range(count)))
     return Grippers(IOSpec({"state": ((1,), "float32")}, names, (-1.0,) * len(names), (1.0,) * len(names),
