@@ -97,3 +97,15 @@ def test_what_was_driven_before_the_first_checkpoint_is_not_driven_again(tmp_pat
     again.collect_demos(4)
     starts = [tuple(found.obs["state"][0]) for found in again.log.episodes()]
     assert len(set(starts)) == 4
+
+
+def test_an_episode_that_was_thrown_away_behind_the_last_checkpoint_is_counted_as_before(tmp_path):
+    ticks = [{"enable": True, "value": 0.1}] * 4 + [{"press": ("rerecord",)}]
+    loop = build(tmp_path, Script(ticks))
+    loop._episode(demo=False)
+    again = build(tmp_path, None)
+    again.restore_memory()
+    again.catch_up(0)
+    assert loop.stats.human_steps == 4
+    assert again.stats.metrics() == pytest.approx(loop.stats.metrics())
+    assert again.stats.reasons == loop.stats.reasons
