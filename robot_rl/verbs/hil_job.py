@@ -359,6 +359,8 @@ class HilJob:
                 episodes=episodes,
                 seed=seed,
                 stopped=self._asked,
+                judge=self.judge,
+                overrules=False,
             )
         frame = None if self.loop.frame is None else lambda quality: self._draw(env, quality)
         block = AttendedTrials(self.loop, env, episodes=episodes, seed=seed, stopped=self._asked, frame=frame)

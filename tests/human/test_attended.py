@@ -12,7 +12,9 @@ import pytest
 from robot_rl.arbiter import Press, Reading
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.teleop import Teleop
+from robot_rl.human.judge import Judge
 from robot_rl.human.pilot import simulated
+from robot_rl.human.trials import trials
 from robot_rl.real.core.clock import ManualClock
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed, build
@@ -237,3 +239,19 @@ def test_who_drove_before_a_stop_does_not_drive_again_because_it_is_unlocked(mod
     keys = iter([("resume",)])
     pilot.idle(obs)
     assert pilot.driver != "HOLD"
+
+
+class Silent(LineEnv):
+    """It does not say what a success is."""
+
+    def step(self, action):
+        *found, info = super().step(action)
+        return (*found, {name: value for name, value in info.items() if name != "success"})
+
+
+def test_a_classifier_of_the_session_is_asked_in_trials_where_the_world_knows_no_success():
+    for env, overrules, good in ((Silent(), False, True), (LineEnv(), False, False), (LineEnv(), True, True)):
+        judge = Judge(lambda obs: np.ones(1), 0.5, 2)
+        learner = Fixed(env.io, 0.0)
+        found = trials(env, learner, simulated(env, None), episodes=2, seed=3, judge=judge, overrules=overrules)
+        assert found.successes == [good] * 2

@@ -170,7 +170,7 @@ def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_pat
     the last trials, and stays what it was, with its own step."""
     blocks: list[tuple[int, torch.Tensor]] = []
 
-    def fake_trials(env: Any, policy: Any, pilot: Any, *, episodes: int, seed: int, stopped: Any) -> Trials:
+    def fake_trials(env: Any, policy: Any, pilot: Any, *, seed: int, **_: Any) -> Trials:
         blocks.append((seed, policy.state_dict()["actor"].clone()))
         won = [True] if seed == 10_000 else [len(blocks) == 1, False]
         return Trials(successes=won, steps=[5] * len(won))
