@@ -11,6 +11,7 @@ import torch
 from robot_rl.data.hil_episode import EpisodeRules, to_steps
 from robot_rl.data.hil_record import Invalid, Source
 from robot_rl.human.actor import Follower, HilActor, NoRows, OutboxMemory
+from robot_rl.human.devices.remote import RemoteTeleop
 from robot_rl.human.grippers import Grippers
 from robot_rl.human.log import HilLog
 from robot_rl.human.options import SessionOptions
@@ -18,6 +19,7 @@ from robot_rl.human.pieces import Outbox
 from robot_rl.human.pilot import simulated
 from robot_rl.human.session import Records
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
+from robot_rl.real.core.clock import ManualClock
 from robot_rl.types import IOSpec
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed, Script, build, episode
@@ -147,6 +149,34 @@ def test_success_of_an_episode_with_a_stuck_gripper_is_that_of_the_last_step_bef
         assert online.terminated.tolist() == [False] * 9 + [True]
         loop = build(tmp_path, None, env=Claw(), learner=Closes(env.io))
         loop.restore_memory()
+
+
+def test_who_takes_over_and_leaves_the_gripper_alone_finds_it_as_it_was():
+    """It went to what the hands had told it last, open at first: whoever helped with a cube dropped it."""
+    clock, env = ManualClock(), Claw()
+    hand = RemoteTeleop(env.io, clock=clock)
+    pilot = simulated(env, hand, clock=clock)
+    obs, close, done = {"state": np.zeros(2, np.float32)}, np.array([0.02, -1.0], np.float32), []
+    hand.press("resume")
+    hand.message(0, {}, enable=False)
+    pilot.idle(obs)
+    assert pilot.begin() == []
+    for tick in range(1, 16):
+        hand.message(tick, {"x": 0.5, "grip": float(tick == 13)} if tick > 10 else {}, enable=tick > 10)
+        driven = pilot.drive(obs, close)
+        env.step(driven.executed[None])
+        pilot.wait()
+        done.append(float(driven.executed[1]))
+    assert driven.driver == "HUMAN"
+    assert done[7:12] == [-1.0] * 5  # the eleventh tick is the person's
+    assert done[-1] > done[11]  # a key opens it, and it goes on to open
+    hand.message(20, {}, enable=False)
+    pilot.end()
+    env.reset()
+    assert pilot.begin(demo=True) == []
+    assert pilot.drive(obs, close).driver == "HOLD"
+    hand.message(21, {"x": 0.5}, enable=True)
+    assert pilot.drive(obs, close).executed[1] == pytest.approx(1.0)  # a new episode begins with an open gripper
 
 
 def grip(count=1):
