@@ -159,8 +159,10 @@ class Blind(Far):
 
     def step(self, action):
         self.driven = getattr(self, "driven", 0) + 1
-        obs, *rest = super().step(action)
-        return ({"state": np.full((1, 2), np.nan, np.float32)} if self.driven == 5 else obs, *rest)
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.driven == 5:
+            obs = {"state": np.full((1, 2), np.nan, np.float32)}
+        return obs, reward, terminated, truncated, info
 
 
 def test_a_trial_that_the_robot_spoils_is_driven_again(tmp_path):
@@ -219,8 +221,12 @@ def test_who_drove_before_a_stop_does_not_drive_again_because_it_is_unlocked(mod
     hands.page, hands.enable = {}, True
     pilot = simulated(env, hands, clock=ManualClock(), takeover={"mode": mode})
     obs, still = {"state": np.zeros(2, np.float32)}, np.zeros(1, np.float32)
-    read = hands.read
-    hands.read = lambda *given: replace(read(*given), toggles=int(pressed))
+    hand = hands.read
+
+    def read(now, obs, policy):
+        return replace(hand(now, obs, policy), toggles=int(pressed))
+
+    hands.read = read
     pressed, keys = False, iter([("resume",)])
     hands.act = lambda page: next(keys, ())
     pilot.idle(obs)
@@ -245,8 +251,8 @@ class Silent(LineEnv):
     """It does not say what a success is."""
 
     def step(self, action):
-        *found, info = super().step(action)
-        return (*found, {name: value for name, value in info.items() if name != "success"})
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated, {key: value for key, value in info.items() if key != "success"}
 
 
 def test_a_classifier_of_the_session_is_asked_in_trials_where_the_world_knows_no_success():

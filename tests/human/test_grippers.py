@@ -167,7 +167,7 @@ def test_who_takes_over_and_leaves_the_gripper_alone_finds_it_as_it_was():
         env.step(driven.executed[None])
         pilot.wait()
         done.append(float(driven.executed[1]))
-    assert driven.driver == "HUMAN"
+    assert pilot.driver == "HUMAN"
     assert done[7:12] == [-1.0] * 5  # the eleventh tick is the person's
     assert done[-1] > done[11]  # a key opens it, and it goes on to open
     hand.message(20, {}, enable=False)
