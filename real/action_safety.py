@@ -174,7 +174,8 @@ class ActionSafety:
         )
         self.supervisor = SafetySupervisor(spec, self._settings)
         self._neutral = self._rest(io)
-        self._last = self._neutral.copy()
+        self.last = self._neutral.copy()
+        """(A,) what was let through last."""
         self._bad = self._sequence = 0
 
     @property
@@ -191,6 +192,19 @@ class ActionSafety:
     def watch(self, axes: Axes | None, now: float) -> None:
         """Look at the robot without moving it: before an episode, and while nobody drives."""
         self.supervisor.filter(None, self._state(axes, now), now)
+
+    def begin(self, gripper: np.ndarray | None, *, fresh: bool) -> None:
+        """A new episode: while nobody drives, grippers stay where they are.
+
+        Args:
+            gripper: (G,) where they stand, in units of their actions; None where that is not measured.
+            fresh: the robot was put at its start, where grippers that are not measured are open; else they are as they
+                were told last.
+        """
+        if fresh:
+            self.last = self._neutral.copy()
+        if gripper is not None and np.isfinite(gripper).all():
+            self.last[-len(gripper) :] = np.clip(gripper, -1.0, 1.0)
 
     def enable(self) -> list[str]:
         """Allow motion; returns what stands against it."""
@@ -250,7 +264,7 @@ class ActionSafety:
         out = np.clip(out, -1.0, 1.0)
         if not follows:  # axes without a place of their own: a gripper keeps its grip, a throttle goes to rest
             out = np.concatenate([out[: self._moves], self._resting(grip)])
-        self._last = out
+        self.last = out
         reasons = verdict.reasons if finite else (*verdict.reasons, "bad_command")
         if follows and not reasons and np.abs(out - np.clip(asked, -1.0, 1.0)).max() > 1e-6:
             reasons = ("rate",)  # the limiter names the speed limit alone; what else changes a command is acceleration
@@ -269,7 +283,7 @@ class ActionSafety:
 
     def _resting(self, grip: np.ndarray | None) -> np.ndarray:
         keep = np.array(["grip" in name for name in self._io.action_names[self._moves :]], bool)
-        held = self._last[self._moves :].copy()
+        held = self.last[self._moves :].copy()
         if grip is not None:
             most = self._limits.direct_rate * self._period
             held[-len(grip) :] += np.clip(np.clip(grip, -1.0, 1.0) - held[-len(grip) :], -most, most)

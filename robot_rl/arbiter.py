@@ -385,21 +385,3 @@ class Clutch:
             raise ValueError(f"lead has shape {np.shape(lead)}, expected {self._lead.shape}; engage the clutch first")
         gain = 1.0 if self._ramp <= 0.0 else float(np.clip((now - self._since) / self._ramp, 0.0, 1.0))
         return self._robot + gain * (np.asarray(lead, float) - self._lead)
-
-
-def base_to_tool(command: np.ndarray, rotation: np.ndarray) -> np.ndarray:
-    """A delta pose of the tool point, from the base's axes to the tool's.
-
-    Args:
-        command: (6,) translation and rotation vector in base axes.
-        rotation: (3, 3) tool axes in the base frame, taken at the time of the observation.
-
-    Source: block-diag(R, R). HIL-SERL's adjoint of a delta pose leaks rotation into pure translations; the true
-    adjoint moves twists between points, which this is not.
-    """
-    return np.concatenate([rotation.T @ command[:3], rotation.T @ command[3:]])
-
-
-def tool_to_base(command: np.ndarray, rotation: np.ndarray) -> np.ndarray:
-    """Inverse of `base_to_tool`."""
-    return np.concatenate([rotation @ command[:3], rotation @ command[3:]])

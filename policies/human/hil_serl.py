@@ -134,7 +134,7 @@ class HilSerlPolicy:
 
     def __init__(self, io: IOSpec, arm: SquashedGaussianPolicy, grasp: Any, params: FlatParams) -> None:
         self.io, self._arm, self._grasp, self._params = io, arm, grasp, params
-        self._held = np.ones(1, np.float32)
+        self._held = self._before = np.ones(1, np.float32)  # the last command, and the one before the last act
 
     @property
     def parts(self) -> PolicyParts:
@@ -145,7 +145,7 @@ class HilSerlPolicy:
         return {"held": torch.from_numpy(self._held.copy())}
 
     def _restore(self, state: StateDict) -> None:
-        self._held = np.array(torch.as_tensor(state["held"]).cpu(), np.float32)
+        self._held = self._before = np.array(torch.as_tensor(state["held"]).cpu(), np.float32)
 
     def reset(self, rows: Array | None = None) -> None:
         """The gripper counts as open again in these rows; None means all."""
@@ -153,6 +153,7 @@ class HilSerlPolicy:
             self._held = np.ones(1, np.float32)
         else:
             self._held[np.asarray(rows)] = 1.0
+        self._before = self._held
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, A) actions in the kind of the observation."""
@@ -160,15 +161,16 @@ class HilSerlPolicy:
         choice = self._grasp(obs).cpu().numpy()
         if len(self._held) != len(choice):
             self._held = np.ones(len(choice), np.float32)
+        self._before = self._held
         self._held = np.where(choice == 1, self._held, choice - 1.0).astype(np.float32)
         if isinstance(arm, Tensor):
             return Action(torch.cat([arm, torch.as_tensor(self._held, device=arm.device)[:, None]], 1))
         return Action(np.concatenate([arm, self._held[:, None]], 1))
 
     def executed(self, action: np.ndarray) -> None:
-        """What (B, A) was really done, by whomever: "stay" keeps that."""
+        """What (B, A) was really done, by whomever: "stay" keeps the last of it that opened or closed."""
         grip = np.asarray(action, np.float32)[:, -1]
-        self._held = np.where(np.abs(grip) > 0.5, np.sign(grip), self._held).astype(np.float32)
+        self._held = np.where(np.abs(grip) > 0.5, np.sign(grip), self._before).astype(np.float32)
 
     def follow_encoder(self, params: FlatParams) -> None:
         """As the arm's policy."""
@@ -181,7 +183,7 @@ class HilSerlPolicy:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Copy in place."""
-        self._held = np.array(torch.as_tensor(state["held"]).cpu(), np.float32)
+        self._held = self._before = np.array(torch.as_tensor(state["held"]).cpu(), np.float32)
         with torch.no_grad():
             self._params.flat.copy_(state["grasp"])
         self._arm.load_state_dict({key: value for key, value in state.items() if key not in ("held", "grasp")})

@@ -95,7 +95,7 @@ class Cpl(Saved):
             self.norm.set(facts.state_mean, facts.state_std)
 
     def update(self, pairs: Pairs) -> dict[str, float]:
-        """One step on `batch_size` pairs; loss, and accuracy of the contrast once cloning is over."""
+        """One step on `batch_size` pairs; loss, and accuracy on decided pairs once cloning is over."""
         o, params = self.o, self.actor.params
         if self.updates == o.bc_updates:  # moments of the cloning phase would push the wrong way
             for moments in (params.first, params.second, params.step):
@@ -110,5 +110,7 @@ class Cpl(Saved):
         first, second = (-o.alpha * error.view(*drawn.state.shape[:3]).sum(-1)).unbind(1)  # alpha sum of log pi
         loss = mean_rows(contrastive_loss(first, second, drawn.preferred, o.bias))
         self.actor.step(loss + o.bc_weight * mean_rows(error))
-        right = (second > first) == (drawn.preferred > 0.5)
-        return {"loss": float(loss.detach()), "accuracy": float(right.float().mean())}
+        decided = drawn.preferred != 0.5
+        right = ((second > first) == (drawn.preferred > 0.5)) & decided
+        accuracy = right.sum() / decided.sum().clamp_min(1)
+        return {"loss": float(loss.detach()), "accuracy": float(accuracy)}

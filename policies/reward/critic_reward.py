@@ -278,10 +278,6 @@ def _log_progress(value: object) -> np.ndarray:
     return -np.log(np.maximum(1.0 - np.asarray(value, np.float64), 1e-3))
 
 
-class RewardExploited(RuntimeError):
-    """The critic says success where the simulator does not."""
-
-
 class Audit:
     """Compares the critic's successes with true ones, where these are known.
 

@@ -28,10 +28,7 @@ class EpisodeRules(Options):
         gamma: discount per step.
         min_span: interventions shorter than this many steps are device glitches and cost nothing.
         reaction_ms: a label belongs to the step that was running this long before the key was pressed.
-        success_reward: task reward of the step that a success label falls on.
-        stop_as_intv: a safety stop counts as an intervention.
         stop_is_end: human_stop and safety_stop are true ends (the state is absorbing) instead of cuts.
-        terminal_on_takeover: the step before a takeover does not bootstrap.
 
     Source: Luo et al., RLIF: Interactive Imitation Learning as Reinforcement Learning (reward -1 for the step before an
     intervention). Where we differ: a span that begins while a person already drives costs nothing, since the policy did
@@ -41,10 +38,7 @@ class EpisodeRules(Options):
     gamma: Discount = 0.99
     min_span: Count = 2
     reaction_ms: NotNegative = 200.0
-    success_reward: float = 1.0
-    stop_as_intv: bool = False
     stop_is_end: bool = False
-    terminal_on_takeover: bool = False
 
     def settle_steps(self, control_hz: float) -> int:
         """How many of the newest steps may still change."""
@@ -57,13 +51,14 @@ class EpisodeDraft:
     Args:
         rules: rewards and ends.
         control_hz: decisions per second, which decides how long steps stay open.
+        open_steps: so many of the newest steps stay open at least.
     """
 
-    def __init__(self, rules: EpisodeRules, control_hz: float) -> None:
+    def __init__(self, rules: EpisodeRules, control_hz: float, open_steps: int = 0) -> None:
         self.rules = rules
         self.steps: list[ControlStep] = []
         self.end_reason = EndReason.NONE
-        self._lag = rules.settle_steps(control_hz)
+        self._lag = max(rules.settle_steps(control_hz), open_steps)
         self._given = 0
         self._span = -1
 
@@ -108,7 +103,7 @@ class EpisodeDraft:
         """
         end = len(self.steps)
         if self.end_reason == EndReason.NONE:
-            last = self._last_valid()
+            last = self.last_valid()
             end = max(min(end - self._lag, end if last is None else last), self._given)
         begin, self._given = self._given, end
         for index in range(begin, end):
@@ -145,7 +140,7 @@ class EpisodeDraft:
         while index > 0 and not self.steps[index].valid:
             index -= 1
         step = self.steps[index]
-        step.reward_task = self.rules.success_reward if success else 0.0
+        step.reward_task = float(success)
         step.reward_source = RewardSource.HUMAN_KEY
         self._cut(index)
         self.close(EndReason.SUCCESS if success else EndReason.FAILURE)
@@ -154,7 +149,8 @@ class EpisodeDraft:
     def close(self, reason: EndReason) -> None:
         """End the episode; terminated and truncated of its last valid step follow from the reason.
 
-        success and failure are true ends. timeout is a cut. human_stop and safety_stop are cuts unless
+        success and failure are true ends; seen in a step that nobody may learn from, what they pay is paid to the last
+        valid one, where a label falls, too. timeout is a cut. human_stop and safety_stop are cuts unless
         `rules.stop_is_end`. fault and comms are cuts, and the last step is invalid.
         """
         if self.end_reason != EndReason.NONE:
@@ -167,14 +163,18 @@ class EpisodeDraft:
             last.valid, last.invalid_reason = False, Invalid.COMMS if reason == EndReason.COMMS else Invalid.FAULT
         if last.human:
             last.intv_end = True
-        index = self._last_valid()
-        if index is None or index < self._given:
+        index = self.last_valid()
+        if index is None:
             return
-        final = self.steps[index]
+        final, told = self.steps[index], reason in (EndReason.SUCCESS, EndReason.FAILURE)
+        if told and final is not last and last.invalid_reason != Invalid.AFTER_END:
+            final.reward_task += last.reward_task
         stops = (EndReason.HUMAN_STOP, EndReason.SAFETY_STOP)
-        end = reason in (EndReason.SUCCESS, EndReason.FAILURE) or (reason in stops and self.rules.stop_is_end)
+        end = told or (reason in stops and self.rules.stop_is_end)
         final.terminated, final.truncated = end, not end
         final.intv_end = final.intv_end or final.human
+        if index < self._given:  # it was handed on before what came later turned out to be void
+            self._reward(index)
 
     def episode(self, meta: Mapping[str, object]) -> Episode:
         """The closed episode as it goes to disk; every step, valid or not.
@@ -190,7 +190,8 @@ class EpisodeDraft:
         self.settled()
         return to_episode(self.steps, self.end_reason, meta)
 
-    def _last_valid(self) -> int | None:
+    def last_valid(self) -> int | None:
+        """Index of the last step that may be learned from, whose outcome is the episode's."""
         for index in range(len(self.steps) - 1, -1, -1):
             if self.steps[index].valid:
                 return index
@@ -202,15 +203,10 @@ class EpisodeDraft:
 
     def _reward(self, index: int) -> None:
         """Reward, the one from interventions and the discount of one settled step."""
-        step, rules = self.steps[index], self.rules
-        taken = self._taken_over(index)
-        stopped = (
-            rules.stop_as_intv and self.end_reason == EndReason.SAFETY_STOP and index == self._last_valid()
-        ) and not step.human
-        step.reward_rlif = -1.0 if taken or stopped else 0.0
+        step = self.steps[index]
+        step.reward_rlif = -1.0 if self._taken_over(index) else 0.0
         step.reward = step.reward_task
-        ended = step.terminated or (rules.terminal_on_takeover and taken)
-        step.discount = 0.0 if ended else rules.gamma
+        step.discount = 0.0 if step.terminated else self.rules.gamma
 
     def _taken_over(self, index: int) -> bool:
         """Whether a person takes over at the step after `index`, for long enough to be meant."""
@@ -239,7 +235,7 @@ def relabel(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | N
     step = next((step for step in reversed(steps) if step.valid), None)
     if step is None:
         return None
-    step.reward_task = rules.success_reward if success else 0.0
+    step.reward_task = float(success or False)
     step.reward_source = RewardSource.NONE if success is None else RewardSource.HUMAN_KEY
     step.reward = step.reward_task
     step.terminated, step.truncated = success is not None, success is None

@@ -51,6 +51,10 @@ class OutboxMemory:
     def forget(self, rows: Sequence[int]) -> None:
         """The learner does that too, for episodes that are thrown away."""
 
+    def amend(self, row: int, step: ControlStep) -> bool:
+        """Nothing is kept here."""
+        return False
+
     def promote(self, rows: Sequence[int]) -> None:
         """The learner does that, from the episode's facts."""
 
@@ -139,6 +143,7 @@ class HilActor(HumanInTheLoop):
         self.link, self.outbox = link, outbox
         self._collect_alone, self._most, self._patience = collect_without_learner, most_waiting, patience_s
         self._untrained = drive_untrained
+        self._open_steps = self.grippers.notices  # what has been sent is not taken back
         self._period, self._next = 1.0 / (self.env.io.control_hz * speed), time.monotonic()
 
     def wait_for_weights(self) -> bool:

@@ -45,8 +45,9 @@ class AttendedTrials:
     """A block of trials through the session's own pilot: its device, its arbiter, its safety layer.
 
     The robot holds until a person says go. A trial in which they take over, hold, stop or press failure has failed,
-    and the robot holds again; one that was lost with the link or the cameras is driven once more. A stop stays latched
-    until a person unlocks it. Success is what the world says, or the classifier where the world cannot tell, or a key.
+    and the robot holds again; one that was lost with the link, the cameras or the robot is driven once more. A stop
+    stays latched until a person unlocks it. Success is what the world says, or the classifier where the world cannot
+    tell, or a key.
 
     Args:
         session: between two episodes.
@@ -113,7 +114,7 @@ class AttendedTrials:
         return False
 
     def _trial(self) -> AttendedTrial:
-        session, pilot, policy = self._session, self._pilot, self._session.learner.policy
+        session, pilot, policy, self._problem = self._session, self._pilot, self._session.learner.policy, ""
         policy.reset()
         session.watch.begin()
         if session.judge is not None:
@@ -134,6 +135,7 @@ class AttendedTrials:
                 row = self._stepper.step(driven.executed[None])
             except NonFiniteError as error:
                 self._broken("the robot's observation is not finite", error)
+                trial.counts = False
                 break
             pilot.wait()
             trial.steps, seen = trial.steps + 1, row.info

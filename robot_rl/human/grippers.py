@@ -58,6 +58,11 @@ class Grippers:
         """Nobody drives in this tick because of a gripper."""
         return self._trying >= 0
 
+    @property
+    def notices(self) -> int:
+        """Steps after which it is known whether a command was followed; 0 without a gripper."""
+        return self._patience + 1 if self._count else 0
+
     def charge(self, step: ControlStep) -> None:
         """What becomes of the grippers, and its cost: once per real switch, whoever drives.
 

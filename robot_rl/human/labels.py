@@ -109,6 +109,7 @@ class Labels:
     ) -> None:
         self._log, self._memory, self._rules, self._promotes, self._most = log, memory, rules, promote, most
         self._told: dict[int, Told] = {}
+        self._driven: dict[int, EpisodeFacts] = {}  # of the log, thrown away or not
         self.said = ""
         """The last word, as it was understood: "success, episode 12"."""
 
@@ -181,31 +182,33 @@ class Labels:
         """
         made, last = 0, {episode_key(line): line for line in read_corrections(self._log.path)}
         for episode in self._log.episodes():
-            key, facts = episode_key(episode.meta), episode.meta
+            key, facts, steps = episode_key(episode.meta), episode.meta, to_steps(episode)
+            own = (key.run_id, key.actor_id) == (self._log.run_id, self._log.actor_id)
+            human, reason = sum(step.human for step in steps), EndReason(facts["end_reason"])
+            success, line, label = bool(facts.get("success")), last.get(key), ""
+            seen = EpisodeFacts(success=success, end_reason=reason.name.lower(), steps=len(steps), human_steps=human)
+            seen.autonomous, seen.number, seen.returned = unaided(human, reason), key.episode_id, returned(steps)
+            seen.spans = sum(step.intv_start for step in steps)
+            if own:
+                self._driven[key.episode_id] = seen
             shown = bool(facts.get("shown", facts.get("demo")))
             if facts.get("discarded") and not shown:
                 continue
-            steps = to_steps(episode)
-            success, line, label = bool(facts.get("success")), last.get(key), ""
             if line is not None:
                 keyed = any(step.reward_source == RewardSource.HUMAN_KEY for step in steps)
-                success = bool(line["success"])
+                seen.success = success = bool(line["success"])
                 label = "" if line.get("undone") else "success" if success else "failure"
                 if label or keyed:
                     relabel(steps, self._rules, success if label else None)
-            human, reason = sum(step.human for step in steps), EndReason(facts["end_reason"])
+                    seen.returned = returned(steps)
             useful = shown and (bool(facts.get("demo")) if line is None else success)
             made += useful
             rows, final = [], -1
             if self._memory is not None and (useful or not shown):
                 rows, final = store(self._memory, steps, demo=shown)
-            seen = EpisodeFacts(success=success, end_reason=reason.name.lower(), steps=len(steps), human_steps=human)
-            seen.autonomous, seen.number = unaided(human, reason), key.episode_id
-            seen.returned = returned(steps)
-            seen.spans = sum(step.intv_start for step in steps)
             if self._memory is not None and self._promotes and success and not shown:
                 Kept(rows, final, shown, useful, seen.autonomous).promote(self._memory, True)
-            if (key.run_id, key.actor_id) == (self._log.run_id, self._log.actor_id):
+            if own:
                 told = self.add(
                     key.episode_id, to_steps(episode), seen, demo=shown, useful=useful, rows=rows, final=final
                 )
@@ -234,9 +237,9 @@ class Labels:
                 stats.add_demo(int(line["human_steps"]))
                 continue
             steps += int(line["steps"])
-            told = self._told.get(int(line["episode_id"]))
-            if told is not None:
-                stats.add(told.facts)
+            driven = self._driven.get(int(line["episode_id"]))
+            if driven is not None:
+                stats.add(driven)
         return steps
 
 

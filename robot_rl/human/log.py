@@ -62,6 +62,7 @@ class HilLog:
         self._recorder = Recorder(self.path)
         self._journal: Recorder | None = None
         self._open: Key | None = None
+        self._teaching = False
         self.manifest: list[dict[str, Any]] = self._reconcile()
         self._keys = {episode_key(line) for line in self.manifest}
         self.recovered: list[Key] = self._recover()
@@ -86,11 +87,11 @@ class HilLog:
         """Steps on disk, invalid ones included."""
         return sum(line["steps"] for line in self.manifest)
 
-    def begin(self) -> Key:
-        """Open the next episode; its steps may be journalled now."""
+    def begin(self, *, teaching: bool = False) -> Key:
+        """Open the next episode, a demonstration where `teaching`; its steps may be journalled now."""
         if self._open is not None:
             raise RuntimeError(f"episode {self._open.episode_id} is still open; commit it first")
-        self._open = Key(self.run_id, self.actor_id, self.next_episode)
+        self._open, self._teaching = Key(self.run_id, self.actor_id, self.next_episode), teaching
         shutil.rmtree(self.path / "open", ignore_errors=True)
         self._journal = Recorder(self.path / "open", sync=False)
         return self._open
@@ -103,7 +104,8 @@ class HilLog:
         """
         if self._journal is None or self._open is None:
             raise RuntimeError("journal() without an open episode; call begin() first")
-        self._journal.append(to_episode([step], EndReason.NONE, self.facts(self._open)))
+        facts = {**self.facts(self._open), "teaching": self._teaching}
+        self._journal.append(to_episode([step], EndReason.NONE, facts))
 
     def commit(self, draft: EpisodeDraft, facts: Mapping[str, object] | None = None) -> Episode | None:
         """Store the closed episode; when this returns it is on the disk for good.
@@ -248,7 +250,7 @@ class HilLog:
                 )
 
     def _recover(self) -> list[Key]:
-        """Close what a killed process left open: truncated, its last step invalid."""
+        """Close what a killed process left open: truncated, its last step invalid; a demonstration has failed."""
         folder = self.path / "open"
         if not list(folder.glob("segment-*.episodes")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -264,7 +266,8 @@ class HilLog:
                     draft.add(step)
             draft.close(EndReason.FAULT)
             draft.steps[-1].invalid_reason = Invalid.RECOVERED
-            self._append(draft.episode({**self.facts(key), "recovered": True}))
+            failed = {"teaching": True, "shown": True, "discarded": True} if pieces[0].meta.get("teaching") else {}
+            self._append(draft.episode({**self.facts(key), **failed, "recovered": True}))
             found.append(key)
         shutil.rmtree(folder, ignore_errors=True)
         return found

@@ -82,21 +82,21 @@ class HumanInTheLoop(Session):
         """One episode; None when it could not begin."""
         if not self._ready(demo):
             return None
-        key, self._world_ended, self._trouble, self._stopped_by = self.log.begin(), False, "", ""
-        draft = EpisodeDraft(self.rules, self.env.io.control_hz)
+        key, self._world_ended, self._trouble, self._stopped_by = self.log.begin(teaching=demo), False, "", ""
+        draft = EpisodeDraft(self.rules, self.env.io.control_hz, self._open_steps)
         facts, held, discard, first_row = EpisodeFacts(), 0, False, self.memory.count
         patience = self.options.hold_steps(self.env.io.control_hz, self.pilot.realtime)
         self.learner.policy.reset()
         for part in (self.watch, self.grippers, self.adviser, self.judge, self.recovery):
             if part is not None:
                 part.begin()
-        self._rows, self._seen, self._final = [], {}, -1
+        self._rows, self._seen = [], {}
         self._before = self.updates
         self.episode_began_ns = self.pilot.now_ns()
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
             obs = self.here()
-            proposal = self._propose(demo)
+            self._acts, proposal = (self.version, self.updated_ns), self._propose(demo)
             blind = self.watch.look(obs, self._seen) or self.grippers.blind
             out = None if demo or self.recovery is None else self.recovery.look()
             wish = proposal if out is None else out
@@ -271,8 +271,8 @@ class HumanInTheLoop(Session):
             reward_task=reward,
             reward_source=reward_source,
             reward_prob=math.nan if verdict is None else verdict.probability,
-            policy_version=self.version,
-            policy_lag_ms=(t_obs - self.updated_ns) * 1e-6,
+            policy_version=self._acts[0],  # newer ones may have been made during the step
+            policy_lag_ms=(t_obs - self._acts[1]) * 1e-6,
             safety_bits=driven.bits,
             clip_frac=driven.clip_frac,
             cam_age_ms=self.watch.age_ms,
@@ -295,11 +295,19 @@ class HumanInTheLoop(Session):
     def _hand_on(self, steps: list[ControlStep], *, demo: bool = False) -> None:
         """Settled steps to the memory."""
         for step in steps:
-            before = self.memory.count
-            self._rows.append(before)
+            self._rows.append(self.memory.count)
             self.memory.extend([step], demo=demo)
-            if step.valid:
-                self._final = before if self.memory.count > before else -1
+
+    def _outcome(self, draft: EpisodeDraft) -> int:
+        """Row of the last valid step, with the outcome that it has by now; -1 where that was not kept."""
+        last = draft.last_valid()
+        if last is None or last >= len(self._rows):
+            return -1
+        row, after = [*self._rows, self.memory.count][last : last + 2]
+        if row == after:
+            return -1
+        self.memory.amend(row, draft.steps[last])
+        return row
 
     def _void(self, draft: EpisodeDraft, index: int) -> None:
         """From this step on nothing is learned from: the gripper did not do what was recorded."""
@@ -327,7 +335,7 @@ class HumanInTheLoop(Session):
         facts.autonomous = unaided(facts.human_steps, reason)
         facts.returned = returned(draft.steps)
         facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
-        useful = demo and facts.success and not discard
+        useful = demo and facts.success and not discard and any(step.valid for step in draft.steps)
         if useful and self.elicitor is not None:
             useful = self.elicitor.offer(draft.steps)
         if draft.steps and draft.steps[-1].next_sight is None:  # of the last observation nobody asked for an action
@@ -336,6 +344,7 @@ class HumanInTheLoop(Session):
         steps = draft.settled()
         if useful or not demo:
             self._hand_on(steps, demo=demo)
+        final = self._outcome(draft)
         if discard:
             self.memory.forget(range(first_row, self.memory.count))
         number, rows = self.log.next_episode, list(range(first_row, self.memory.count))
@@ -344,7 +353,7 @@ class HumanInTheLoop(Session):
         fate = {"demo": useful, "discarded": discard or (demo and not useful), "shown": shown, "teaching": demo}
         self._commit(draft, fate)
         if len(draft) and not discard:
-            self.labels.add(number, draft.steps, facts, demo=demo, useful=useful, rows=rows, final=self._final)
+            self.labels.add(number, draft.steps, facts, demo=demo, useful=useful, rows=rows, final=final)
         late, self._late = self._late, []
         self.hear(late)
         if useful:
@@ -415,8 +424,10 @@ class HumanInTheLoop(Session):
             return
         if not ended:
             self.improver.earn()
-        if self._whole and not ended:
-            return
+        if self._whole:
+            if not ended or not len(self.sampler):  # what was driven may have been thrown away
+                return
+            self.improver.credit -= max(int(self.improver.credit) - 1, 0)  # one update takes all that was driven
         end, keeps_up = time.monotonic() + LEARNING_S, self._keeps_up
 
         def go_on() -> bool:

@@ -173,6 +173,9 @@ class Pilot:
             self.human.prepare(demo)
             self.human.begin(self.clock.now())
         self.arbiter.begin()
+        self._seen = self._axes()
+        self.safety.begin(None if self._seen is None else self._seen.gripper, fresh=self.simulates)
+        self._tell()
         self._demo = demo
         refused = self._ask(self.safety.enable)
         self._next = self.clock.now()
@@ -286,6 +289,8 @@ class Pilot:
         done = self.safety.filter(command, self._seen, now, moving=decision.moving, human=decision.human, grip=grip)
         if self.safety.stopped:
             self.arbiter.stop()
+        if not decision.human:
+            self._tell()
         return Driven(
             executed=done.action,
             command=np.asarray(command, np.float32),
@@ -338,17 +343,16 @@ class Pilot:
         stopped = self.safety.stopped
         if self._unlock and stopped and not self.safety.rearm():
             stopped = False
-        if self._unlock and not stopped:
+        # while it is stopped, too: a dead-man or a key that was pressed before the unlock is no takeover after it
+        self.arbiter.tick(now, reading, np.zeros_like(reading.value))
+        if stopped:
+            self.arbiter.stop()
+        elif self._unlock:
             self._unlock = self._pressed = False
             if self._robot is not None:
                 self._robot.unlock()
-            self.arbiter.tick(now, Reading(now, reading.value, presses=reading.presses), np.zeros_like(reading.value))
             if self.arbiter.driver is Driver.STOPPED:
                 self.arbiter.driver = Driver.HOLD
-        elif not stopped:
-            self.arbiter.tick(now, reading, np.zeros_like(reading.value))
-        if stopped:
-            self.arbiter.stop()
         return reading.presses
 
     def wait(self) -> None:
@@ -404,6 +408,11 @@ class Pilot:
             self._next = self.clock.now()
         if self.human is not None and "human" in state:
             self.human.load_state_dict(state["human"])
+
+    def _tell(self) -> None:
+        """The hands that do not drive hear where the grippers are."""
+        if self.human is not None:
+            self.human.follow(self.safety.last)
 
     def _read(self, now: float, obs: Obs, proposal: np.ndarray) -> Reading:
         if self.human is None:

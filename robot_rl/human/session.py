@@ -53,6 +53,10 @@ class StepMemory(Protocol):
         """Take rows out of every view."""
         ...
 
+    def amend(self, row: int, step: ControlStep) -> bool:
+        """The outcome of this row is another by now; False when it is not kept."""
+        ...
+
     def promote(self, rows: Sequence[int]) -> None:
         """Rows of an unaided success join the demonstrations."""
         ...
@@ -143,6 +147,8 @@ class Session:
         self.rules, self.options, self.seed = records.rules, options, seed
         self.stats = HilStats(env.io.control_hz)
         self.env_steps = self.demos = self.version = 0
+        self.prepared = False
+        """The demonstrations have been learned, if there were any."""
         self._whole = learner.need.feeds == "episodes"  # learns between episodes, from what the same weights drove
         rate = options.updates_per_step / (learner.need.rollout_steps if self._whole else 1)
         self.improver = Improver(
@@ -162,14 +168,15 @@ class Session:
         if options.scene == "check" and not any(name.startswith("image.") for name in env.io.obs):
             raise ValueError("scene=check compares pictures, and this environment has no cameras; use scene=ask")
         self.updated_ns = pilot.now_ns()
+        self._acts = 0, self.updated_ns  # version of the policy that proposed last, and when it was made
         self._stop = self._world_ended = False
         self.watch = Watch(env.io.control_hz, options.max_hold_steps)
         self._seen: dict[str, object] = {}
         self._before = 0  # updates when the episode began
         self._sight: np.ndarray | None = None  # what the policy's encoder saw in the observation that it acted on
         self.grippers = Grippers(env.io, options.grip_penalty)
+        self._open_steps = 0  # as many of the newest are not handed on
         self._rows: list[int] = []  # of the memory, before each step of the episode that was handed on
-        self._final = -1  # row of the last valid one of them, -1 where that was not kept
         memory = self.memory if isinstance(self.memory, HilMemory) else None
         self.labels = Labels(self.log, memory, self.rules, promote=options.promote_success)
         self.episode_began_ns: int | None = None
@@ -226,6 +233,7 @@ class Session:
             "updates": self.updates,
             "demos": self.demos,
             "version": self.version,
+            "prepared": self.prepared,
             "rollbacks": self.improver.rollbacks,
             "credit": self.improver.credit,
             "updated_ns": self.updated_ns,
@@ -251,6 +259,7 @@ class Session:
         for name in ("env_steps", "demos", "version"):
             setattr(self, name, int(state[name]))
         self.improver.resume(state)
+        self.prepared = bool(state.get("prepared", self.updates))
         self.improver.credit = float(state["credit"])
         self.updated_ns = int(state["updated_ns"])
         self.rng.bit_generator.state = state["rng"]
@@ -261,10 +270,14 @@ class Session:
             self.recovery.load_state_dict(state["recovery"])
         if self.adviser is not None and state.get("adviser"):
             self.adviser.load_state_dict(state["adviser"])
-        later = self.log.manifest[int(state["episodes"]) :]
-        self.env_steps += self.labels.recount(self.stats, later)
         if state["stepper"] is not None:
             self.stepper.reset(seed=self.seed)
             self.stepper.load_state_dict(state["stepper"])
+        self.catch_up(int(state["episodes"]))
+
+    def catch_up(self, known: int) -> None:
+        """Count the log's episodes behind the first `known` ones, which no checkpoint knows, and go on elsewhere."""
+        later = self.log.manifest[known:]
+        self.env_steps += self.labels.recount(self.stats, later)
         if later and self.live is None:  # what was driven since must not be driven again from the same starts
             self.stepper.reset(seed=self.seed + 1 + len(self.log.manifest))

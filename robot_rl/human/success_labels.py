@@ -86,27 +86,32 @@ def frames(
 ) -> LabelledFrames:
     """Observations after each driven step: the last one of a success is positive, those before it are negative.
 
-    Episodes that ended in success without anybody or anything saying which step it was hold no labels. An episode that
-    a person corrected (key -> success) counts as they say.
+    Episodes that ended in success without anybody or anything saying which step it was hold no labels, and neither do
+    those that ended with a key which was taken back. An episode that a person corrected counts as they say.
 
     Args:
         episodes: of human-in-the-loop recordings.
         keys: observations to keep.
         rules: which count as what.
-        corrected: lines of corrections: {"run_id", "actor_id", "episode_id", "success"}.
+        corrected: lines of corrections: {"run_id", "actor_id", "episode_id", "success"} and perhaps "undone".
 
     Raises:
         ValueError: nothing with a label.
     """
     rules = rules or LabelRules()
-    fixes = {episode_key(line): bool(line["success"]) for line in corrected}
+    words = {episode_key(line): line for line in corrected}  # the last one about each
     parts: dict[str, list[object]] = {"label": [], "hard": [], "episode": [], "step": []}
     obs: dict[str, list[np.ndarray]] = {key: [] for key in keys}
     names: list[str] = []
     for episode in episodes:
         key = episode_key(episode.meta)
         steps = to_steps(episode)
-        labels = _labels(steps, EndReason(episode.meta["end_reason"]), rules, fixes.get(key))
+        word = words.get(key)
+        undone = word is not None and bool(word.get("undone"))
+        if undone and any(step.reward_source == RewardSource.HUMAN_KEY for step in steps):
+            continue  # what a key had said is taken back: how it ended is not known
+        fix = None if word is None or undone else bool(word["success"])
+        labels = _labels(steps, EndReason(episode.meta["end_reason"]), rules, fix)
         if not labels:
             continue
         for index, (label, hard) in labels.items():

@@ -34,6 +34,7 @@ def trials(
     on_episode: Callable[[int], object] | None = None,
     on_tick: Callable[[], object] = lambda: None,
     judge: Judge | None = None,
+    overrules: bool = True,
 ) -> Trials:
     """Autonomous trials with frozen weights through the same safety layer; a trial ends at its first success.
 
@@ -50,6 +51,7 @@ def trials(
         on_episode: called with the number of finished trials.
         on_tick: called before every step, while the environment is as the policy sees it.
         judge: says what is a success, in place of the environment.
+        overrules: also of an environment that knows; else it is asked where that says nothing.
     """
     out, stepper = Trials(deterministic=deterministic), Stepper(env)
     stepper.reset(seed=seed)
@@ -77,7 +79,7 @@ def trials(
             pilot.wait()
             steps += 1
             earned += float(row.reward[0])
-            if judge is not None:
+            if judge is not None and (overrules or "success" not in row.info):
                 success = judge({name: value[0] for name, value in row.next_obs.items()}, math.inf).success
             else:
                 success = bool(row.info["success"][0]) if "success" in row.info else False

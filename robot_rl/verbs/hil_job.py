@@ -359,6 +359,8 @@ class HilJob:
                 episodes=episodes,
                 seed=seed,
                 stopped=self._asked,
+                judge=self.judge,
+                overrules=False,
             )
         frame = None if self.loop.frame is None else lambda quality: self._draw(env, quality)
         block = AttendedTrials(self.loop, env, episodes=episodes, seed=seed, stopped=self._asked, frame=frame)
@@ -368,7 +370,10 @@ class HilJob:
         """Learners that start from demonstrations do so now, once."""
         assert self.memory is not None
         views = self.memory.views
-        if self.loop.updates > 0 or not len(views["demo"]) or self._run.interrupt.asked:
+        if self.loop.prepared or self._run.interrupt.asked:
+            return
+        self.loop.prepared = True
+        if not len(views["demo"]):
             return
         batches = batches_for(self.learner, views["demo"].batches(batch_rows(self.learner)))
         metrics = meanwhile(self.loop, "learning the demonstrations", lambda: self.learner.pretrain(batches))
@@ -413,7 +418,7 @@ class HilJob:
         if checkpoint.complete(self.folder / "checkpoints"):
             self._run.restore()
         else:  # killed before the first checkpoint
-            self.loop.env_steps = self.loop.labels.recount(self.loop.stats, self.log.manifest)
+            self.loop.catch_up(0)
             self._run.step = self.loop.env_steps
         self.loop.demos = demos
         if self.elicitor is not None:

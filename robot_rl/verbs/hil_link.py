@@ -50,6 +50,9 @@ class HilActorJob(HilJob):
         settings, start, makers: see `HilJob`.
         link: settings of the link.
         policy: configuration of the policy, which the learner's has to equal.
+
+    Raises:
+        ValueError: `advise`; its critics are elsewhere.
     """
 
     def __init__(
@@ -61,6 +64,11 @@ class HilActorJob(HilJob):
         link: LinkSettings,
         policy: Mapping[str, object],
     ) -> None:
+        if settings.advise:
+            raise ValueError(
+                f"advise={settings.advise:g} asks the critics at every step, and with role=actor they are at the "
+                "learner; leave advise out, or use one process (role=both)"
+            )
         self._link_settings, self._policy = link, dict(policy)
         self.actor_id = link.actor_id
         self.link: Any = None

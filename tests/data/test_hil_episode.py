@@ -43,17 +43,6 @@ def test_rlif_keeps_both_rewards_and_a_method_weighs_them():
     assert (out.steps[1].reward_task, out.steps[1].reward_rlif, out.steps[1].reward) == (3.0, -1.0, 3.0)
 
 
-def test_rlif_terminal_on_takeover_does_not_bootstrap():
-    steps = closed("ppHH", EpisodeRules(gamma=0.9, terminal_on_takeover=True)).steps
-    assert [round(step.discount, 6) for step in steps] == [0.9, 0.0, 0.9, 0.9]
-
-
-def test_rlif_safety_stop_counts_when_asked():
-    rules = EpisodeRules(stop_as_intv=True)
-    assert [s.reward_rlif for s in closed("ppp", rules, EndReason.SAFETY_STOP).steps] == [0, 0, -1]
-    assert [s.reward_rlif for s in closed("ppp", reason=EndReason.SAFETY_STOP).steps] == [0, 0, 0]
-
-
 def test_spans_are_numbered_and_closed():
     steps = closed("pHHpHp").steps
     assert [s.intv_id for s in steps] == [-1, 0, 0, -1, 1, -1]

@@ -10,9 +10,12 @@ from robot_rl.checkpoint import load_state, save_state
 from robot_rl.human.adviser import Adviser
 from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
 from robot_rl.human.options import SessionOptions
+from robot_rl.link import LinkSettings
 from robot_rl.policies.human.hg_dagger import HgDagger, HgDaggerOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
-from robot_rl.verbs.hil_job import HilJob
+from robot_rl.run import RunStart
+from robot_rl.verbs.hil_job import HilJob, HilSettings
+from robot_rl.verbs.hil_link import HilActorJob
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import build
 
@@ -130,6 +133,12 @@ def test_learner_without_critics_is_refused_with_what_to_choose():
     )
     with pytest.raises(ValueError, match="imitation_sac"):
         HilJob._make_adviser(job)
+
+
+def test_an_actor_refuses_to_advise_since_its_critics_are_elsewhere(tmp_path):
+    """It took the option, and help was never asked for."""
+    with pytest.raises(ValueError, match="role=both"):
+        HilActorJob(HilSettings(advise=0.1), RunStart(tmp_path, "", None), None, link=LinkSettings(), policy={})
 
 
 def test_settings_refuse_nonsense():

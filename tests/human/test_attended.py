@@ -12,7 +12,9 @@ import pytest
 from robot_rl.arbiter import Press, Reading
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.teleop import Teleop
+from robot_rl.human.judge import Judge
 from robot_rl.human.pilot import simulated
+from robot_rl.human.trials import trials
 from robot_rl.real.core.clock import ManualClock
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed, build
@@ -152,6 +154,30 @@ def test_what_a_person_says_about_a_trial_is_shown_and_can_be_taken_back(tmp_pat
     assert ("trial 2 of 3, 0 good", "label taken back, trial 1") in told
 
 
+class Blind(Far):
+    """At its fifth step the robot says nothing that is a number."""
+
+    def step(self, action):
+        self.driven = getattr(self, "driven", 0) + 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.driven == 5:
+            obs = {"state": np.full((1, 2), np.nan, np.float32)}
+        return obs, reward, terminated, truncated, info
+
+
+def test_a_trial_that_the_robot_spoils_is_driven_again(tmp_path):
+    own, hands = Blind(steps=20), Hands()
+    hands.act = go
+    loop = build(tmp_path, hands, env=own, learner=Fixed(own.io, 0.0))
+    loop.pilot = simulated(own, hands, clock=ManualClock())
+    loop.pilot.simulates = False
+    found = AttendedTrials(loop, own, episodes=1, seed=1, stopped=lambda: False).run()
+    assert found.steps == [20]
+    told = ["not finite" in page["problem"] for page in hands.pages]
+    assert any(told)
+    assert not any(told[-20:])  # what was put right is not told any more
+
+
 def test_a_word_about_an_episode_of_the_list_ends_no_trial(tmp_path):
     hands = Hands()
     own = Far(steps=20)
@@ -186,3 +212,52 @@ def test_a_stop_that_comes_with_or_after_an_unlock_stays(tmp_path, keys):
         pilot.idle(obs)
         pilot.wait()
     assert pilot.driver == "STOPPED"
+
+
+@pytest.mark.parametrize("mode", ["deadman", "toggle"])
+def test_who_drove_before_a_stop_does_not_drive_again_because_it_is_unlocked(mode):
+    """The dead-man was held all the time, the key was pressed once: unlocking gave the robot back to the hands."""
+    env, hands = Far(), Hands()
+    hands.page, hands.enable = {}, True
+    pilot = simulated(env, hands, clock=ManualClock(), takeover={"mode": mode})
+    obs, still = {"state": np.zeros(2, np.float32)}, np.zeros(1, np.float32)
+    hand = hands.read
+
+    def read(now, obs, policy):
+        return replace(hand(now, obs, policy), toggles=int(pressed))
+
+    hands.read = read
+    pressed, keys = False, iter([("resume",)])
+    hands.act = lambda page: next(keys, ())
+    pilot.idle(obs)
+    assert pilot.driver == ("HUMAN" if mode == "deadman" else "POLICY")
+    pressed = True
+    assert pilot.drive(obs, still).driver == "HUMAN"
+    keys = iter([("estop",), ("reset",)])
+    drivers = []
+    for _ in range(20):
+        pilot.idle(obs)
+        pilot.wait()
+        drivers.append(pilot.driver)
+    assert drivers[0] == "STOPPED"
+    assert drivers[-1] == "HOLD"
+    assert "HUMAN" not in drivers
+    keys = iter([("resume",)])
+    pilot.idle(obs)
+    assert pilot.driver != "HOLD"
+
+
+class Silent(LineEnv):
+    """It does not say what a success is."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated, {key: value for key, value in info.items() if key != "success"}
+
+
+def test_a_classifier_of_the_session_is_asked_in_trials_where_the_world_knows_no_success():
+    for env, overrules, good in ((Silent(), False, True), (LineEnv(), False, False), (LineEnv(), True, True)):
+        judge = Judge(lambda obs: np.ones(1), 0.5, 2)
+        learner = Fixed(env.io, 0.0)
+        found = trials(env, learner, simulated(env, None), episodes=2, seed=3, judge=judge, overrules=overrules)
+        assert found.successes == [good] * 2

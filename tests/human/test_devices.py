@@ -218,6 +218,13 @@ def test_scripted_person_helps_after_patience_and_lets_go():
     assert sum(1 for run in runs if run) >= 2
 
 
+def test_scripted_person_waits_while_there_is_nothing_to_see():
+    """An actor without demonstrations waits for weights before anything was observed: it ended in a KeyError."""
+    reading = person().read(0.0, {}, ZERO)
+    assert not reading.enable
+    assert not reading.value.any()
+
+
 def test_scripted_person_leaves_a_good_policy_alone():
     assert not any(reading.enable for reading in drive(person(), np.ones(4, np.float32)))
 

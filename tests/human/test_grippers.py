@@ -1,16 +1,25 @@
 """Grippers that do not follow, and episodes that are thrown away."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from robot_rl.data.hil_episode import to_steps
+from robot_rl.data.hil_episode import EpisodeRules, to_steps
 from robot_rl.data.hil_record import Invalid, Source
+from robot_rl.human.actor import Follower, HilActor, NoRows, OutboxMemory
+from robot_rl.human.devices.remote import RemoteTeleop
 from robot_rl.human.grippers import Grippers
+from robot_rl.human.log import HilLog
+from robot_rl.human.options import SessionOptions
+from robot_rl.human.pieces import Outbox
+from robot_rl.human.pilot import simulated
+from robot_rl.human.session import Records
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
+from robot_rl.real.core.clock import ManualClock
 from robot_rl.types import IOSpec
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed, Script, build, episode
@@ -92,6 +101,82 @@ def test_gripper_that_comes_free_lets_the_episode_go_on(tmp_path):
     assert void[-1] < 35
     assert all(step.valid and step.source == Source.POLICY for step in steps[36:])
     assert loop.grippers.problem == ""
+
+
+def test_a_learner_elsewhere_gets_no_step_that_a_gripper_did_not_follow(tmp_path):
+    """Steps went out after 0.4 s, and a second later it turned out that nothing since the command had happened."""
+    env, sent = Claw(jam_from=8), []
+    log = HilLog(tmp_path, env.io)
+    outbox = Outbox(log)
+    link = SimpleNamespace(
+        **{"refused": "", "alarm": "", "standing": "", "alive": True, "acked": (0, 0), "silence": 0.0},
+        **dict.fromkeys(("sent", "resent", "rejected"), 0),
+        take=lambda: None,
+        notify=lambda: None,
+    )
+    records = Records(log, OutboxMemory(outbox), NoRows(), EpisodeRules())
+    loop = HilActor(
+        env,
+        Follower(Closes(env.io)),
+        simulated(env, None),
+        records,
+        options=SessionOptions(),
+        link=link,
+        outbox=outbox,
+        speed=1e6,
+    )
+    handed = outbox.rows
+    outbox.rows = lambda steps: (sent.extend(replace(step) for step in steps), handed(steps))
+    facts = loop._episode(demo=False)
+    assert facts is not None
+    assert facts.end_reason == "fault"
+    assert [step.valid for step in sent] == [step.valid for step in episode(loop)]
+    assert sum(step.valid for step in sent) == 10
+
+
+@pytest.mark.parametrize("when", ["meanwhile", "afterwards"])
+def test_success_of_an_episode_with_a_stuck_gripper_is_that_of_the_last_step_before_it(tmp_path, when):
+    """The step had been handed on: what a key said meanwhile, or after the end, did not reach the memory."""
+    env = Claw(jam_from=8)
+    keys = [{}] * 26 + [{"press": ("success",)}] if when == "meanwhile" else []
+    loop = build(tmp_path, Script(keys), env=env, learner=Closes(env.io), options=SessionOptions(task_reward="labels"))
+    loop._episode(demo=False)
+    if when == "afterwards":
+        loop.labels.apply("success")
+    for _ in range(2):
+        online = loop.memory.take(loop.memory.views["online"].rows())
+        assert online.reward.tolist() == [0.0] * 9 + [1.0]
+        assert online.terminated.tolist() == [False] * 9 + [True]
+        loop = build(tmp_path, None, env=Claw(), learner=Closes(env.io))
+        loop.restore_memory()
+
+
+def test_who_takes_over_and_leaves_the_gripper_alone_finds_it_as_it_was():
+    """It went to what the hands had told it last, open at first: whoever helped with a cube dropped it."""
+    clock, env = ManualClock(), Claw()
+    hand = RemoteTeleop(env.io, clock=clock)
+    pilot = simulated(env, hand, clock=clock)
+    obs, close, done = {"state": np.zeros(2, np.float32)}, np.array([0.02, -1.0], np.float32), []
+    hand.press("resume")
+    hand.message(0, {}, enable=False)
+    pilot.idle(obs)
+    assert pilot.begin() == []
+    for tick in range(1, 16):
+        hand.message(tick, {"x": 0.5, "grip": float(tick == 13)} if tick > 10 else {}, enable=tick > 10)
+        driven = pilot.drive(obs, close)
+        env.step(driven.executed[None])
+        pilot.wait()
+        done.append(float(driven.executed[1]))
+    assert pilot.driver == "HUMAN"
+    assert done[7:12] == [-1.0] * 5  # the eleventh tick is the person's
+    assert done[-1] > done[11]  # a key opens it, and it goes on to open
+    hand.message(20, {}, enable=False)
+    pilot.end()
+    env.reset()
+    assert pilot.begin(demo=True) == []
+    assert pilot.drive(obs, close).driver == "HOLD"
+    hand.message(21, {"x": 0.5}, enable=True)
+    assert pilot.drive(obs, close).executed[1] == pytest.approx(1.0)  # a new episode begins with an open gripper
 
 
 def grip(count=1):

@@ -1,9 +1,17 @@
 """What a session counts: interventions, late ticks, safety stops, and what stands against unattended operation."""
 
+import numpy as np
 import pytest
 
+from robot_rl.arbiter import Press, Reading
+from robot_rl.human.devices.teleop import Teleop
+from robot_rl.human.options import SessionOptions
+from robot_rl.human.pilot import simulated
 from robot_rl.human.stats import EpisodeFacts, HilStats, Trials, count_stops
+from robot_rl.real.core.clock import ManualClock
 from robot_rl.stats import wilson
+from tests.human.line_world import LineEnv
+from tests.human.test_loop import Fixed, build
 
 
 def test_intervention_rate_counts_human_steps_over_all_steps():
@@ -38,3 +46,28 @@ def test_gate_needs_trials_success_no_stops_and_time():
 def test_safety_stops_are_counted_by_their_limit_with_the_numbers_of_the_last():
     told = count_stops(["limit_position (x at 0.31)", "tracking (y)", "limit_position (z at 0.5)"])
     assert told == "2 x limit_position (z at 0.5), 1 x tracking (y)"
+
+
+class Go(Teleop):
+    """A person at the seat who says go every half second and looks on."""
+
+    ticks = 0
+
+    def read(self, now, obs, policy):
+        self.ticks += 1
+        go = (Press("resume", now),) if self.ticks % 5 == 0 else ()
+        return Reading(now, np.zeros(1, np.float32), presses=go)
+
+
+def test_a_step_names_the_policy_that_proposed_it_though_a_newer_one_was_made_meanwhile(tmp_path):
+    """In real time updates are made while the step lasts: the version was theirs, and the age below 0."""
+    env = LineEnv()
+    loop = build(tmp_path, None, env=env, learner=Fixed(env.io, 0.0), options=SessionOptions(learning_starts=5))
+    loop.pilot = simulated(env, Go(), clock=ManualClock())
+    loop.improver._times.extend([1e-4] * 10)  # updates fit between two ticks
+    loop.run(1, lambda *_: True)
+    columns = next(loop.log.episodes()).meta["columns"]
+    (first,) = np.flatnonzero(np.diff(columns["policy_version"]))[:1]
+    assert first == 8  # an update after each step from the ninth on, and ready for the next one
+    assert columns["policy_version"][first:].tolist() == list(range(30 - first))
+    assert columns["policy_lag_ms"][first + 1 :].tolist() == pytest.approx([100.0] * (29 - first))

@@ -117,6 +117,16 @@ def test_hil_runs_reports_and_continues(tmp_path, robot_rl, monkeypatch):
     assert read_manifest(run / "log")[: len(before)] == before
 
 
+def test_a_session_that_goes_on_before_its_first_update_does_not_clone_again(tmp_path):
+    short = "total_steps=20", "learning_starts=500", "eval_every=0", "checkpoint_every=0"
+    first = make(tmp_path / "run", *short)
+    first.run()
+    assert first.loop.updates == 0
+    job = make(tmp_path / "run", *short, resume=True)
+    job.run()
+    assert torch.equal(job.learner.policy.state_dict()["actor"], first.learner.policy.state_dict()["actor"])
+
+
 @pytest.mark.timeout(600)
 def test_killed_run_loses_nothing_that_was_reported(tmp_path, robot_rl):
     root = Path(__file__).resolve().parents[2]
@@ -160,7 +170,7 @@ def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_pat
     the last trials, and stays what it was, with its own step."""
     blocks: list[tuple[int, torch.Tensor]] = []
 
-    def fake_trials(env: Any, policy: Any, pilot: Any, *, episodes: int, seed: int, stopped: Any) -> Trials:
+    def fake_trials(env: Any, policy: Any, pilot: Any, *, seed: int, **_: Any) -> Trials:
         blocks.append((seed, policy.state_dict()["actor"].clone()))
         won = [True] if seed == 10_000 else [len(blocks) == 1, False]
         return Trials(successes=won, steps=[5] * len(won))

@@ -22,6 +22,7 @@ from robot_rl.human.trials import trials
 from robot_rl.policies.human.hil_ppo import HilPpo, HilPpoOptions
 from robot_rl.types import IOSpec, Transitions
 from tests.human.line_world import LineEnv
+from tests.human.test_loop import Script
 
 IO = IOSpec({"state": ((1,), "float32")}, ("a",), (-1.0,), (1.0,), ("m",), 10.0)
 SMALL = {"hidden": (32,), "bc_steps": 0, "batch_size": 32, "rollout_steps": 64}
@@ -155,32 +156,26 @@ def test_new_steps_come_once_in_order_with_their_gaps_marked():
     assert next(again.batches(1)).obs["state"][:, 0].tolist() == [70.0, 71.0]
 
 
-def line(folder, seed, steps, **options):
+def session(folder, seed, human=None, **options):
     env = LineEnv(seed=seed)
-    human = ScriptedHuman(
+    human = human or ScriptedHuman(
         ScriptedOptions(help="disagreement", patience_s=0.5, drive_s=0.5), env.io, expert=env.expert, seed=seed
     )
-    learner = HilPpo(
-        HilPpoOptions(hidden=(32, 32), bc_steps=0, rollout_steps=100, batch_size=16, lr=1e-3, **options),
-        env.io,
-        seed=seed,
-    )
+    options = {"hidden": (32, 32), "bc_steps": 0, "rollout_steps": 100, "batch_size": 16, "lr": 1e-3, **options}
     memory = HilMemory(env.io, 20_000, seed=seed)
-    loop = HumanInTheLoop(
+    return HumanInTheLoop(
         env,
-        learner,
+        HilPpo(HilPpoOptions(**options), env.io, seed=seed),
         simulated(env, human),
         Records(HilLog(folder, env.io), memory, NewSteps(memory, 0.5), EpisodeRules(gamma=0.97)),
         options=SessionOptions(learning_starts=10),
         seed=seed,
     )
-    loop.run(steps, lambda *_: False)
-    world = LineEnv(seed=99)
-    return loop, trials(world, learner.policy, simulated(world, None), episodes=40, seed=99).metrics()["eval/success"]
 
 
 def test_loop_updates_between_episodes_from_what_the_same_weights_drove(tmp_path):
-    loop, _ = line(tmp_path, 0, 450)
+    loop = session(tmp_path, 0)
+    loop.run(450, lambda *_: False)
     assert 2 <= loop.learner.state.updates <= 4  # one per 100 steps, at the end of an episode
     episodes = list(loop.log.episodes())
     versions = [set(episode.meta["columns"]["policy_version"].tolist()) for episode in episodes]
@@ -189,7 +184,25 @@ def test_loop_updates_between_episodes_from_what_the_same_weights_drove(tmp_path
     assert all(a <= b for a, b in itertools.pairwise(max(seen) for seen in versions))
 
 
+def test_an_episode_of_several_rollouts_is_one_update(tmp_path):
+    loop = session(tmp_path, 0, rollout_steps=5, epochs=1)
+    loop.run(90, lambda *_: False)
+    assert max(line["steps"] for line in loop.log.manifest) > 10
+    assert 3 <= loop.learner.state.updates <= len(loop.log.manifest)
+
+
+def test_an_episode_that_was_thrown_away_is_nothing_to_learn_from(tmp_path):
+    loop = session(tmp_path, 0, Script([{}] * 24 + [{"press": ("rerecord",)}]), rollout_steps=10, epochs=1)
+    loop._episode(demo=False)
+    assert loop.learner.state.updates == 0
+    loop.run(80, lambda *_: False)
+    assert loop.learner.state.updates >= 1
+
+
 @pytest.mark.slow
 def test_ppo_with_help_learns_the_line(tmp_path):
-    _, success = line(tmp_path, 0, 1500, epochs=20)
-    assert success >= 0.9
+    loop = session(tmp_path, 0, epochs=20)
+    loop.run(1500, lambda *_: False)
+    world = LineEnv(seed=99)
+    block = trials(world, loop.learner.policy, simulated(world, None), episodes=40, seed=99)
+    assert block.metrics()["eval/success"] >= 0.9

@@ -375,6 +375,11 @@ def test_stay_keeps_what_was_really_done():
     assert learner.policy.act(obs).value[0, 1] == 1.0  # open at the start
     learner.policy.executed(np.array([[0.0, -1.0]]))  # a person closed it
     assert learner.policy.act(obs).value[0, 1] == -1.0
+    learner.policy._grasp = lambda obs: torch.full((1,), 2)  # the policy would open, and a person drives
+    learner.policy.act(obs)
+    learner.policy.executed(np.array([[0.0, 0.2]]))
+    learner.policy._grasp = lambda obs: torch.ones(1, dtype=torch.long)
+    assert learner.policy.act(obs).value[0, 1] == -1.0
     learner.policy.reset()
     assert learner.policy.act(obs).value[0, 1] == 1.0
 

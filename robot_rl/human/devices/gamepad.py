@@ -79,6 +79,10 @@ class GamepadTeleop(TerminalTeleop):
         self._down: set[int] = set()
         self._lost = False
 
+    def follow(self, action: np.ndarray) -> None:
+        """The gripper is as somebody else wants it."""
+        self._map.follow(action)
+
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
         """Sticks and buttons; a pad that was unplugged is not connected until it is opened again."""
         zero = np.zeros(len(self._map.axes), np.float32)

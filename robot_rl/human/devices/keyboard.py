@@ -115,6 +115,11 @@ class KeyboardTeleop(TerminalTeleop):
         with self._lock:
             self._held.clear()
 
+    def follow(self, action: np.ndarray) -> None:
+        """The gripper is as somebody else wants it."""
+        with self._lock:
+            self._map.follow(action)
+
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
         """Keys that are held now; a terminal is always there."""
         with self._lock:

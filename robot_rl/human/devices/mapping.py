@@ -28,7 +28,7 @@ class ActionMap:
     """Named axes ("x", "y", "z", "yaw" ... in [-1, 1], and "grip") to an action vector.
 
     Every action is matched to an axis by its name; what no word matches takes the axes that are left, in order. A
-    gripper is absolute: "grip" +1 opens, -1 closes, 0 keeps it as it is.
+    gripper is absolute: "grip" +1 opens, -1 closes, 0 keeps it as it is, by whomever (see `follow`).
 
     Args:
         io: interface of the policy.
@@ -42,6 +42,11 @@ class ActionMap:
         self._dead, self._speed = dead_zone, speed
         self.axes = axes_of(io.action_names)
         self._grip = 1.0
+
+    def follow(self, action: np.ndarray) -> None:
+        """Somebody else drives the robot by (A,): the gripper is as they want it."""
+        if "grip" in self.axes and abs(grip := float(action[self.axes.index("grip")])) > 0.5:
+            self._grip = 1.0 if grip > 0 else -1.0
 
     def __call__(self, axes: Mapping[str, float], factor: float = 1.0) -> tuple[np.ndarray, float]:
         """(A,) action and the largest axis after the dead zone; what is not finite counts as zero.

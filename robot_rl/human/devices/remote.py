@@ -100,6 +100,11 @@ class RemoteTeleop(Teleop):
             self._connected, self._enable, self._axes, self._sequence = False, False, {}, -1
             self._left = True
 
+    def follow(self, action: np.ndarray) -> None:
+        """The gripper is as somebody else wants it."""
+        with self._lock:
+            self._map.follow(action)
+
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
         """The newest message."""
         with self._lock:

@@ -129,6 +129,12 @@ class RosTeleop(BrowserTeleop):
             stamp = max(self._heard_at, page.stamp) if not self._held else self._heard_at
             return replace(both, stamp=stamp, value=value, norm=norm, enable=self._held, connected=True)
 
+    def follow(self, action: np.ndarray) -> None:
+        """The gripper is as somebody else wants it, for both hands."""
+        super().follow(action)
+        with self._ros:
+            self._axis.follow(action)
+
     def close(self) -> None:
         """Release the topics, and stop serving."""
         self._listener.close()

@@ -114,7 +114,7 @@ class ScriptedHuman(Teleop):
         """What the person does now; see `Teleop.read`."""
         self._tick += 1
         value = np.zeros(self._actions, np.float32)
-        if self._expert is None or (self._o.help == "never" and not self._demo):
+        if self._expert is None or not obs or (self._o.help == "never" and not self._demo):  # or nothing is seen yet
             return Reading(now, value)
         batch = {key: np.asarray(item)[None] for key, item in obs.items()}
         self._seen.append(np.asarray(self._expert(batch), np.float32)[0])

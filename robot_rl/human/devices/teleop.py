@@ -56,6 +56,9 @@ class Teleop(ABC):
     def prepare(self, demo: bool) -> None:  # noqa: B027
         """The next episode is a demonstration: the person drives all of it."""
 
+    def follow(self, action: np.ndarray) -> None:  # noqa: B027
+        """What (A,) the robot does while the person does not drive: a gripper that they leave alone stays so."""
+
     def advise(self, wanted: bool) -> None:  # noqa: B027
         """Help is wanted, or not any more; a screen shows it with the telemetry."""
 

@@ -117,6 +117,12 @@ def test_cpl_prefers_what_the_teacher_prefers_and_cloning_does_not():
     assert metrics["accuracy"] > 0.75
 
 
+def test_cpl_accuracy_is_that_of_decided_pairs():
+    learner = Cpl(CplOptions(hidden=(8,), batch_size=32, bc_updates=0, normalize=False), IO)
+    ties = Pairs(torch.randn(16, 2, 3, 2), torch.rand(16, 2, 3, 1), torch.full((16,), 0.5))
+    assert learner.update(ties)["accuracy"] == 0.0  # half of them counted as right
+
+
 def test_cpl_optimiser_starts_anew_after_cloning():
     learner = Cpl(CplOptions(hidden=(8,), batch_size=8, bc_updates=3, normalize=False), IO)
     for _ in range(4):

@@ -82,6 +82,21 @@ def test_correction_turns_an_episode_around_and_marks_what_fooled_the_classifier
     assert data.hard.tolist() == [False, False, True, True]
 
 
+def test_a_word_that_was_taken_back_is_no_label(tmp_path):
+    for name, pressed_at in (("key", 6.5), ("word", None)):
+        episodes = labelled(tmp_path / name, "pppppppp", success=True, pressed_at=pressed_at)
+        log = HilLog(tmp_path / name, traces.io())
+        log.correct(0, False)
+        log.correct(0, pressed_at is None, undone=True)
+        words = read_corrections(tmp_path / name)
+        if pressed_at is None:  # the world had said it, and that counts again
+            data = frames(episodes, ["state"], corrected=words)
+            assert (seen(data), data.hard.any()) == (seen(frames(episodes, ["state"])), False)
+        else:
+            with pytest.raises(ValueError, match="no labelled observations"):
+                frames(episodes, ["state"], corrected=words)
+
+
 def test_what_a_classifier_said_itself_is_no_label(tmp_path):
     log = HilLog(tmp_path, traces.io())
     log.begin()
