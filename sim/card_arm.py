@@ -6,6 +6,7 @@ controllers do. Starts and targets are the tool's places in poses that touch not
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -189,7 +190,9 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
         body.gravcomp = 1.0
     for joint in card.joints:
         found = add_servo(spec, card.name, joint.name, joint.kp, joint.kd, joint.effort)
-        found.range = [joint.lower or 0.0, joint.upper or 0.0]
+        turns = found.type == mujoco.mjtJoint.mjJNT_HINGE and found.compiler.degree
+        unit = math.degrees(1.0) if turns else 1.0  # in which its file counts
+        found.range = [unit * (joint.lower or 0.0), unit * (joint.upper or 0.0)]
         found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
         found.armature = joint.armature or found.armature
     if card.gripper is not None:

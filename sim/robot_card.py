@@ -204,7 +204,8 @@ def _servos(model: MjModel) -> dict[int, tuple[float, float]]:
     """Joint -> (kp, kd) of the position servos that a file has."""
     found = {}
     for i in range(model.nu):
-        gain, bias = float(model.actuator_gainprm[i, 0]), model.actuator_biasprm[i]
+        square = float(model.actuator_gear[i, 0]) ** 2  # of the gear: both the error and the force go through it
+        gain, bias = square * float(model.actuator_gainprm[i, 0]), square * model.actuator_biasprm[i]
         joint = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
         if joint and gain > 0.0 and float(bias[1]) == -gain:
             found[int(model.actuator_trnid[i, 0])] = (gain, -float(bias[2]))

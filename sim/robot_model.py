@@ -28,6 +28,16 @@ FLOOR = "robot_rl_floor"
 """Body of the floor that `add_floor` puts in."""
 _PROXY = 0.03
 """Radius of the capsule that stands for a link whose shapes are all absent [m]."""
+_PLAIN = {
+    "geom": (
+        *("type", "size", "pos", "quat", "contype", "conaffinity", "condim", "friction", "priority", "margin", "gap"),
+        *("solref", "solimp", "solmix", "density", "group", "rgba", "material"),
+    ),
+    "mesh": ("scale", "refpos", "refquat"),
+    "site": ("pos", "quat"),
+    "actuator": ("gear", "armature", "damping", "delay", "nsample"),
+}
+"""Attributes that what we put into a model has as MuJoCo has them, and not as the classes of its file do."""
 _LIMB = 2
 """Joints that a limb has at least, the free one of a trunk counted."""
 
@@ -79,6 +89,7 @@ def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
     try:
         if root.tag in ("robot", "mujoco") and not any("ros.org/wiki/xacro" in str(part.tag) for part in root.iter()):
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
+            made.spec.compiler.fusestatic = False  # bodies are found by their names
             for i, body in enumerate(made.spec.bodies):
                 body.name = body.name or f"body_{i}"  # what is put on a body is put there by its name
             _fit_capsules(made.spec, soles=legs, hand=_hand(made.spec, hand))
@@ -242,20 +253,26 @@ def digest(path: str | Path) -> str:
 
 def _files(path: Path) -> Iterator[Path]:
     root = ElementTree.parse(path).getroot()
-    compiler = root.find("compiler")
-    folders = {"": ""} if compiler is None else {key: compiler.get(key, "") for key in ("meshdir", "texturedir")}
+    compilers = [*root.findall("compiler"), *root.findall("mujoco/compiler")]  # of MJCF, of a URDF
+    folders = ["", *(item.get(key, "") for item in compilers for key in ("assetdir", "meshdir", "texturedir"))]
     for element in root.iter():
         name = element.get("filename") or element.get("file")
         if not name:
             continue
-        if element.tag == "include":
+        if element.tag in ("include", "model"):
             inner = path.parent / name
             if inner.is_file():
                 yield inner
                 yield from _files(inner)
             continue
         found = urdf.find_mesh(name, path) or next(
-            (file for folder in folders.values() if (file := path.parent / folder / name).is_file()), None
+            (
+                file
+                for folder in folders
+                for part in (name, Path(name).name)
+                if (file := path.parent / folder / part).is_file()
+            ),
+            None,
         )
         if found is not None:
             yield found
@@ -283,8 +300,11 @@ def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
 
 
 def _mjcf(path: Path) -> RobotModel:
-    spec = mujoco.MjSpec.from_file(str(path))
+    spec, plain = mujoco.MjSpec.from_file(str(path)), mujoco.MjSpec()
     made = RobotModel(spec)
+    for kind, names in _PLAIN.items():  # the file's own elements have taken theirs from its classes already
+        for name in names:
+            setattr(getattr(spec.default, kind), name, getattr(getattr(plain.default, kind), name))
     _leave_objects(made)
     low, high = spec.compiler.inertiagrouprange
     for geom in spec.geoms:
@@ -292,12 +312,12 @@ def _mjcf(path: Path) -> RobotModel:
             geom.mass = 0.0
     spec.compiler.inertiagrouprange = [0, 5]  # what tasks add weighs something, whatever its group
     absent = {
-        what: [item for item in list(items) if not _locate(item, path.parent / folder)]
-        for what, items, folder in (
-            ("meshes", spec.meshes, spec.meshdir),
-            ("height fields", spec.hfields, spec.meshdir),
-            ("skins", spec.skins, spec.meshdir),
-            ("textures", spec.textures, spec.texturedir or spec.meshdir),
+        what: [item for item in list(items) if not _locate(item, path.parent, spec.strippath)]
+        for what, items in (
+            ("meshes", spec.meshes),
+            ("height fields", spec.hfields),
+            ("skins", spec.skins),
+            ("textures", spec.textures),
         )
     }
     spec.meshdir = spec.texturedir = ""
@@ -346,16 +366,20 @@ def _leave_objects(made: RobotModel) -> None:
     strip(spec, watching, loose)
 
 
-def _locate(item: MjsElement, folder: Path) -> bool:
+def _locate(item: MjsElement, folder: Path, strip_path: bool) -> bool:
     """Give the files of a mesh, texture … their whole paths; whether they are there."""
-    files = []
+    compiler, textures = item.compiler, hasattr(item, "cubefiles")  # of a model that another one attaches: its own
+    folder, files = folder / (compiler.texturedir if textures else compiler.meshdir), []
+
+    def whole(name: str) -> str:
+        files.append((folder / (Path(name).name if strip_path else name)).resolve())
+        return str(files[-1])
+
     if item.file:
-        files.append((folder / item.file).resolve())
-        item.file = str(files[0])
-    for side, name in enumerate(getattr(item, "cubefiles", ())):
+        item.file = whole(item.file)
+    for side, name in enumerate(item.cubefiles if textures else ()):
         if name:
-            files.append((folder / name).resolve())
-            item.cubefiles[side] = str(files[-1])
+            item.cubefiles[side] = whole(name)
     return all(file.is_file() for file in files)
 
 

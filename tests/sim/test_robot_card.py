@@ -322,6 +322,13 @@ def test_effort_of_an_actuator_is_what_it_can_do_in_both_directions(tmp_path: Pa
     assert [joint.effort for joint in new_card(str(path), "x")[0].joints] == [8.0, OPEN]
 
 
+def test_gain_of_a_servo_is_that_of_its_joint_behind_the_gear(tmp_path: Path) -> None:
+    path = tmp_path / "arm.xml"
+    servo = "<position joint='b' kp='.4' kv='.008' gear='5'/>"
+    path.write_text(ARM.format("", "").replace("<actuator>", f"<actuator>{servo}"))
+    assert [(joint.kp, joint.kd) for joint in new_card(str(path), "x")[0].joints][1] == (10.0, 0.2)
+
+
 @real
 @pytest.mark.parametrize(
     ("file", "count", "tool", "gripper"),

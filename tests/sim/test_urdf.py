@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.robot_card import new_card
-from robot_rl.sim.robot_model import load, mujoco
+from robot_rl.sim.robot_model import digest, load, mujoco
 
 INERTIA = '<inertia ixx="{0}" iyy="{1}" izz="{2}" ixy="{3}" ixz="{3}" iyz="{3}"/>'
 GOOD = INERTIA.format(0.01, 0.01, 0.01, 0)
@@ -85,6 +85,20 @@ def test_meshes_in_words_and_sheets_are_read(tmp_path: Path) -> None:
     assert max(tall) == pytest.approx(0.1 * np.sqrt(2.0), abs=0.02)
     assert len(made.notes) == 1
     assert "enclose no volume and are weighed by their surface" in made.notes[0]
+
+
+@pytest.mark.parametrize("name", ["words.stl", "of/its/maker/words.stl", "package://maker/words.stl"])
+def test_meshes_are_found_in_the_folder_that_the_file_names_for_mujoco(name: str, tmp_path: Path) -> None:
+    (tmp_path / "meshes").mkdir()
+    (tmp_path / "meshes/words.stl").write_text(stl(FACES))
+    shape = f'<collision><geometry><mesh filename="{name}"/></geometry></collision>'
+    options = '<mujoco><compiler meshdir="meshes"/></mujoco>'
+    path = urdf(tmp_path, options, link("base", mass(1.0)), link("tip", mass(0.2) + shape), joint("base", "tip"))
+    made = load(path)
+    assert (made.notes, made.spec.compile().nmesh) == ([], 1)
+    before = digest(path)
+    (tmp_path / "meshes/words.stl").write_text(stl(FACES[::-1]))
+    assert digest(path) != before
 
 
 def test_joint_of_a_link_that_is_not_there_is_named(tmp_path: Path) -> None:
