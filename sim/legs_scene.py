@@ -80,7 +80,7 @@ def _scene(text: str) -> LegsScene:
     add_floor(spec)
     free_trunk(spec, card.base)
     spec.option.timestep, spec.option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.option.iterations, spec.option.ls_iterations, spec.option.gravity = 20, 10, [0.0, 0.0, -9.81]
+    spec.option.iterations, spec.option.ls_iterations = 20, 10
     for joint in card.joints:
         found = add_servo(spec, card.name, joint.name, joint.kp, joint.kd, joint.effort)
         found.armature = joint.armature or found.armature

@@ -302,6 +302,7 @@ def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
 def _mjcf(path: Path) -> RobotModel:
     spec, plain = mujoco.MjSpec.from_file(str(path)), mujoco.MjSpec()
     made = RobotModel(spec)
+    spec.option.gravity, spec.option.disableflags = [0.0, 0.0, -9.81], 0  # tasks are on Earth, whatever a scene was for
     for kind, names in _PLAIN.items():  # the file's own elements have taken theirs from its classes already
         for name in names:
             setattr(getattr(spec.default, kind), name, getattr(getattr(plain.default, kind), name))

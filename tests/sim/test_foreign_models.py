@@ -179,6 +179,13 @@ def test_classes_of_a_file_say_nothing_of_what_tasks_add(cell: Path) -> None:
     assert mesh.scale.tolist() == [1.0, 1.0, 1.0]
 
 
+def test_what_stands_in_a_scene_without_weight_and_contacts_has_both_in_tasks(cell: Path) -> None:
+    option = '<option gravity="0 0 0"><flag contact="disable" gravity="disable"/></option>'
+    cell.write_text(CELL.replace("<worldbody>", f"{option}<worldbody>"))
+    model = arm_of(cell)
+    assert (model.opt.gravity.tolist(), model.opt.disableflags) == ([0.0, 0.0, -9.81], 0)
+
+
 def test_bodies_of_a_file_that_joins_those_without_joints_keep_their_names(cell: Path) -> None:
     cell.write_text(CELL.replace('angle="radian"', 'angle="radian" fusestatic="true"'))
     assert arm_of(cell).body("robot_rl_floor").id > 0
