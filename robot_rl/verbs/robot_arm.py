@@ -43,7 +43,7 @@ class CalibrateArmOptions(Options):
     port: str = ""
     """Of its board, such as /dev/serial/by-id/usb-…; left out = the card's."""
     turning: Names = ("wrist_roll",)
-    """Joints without ends: the middle pose is their zero."""
+    """Joints without ends, beside those that are continuous on the card: the middle pose is their zero."""
     reversed: Names = ()
     """Joints whose servo counts against the model."""
 
@@ -92,11 +92,11 @@ def calibrate_arm(arguments: list[str]) -> None:
     numbers = _numbers(found)
     plans = [
         servos.JointPlan(
-            joint.name, numbers[joint.name], joint.lower, joint.upper, turning=joint.name in options.turning,
+            joint.name, numbers[joint.name], joint.lower or 0.0, joint.upper or 0.0,
+            turning=joint.continuous or joint.name in options.turning,
             sign=-1 if joint.name in options.reversed else 1,
         )
         for joint in joints
-        if joint.lower is not None
     ]  # fmt: skip
     if hand is not None:
         plans += [
