@@ -24,7 +24,7 @@ _DRIFT = 0.05
 
 
 class _Link(NamedTuple):
-    """One joint: where it sits in the link before, its axis and anchor there, and its range."""
+    """One joint: where it sits in the link before, its axis and anchor there, its range, and its position there."""
 
     name: str
     offset: np.ndarray
@@ -32,6 +32,7 @@ class _Link(NamedTuple):
     anchor: np.ndarray
     hinge: bool
     limits: tuple[float, float]
+    ref: float
 
 
 class Chain:
@@ -50,8 +51,7 @@ class Chain:
         high: (J,) upper joint limits.
 
     Raises:
-        ValueError: no such site, no joint on the way to it, or one that is no hinge or slide or whose zero is not the
-            model's pose.
+        ValueError: no such site, no joint on the way to it, or one that is no hinge or slide.
     """
 
     def __init__(self, model: MjModel, site: str) -> None:
@@ -69,11 +69,12 @@ class Chain:
             offset = offset @ _matrix(model.body_pos[body], model.body_quat[body])
             for j in range(int(model.body_jntadr[body]), int(model.body_jntadr[body]) + int(model.body_jntnum[body])):
                 kind, name = int(model.jnt_type[j]), model.joint(j).name
-                if kind not in (2, 3) or model.qpos0[model.jnt_qposadr[j]] != 0.0:  # mjJNT_SLIDE, mjJNT_HINGE
-                    raise ValueError(f"joint '{name}' is no hinge or slide with its zero at ref 0")
+                if kind not in (2, 3):  # mjJNT_SLIDE, mjJNT_HINGE
+                    raise ValueError(f"joint '{name}' is no hinge or slide")
                 limited = bool(model.jnt_limited[j])
                 low, high = (float(x) for x in model.jnt_range[j]) if limited else (-math.inf, math.inf)
-                links.append(_Link(name, offset, model.jnt_axis[j], model.jnt_pos[j], kind == 3, (low, high)))
+                ref = float(model.qpos0[model.jnt_qposadr[j]])
+                links.append(_Link(name, offset, model.jnt_axis[j], model.jnt_pos[j], kind == 3, (low, high), ref))
                 offset = np.eye(4)
         if not links:
             raise ValueError(f"no joint lies between the world and site '{site}', expected at least one")
@@ -81,7 +82,7 @@ class Chain:
         self.joints = tuple(link.name for link in links)
         self._axis = [link.axis / np.linalg.norm(link.axis) for link in links]
         self._anchor = [np.array(link.anchor) for link in links]
-        self._hinge = [link.hinge for link in links]
+        self._hinge, self._ref = [link.hinge for link in links], [link.ref for link in links]
         self.low, self.high = (np.array([link.limits[side] for link in links]) for side in (0, 1))
         self._constants = self._link_constants([link.offset for link in links], last)
         self._cache: dict[object, tuple[Array, ...]] = {}
@@ -102,9 +103,12 @@ class Chain:
                     target[j, :3, 3] = -part @ anchor
                 constant[j, :3, 3] += anchor
                 constant[j, 3, 3] = 1.0
+                s, c = math.sin(self._ref[j]), math.cos(self._ref[j])  # of q - ref, by the sums of angles
+                sine[j], cosine[j] = c * sine[j] + s * cosine[j], c * cosine[j] - s * sine[j]
             else:
                 constant[j] = np.eye(4)
                 sine[j, :3, 3] = self._axis[j]
+                constant[j, :3, 3] = -self._ref[j] * self._axis[j]
             for target in (constant, sine, cosine):
                 target[j] = offsets[j] @ target[j]
         hinge = np.array(self._hinge)
