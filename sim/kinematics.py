@@ -49,6 +49,7 @@ class Chain:
         joints: names of the J joints, base first.
         low: (J,) lower joint limits in rad or m; -inf where the model sets none.
         high: (J,) upper joint limits.
+        hinges: J bools, whether a joint turns; others slide.
 
     Raises:
         ValueError: no such site, no joint on the way to it, or one that is no hinge or slide.
@@ -82,7 +83,7 @@ class Chain:
         self.joints = tuple(link.name for link in links)
         self._axis = [link.axis / np.linalg.norm(link.axis) for link in links]
         self._anchor = [np.array(link.anchor) for link in links]
-        self._hinge, self._ref = [link.hinge for link in links], [link.ref for link in links]
+        self.hinges, self._ref = [link.hinge for link in links], [link.ref for link in links]
         self.low, self.high = (np.array([link.limits[side] for link in links]) for side in (0, 1))
         self._constants = self._link_constants([link.offset for link in links], last)
         self._cache: dict[object, tuple[Array, ...]] = {}
@@ -94,7 +95,7 @@ class Chain:
         for j in range(count):
             x, y, z = self._axis[j]
             anchor = self._anchor[j]
-            if self._hinge[j]:
+            if self.hinges[j]:
                 # Rodrigues: R = u u^T + sin q [u] + cos q (1 - u u^T), turning about the anchor.
                 outer = np.outer(self._axis[j], self._axis[j])
                 parts = (outer, np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]), np.eye(3) - outer)
@@ -111,7 +112,7 @@ class Chain:
                 constant[j, :3, 3] = -self._ref[j] * self._axis[j]
             for target in (constant, sine, cosine):
                 target[j] = offsets[j] @ target[j]
-        hinge = np.array(self._hinge)
+        hinge = np.array(self.hinges)
         axis, anchor = np.stack(self._axis), np.stack(self._anchor)
         return constant, sine, cosine, end, axis, anchor, hinge, self.low, self.high, np.eye(6)
 
@@ -129,7 +130,7 @@ class Chain:
         """(N, 4, 4) pose of the site and the J link poses, each (N, 4, 4)."""
         xp = array_api_compat.array_namespace(q)
         constant, sine, cosine, end, _, _, hinge = self._on(q)[:7]
-        if all(self._hinge):
+        if all(self.hinges):
             s, c = xp.sin(q), xp.cos(q)
         else:
             s, c = xp.where(hinge, xp.sin(q), q), xp.where(hinge, xp.cos(q), xp.zeros_like(q))
@@ -169,7 +170,7 @@ class Chain:
         direction = (turn @ axis[..., None])[..., 0]  # (N, J, 3) joint axes in the world
         arm = pose[:, None, :3, 3] - stacked[..., :3, 3] - (turn @ anchor[..., None])[..., 0]
         linear = _cross(xp, direction, arm)
-        if not all(self._hinge):
+        if not all(self.hinges):
             linear = xp.where(hinge[:, None], linear, direction)
             direction = xp.where(hinge[:, None], direction, xp.zeros_like(direction))
         both = xp.concat([linear, direction], axis=-1)

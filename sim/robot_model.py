@@ -81,11 +81,7 @@ def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
     path = Path(path).expanduser().resolve()
     if not path.is_file():
         raise ValueError(f"there is no model {path}; give the path of a URDF or MJCF file")
-    try:
-        root = ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{path} is no XML: {error}") from error
-    made = None
+    root, made = _root(path), None
     try:
         if root.tag in ("robot", "mujoco") and not any("ros.org/wiki/xacro" in str(part.tag) for part in root.iter()):
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
@@ -241,7 +237,11 @@ def add_sky(spec: MjSpec) -> None:
 
 
 def digest(path: str | Path) -> str:
-    """SHA-256 of a model and of every file that it names and that is there; "" where the model itself is not."""
+    """SHA-256 of a model and of every file that it names and that is there; "" where the model itself is not.
+
+    Raises:
+        ValueError: it is no XML.
+    """
     path = Path(path)
     if not path.is_file():
         return ""
@@ -251,8 +251,15 @@ def digest(path: str | Path) -> str:
     return total.hexdigest()
 
 
+def _root(path: Path) -> ElementTree.Element:
+    try:
+        return ElementTree.parse(path).getroot()
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path} is no XML: {error}") from error
+
+
 def _files(path: Path) -> Iterator[Path]:
-    root = ElementTree.parse(path).getroot()
+    root = _root(path)
     compilers = [*root.findall("compiler"), *root.findall("mujoco/compiler")]  # of MJCF, of a URDF
     folders = ["", *(item.get(key, "") for item in compilers for key in ("assetdir", "meshdir", "texturedir"))]
     for element in root.iter():

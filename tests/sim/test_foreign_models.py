@@ -217,3 +217,15 @@ def test_files_are_where_the_compiler_of_their_own_model_looks_for_them(tmp_path
         before = digest(path)
         (tmp_path / "meshes/part.obj").write_text((tmp_path / "meshes/part.obj").read_text() + "# changed\n")
         assert digest(path) != before
+
+
+def test_moves_of_a_joint_that_slides_are_metres(cell: Path) -> None:
+    cell.write_text(CELL.replace('"pan" axis="0 0 1" range="-2 2"', '"pan" type="slide" axis="0 1 0" range="-.2 .2"'))
+    arm = CardArm(new_card(str(cell), "cell")[0], action="joint", control_hz=10.0)
+    assert arm.action_units == ("m", "rad", "rad")
+
+
+def test_a_model_that_is_no_xml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "arm.xml").write_text("<mujoco>")
+    with pytest.raises(ValueError, match=r"arm\.xml is no XML"):
+        digest(tmp_path / "arm.xml")

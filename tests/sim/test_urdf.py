@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from robot_rl.card import read
+from robot_rl.sim.card_pictures import pictures
 from robot_rl.sim.robot_card import new_card
 from robot_rl.sim.robot_model import digest, load, mujoco
+from robot_rl.types.card import ModelCard
 
 INERTIA = '<inertia ixx="{0}" iyy="{1}" izz="{2}" ixy="{3}" ixz="{3}" iyz="{3}"/>'
 GOOD = INERTIA.format(0.01, 0.01, 0.01, 0)
@@ -144,3 +147,11 @@ def test_robot_with_several_limbs_asks_which_one_and_takes_the_answer(tmp_path: 
     with pytest.raises(ValueError, match=r"has 4 limbs, which end at .*tool=<site or body>"):
         new_card(path, "hand")
     assert len(new_card(path, "hand", tool="far2")[0].joints) == 3
+
+
+def test_a_base_that_stands_on_a_frame_without_shapes_is_shown(tmp_path: Path) -> None:
+    shape = '<collision><geometry><box size="0.3 0.2 0.1"/></geometry></collision>'
+    parts = (link("base_footprint", ""), link("base_link", mass(3.0) + shape))
+    path = urdf(tmp_path, *parts, joint("base_footprint", "base_link", "fixed"))
+    ready = read("diff_drive")
+    pictures(ready.model_copy(update={"base": "base_link", "model": ModelCard(path=str(path))}))
