@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from robot_rl.card import read
 from robot_rl.sim.card_pictures import pictures
@@ -154,4 +157,8 @@ def test_a_base_that_stands_on_a_frame_without_shapes_is_shown(tmp_path: Path) -
     parts = (link("base_footprint", ""), link("base_link", mass(3.0) + shape))
     path = urdf(tmp_path, *parts, joint("base_footprint", "base_link", "fixed"))
     ready = read("diff_drive")
-    pictures(ready.model_copy(update={"base": "base_link", "model": ModelCard(path=str(path))}))
+    drawn, told = pictures(ready.model_copy(update={"base": "base_link", "model": ModelCard(path=str(path))}))
+    if not drawn:
+        pytest.skip(told[-1])
+    shot = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn[0][1]))))
+    assert shot[:, -100:].std() > 1.0  # to its edge: sky and floor
