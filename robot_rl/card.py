@@ -46,6 +46,20 @@ def find(name: str) -> Path:
     return path
 
 
+def find_own(name: str) -> Path:
+    """The file of a card that is to be written.
+
+    Raises:
+        CardError: there is none, or it comes with the package.
+    """
+    path = find(name)
+    if path.parent == READY:
+        raise CardError(
+            f"{name} is the card of every such robot; yours is robot-rl robot new {name} name=my_arm model=<file>"
+        )
+    return path
+
+
 def is_card(table: object) -> bool:
     """Whether a table that was read is a card: a RobotSpec has no model."""
     return isinstance(table, Mapping) and "model" in table

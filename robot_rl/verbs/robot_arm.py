@@ -200,11 +200,8 @@ class _Terminal:
 def _read(arguments: list[str], kind: type[Any], verb: str) -> tuple[Card, Path, Any]:
     say = f"card: robot-rl robot {verb} my_arm port=/dev/serial/by-id/…"
     name, options = read_named(kind, arguments, f"robot {verb}", say)
-    if name in card.ready() and not Path(f"{name}.yaml").is_file():
-        raise Refused(
-            f"{name} is the card of every such arm; yours is robot-rl robot new {name} name=my_arm model=<file>"
-        )
-    return card.read(name), card.find(name), options
+    path = card.find_own(name)
+    return card.read(path), path, options
 
 
 def _names(found: Card) -> list[str]:
