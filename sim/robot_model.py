@@ -158,9 +158,9 @@ def end_link(model: MjModel, body: int) -> int:
 
 
 def floor_gaps(model: MjModel, data: MjData) -> dict[int, float]:
-    """Distance of every shape that touches from the floor [m]."""
+    """Distance of every shape that touches and moves from the floor [m]."""
     floor = int(model.body_geomadr[model.body(FLOOR).id])
-    own = [g for g in range(model.ngeom) if model.geom_contype[g] and g != floor]
+    own = np.flatnonzero(model.geom_contype * model.body_weldid[model.geom_bodyid]).tolist()
     return {g: float(mujoco.mj_geomDistance(model, data, g, floor, 10.0, None)) for g in own}
 
 

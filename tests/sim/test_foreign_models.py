@@ -12,6 +12,7 @@ from PIL import Image
 from robot_rl.sim.card_arm import CardArm
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.legs_card import new_legs_card
+from robot_rl.sim.legs_scene import scene
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
 from robot_rl.sim.robot_model import digest, load, mujoco
@@ -112,6 +113,28 @@ def test_a_hand_of_two_long_fingers_that_point_ahead_stands_on_no_legs(tmp_path:
     )
     with pytest.raises(ValueError, match=r"trunk palm level, z up, .* stands on 0 limbs"):
         new_legs_card(str(tmp_path / "hand.xml"), "hand")
+
+
+@pytest.mark.parametrize("place", ["2 0 0.4", "2 0 -1"])
+def test_furniture_of_a_scene_is_no_part_of_a_robot_on_legs(place: str, tmp_path: Path) -> None:
+    bone = '<geom type="capsule" fromto="0 0 0 0 0 -.2" size=".02" mass="{0}"/>'
+    leg = (
+        f'<body pos="{{0}} {{1}} 0"><joint name="hip{{0}}{{1}}" axis="0 1 0" range="-1 1"/>{bone.format(0.5)}'
+        f'<body pos="0 0 -.2"><joint name="knee{{0}}{{1}}" axis="0 1 0" range="-2 0"/>{bone.format(0.3)}</body></body>'
+    )
+    legs = "".join(leg.format(x, y) for x in (0.2, -0.2) for y in (0.1, -0.1))
+    trunk = f'<body name="trunk" pos="0 0 .5"><freejoint/><geom type="box" size=".25 .1 .05" mass="6"/>{legs}</body>'
+    table = f'<body name="table" pos="{place}"><geom type="box" size=".3 .3 .02"/></body>'
+    cards = []
+    for name, bodies in (("alone", trunk), ("scene", table + trunk)):
+        path = tmp_path / f"{name}.xml"
+        path.write_text(f'<mujoco><compiler angle="radian"/><worldbody>{bodies}</worldbody></mujoco>')
+        found = new_legs_card(str(path), name)
+        assert found is not None
+        cards.append(found[0])
+    assert cards[0].joints == cards[1].joints
+    assert cards[0].home == cards[1].home
+    np.testing.assert_array_equal(*(scene(card).stand for card in cards))
 
 
 def test_height_fields_are_found_and_absent_ones_skins_and_sides_of_the_sky_left_out(tmp_path: Path) -> None:
