@@ -6,7 +6,6 @@ controllers do. Starts and targets are the tool's places in poses that touch not
 
 from __future__ import annotations
 
-import math
 import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.robot_model import (
     add_floor,
+    add_joint,
     add_servo,
     add_sky,
     calm_springs,
@@ -189,12 +189,7 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
     for body in spec.bodies:
         body.gravcomp = 1.0
     for joint in card.joints:
-        found = add_servo(spec, card.name, joint.name, joint.kp, joint.kd, joint.effort)
-        turns = found.type == mujoco.mjtJoint.mjJNT_HINGE and found.compiler.degree
-        unit = math.degrees(1.0) if turns else 1.0  # in which its file counts
-        found.range = [unit * (joint.lower or 0.0), unit * (joint.upper or 0.0)]
-        found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
-        found.armature = joint.armature or found.armature
+        add_joint(spec, card.name, joint)
     if card.gripper is not None:
         for name in card.gripper.joints:
             add_servo(spec, card.name, name, card.gripper.kp, card.gripper.kd, card.gripper.effort)

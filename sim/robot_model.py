@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import numpy as np
 from robot_rl.extras import require_foreign
 from robot_rl.sim import urdf
 from robot_rl.sim.headless import load_mujoco
-from robot_rl.types.card import DEFAULTS, OPEN
+from robot_rl.types.card import DEFAULTS, OPEN, JointCard
 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel, MjsElement, MjSpec
@@ -192,6 +193,20 @@ def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort
     servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     return found
+
+
+def add_joint(spec: MjSpec, robot: str, joint: JointCard) -> None:
+    """Limits, servo and rotor of a joint as its card states them.
+
+    Raises:
+        ValueError: the model of `robot` has no such joint.
+    """
+    found = add_servo(spec, robot, joint.name, joint.kp, joint.kd, joint.effort)
+    turns = found.type == mujoco.mjtJoint.mjJNT_HINGE and found.compiler.degree
+    unit = math.degrees(1.0) if turns else 1.0  # in which its file counts
+    found.range = [unit * (joint.lower or 0.0), unit * (joint.upper or 0.0)]
+    found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
+    found.armature = joint.armature or found.armature
 
 
 def calm_springs(spec: MjSpec) -> None:
