@@ -115,8 +115,8 @@ def _read_joint(made: Urdf, joint: ElementTree.Element, links: set[str]) -> None
         raise ValueError(f"two joints are called '{name}', expected names of their own")
     if joint.get("type") in ("revolute", "prismatic"):
         low, high = (0.0 if limit is None else float(limit.get(side, 0.0)) for side in ("lower", "upper"))
-        if low > high:
-            raise ValueError(f"joint {name} goes from {low:g} to {high:g}, expected lower below upper")
+        if low > high or low == high != 0.0:  # 0 and 0 is how files say that they do not know
+            raise ValueError(f"joint {name} goes from {low:g} to {high:g}, expected lower below upper, or type fixed")
         if low == high:  # MuJoCo takes it for one without limits
             made.endless.append(name)
     values = {key: float(limit.get(key, 0.0)) for key in ("velocity", "effort")} if limit is not None else {}

@@ -266,6 +266,7 @@ SIX = "".join(
             'lower="2.9" upper="-2.9"',
             "joint waist goes from 2.9 to -2.9, expected lower below",
         ),
+        ('lower="-2.9" upper="2.9"', 'lower="0.5" upper="0.5"', "goes from 0.5 to 0.5, expected lower below"),
         ('joint name="shoulder"', 'joint name="waist"', "two joints are called 'waist'"),
         ('lower="-2.9" upper="2.9"', 'lower="-2,9" upper="2,9"', "could not convert string to float: '-2,9'"),
     ],
