@@ -330,6 +330,16 @@ def test_gain_of_a_servo_is_that_of_its_joint_behind_the_gear(tmp_path: Path) ->
     assert [(joint.kp, joint.kd) for joint in new_card(str(path), "x")[0].joints][1] == (10.0, 0.2)
 
 
+def test_servo_of_a_file_that_would_swing_gives_way_to_the_rule(tmp_path: Path) -> None:
+    path = tmp_path / "arm.xml"
+    servos = "<position joint='a' kp='20'/><position joint='b' kp='20' kv='.2'/>"
+    path.write_text(ARM.format("", "").replace("<actuator>", f"<actuator>{servos}"))
+    one, two = new_card(str(path), "x")[0].joints
+    assert (one.kp, one.kd) != (20.0, 0.0)
+    assert one.kd == pytest.approx(2.0 * one.kp / 25.0)
+    assert (two.kp, two.kd) == (20.0, 0.2)
+
+
 @real
 @pytest.mark.parametrize(
     ("file", "count", "tool", "gripper"),
