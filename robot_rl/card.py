@@ -82,6 +82,15 @@ def read(name: str | Path) -> Card:
     return with_model(card, find_model(card.model.path, path.resolve().parent))
 
 
+def in_file(path: Path) -> Card | None:
+    """The card in a robot's file; None where that holds a plain RobotSpec.
+
+    Raises:
+        CardError, TableError: it cannot be read.
+    """
+    return read(path) if is_card(read_table(path)) else None
+
+
 def need_model(card: Card) -> Card:
     """The card, whose model is there.
 

@@ -29,16 +29,16 @@ FLOOR = "robot_rl_floor"
 """Body of the floor that `add_floor` puts in."""
 _PROXY = 0.03
 """Radius of the capsule that stands for a link whose shapes are all absent [m]."""
-_PLAIN = {
-    "geom": (
+_PLAIN = (
+    (
         *("type", "size", "pos", "quat", "contype", "conaffinity", "condim", "friction", "priority", "margin", "gap"),
         *("solref", "solimp", "solmix", "density", "group", "rgba", "material"),
     ),
-    "mesh": ("scale", "refpos", "refquat"),
-    "site": ("pos", "quat"),
-    "actuator": ("gear", "armature", "damping", "delay", "nsample"),
-}
-"""Attributes that what we put into a model has as MuJoCo has them, and not as the classes of its file do."""
+    ("scale", "refpos", "refquat"),
+    ("pos", "quat"),
+    ("gear", "armature", "damping", "delay", "nsample"),
+)
+"""Of geoms, meshes, sites, actuators: what ours have as MuJoCo has it, and not as the classes of a file do."""
 _LIMB = 2
 """Joints that a limb has at least, the free one of a trunk counted."""
 
@@ -202,8 +202,8 @@ def add_joint(spec: MjSpec, robot: str, joint: JointCard) -> None:
         ValueError: the model of `robot` has no such joint.
     """
     found = add_servo(spec, robot, joint.name, joint.kp, joint.kd, joint.effort)
-    turns = found.type == mujoco.mjtJoint.mjJNT_HINGE and found.compiler.degree
-    unit = math.degrees(1.0) if turns else 1.0  # in which its file counts
+    degrees = found.type == mujoco.mjtJoint.mjJNT_HINGE and found.compiler.degree  # as its file counts
+    unit = math.degrees(1.0) if degrees else 1.0
     found.range = [unit * (joint.lower or 0.0), unit * (joint.upper or 0.0)]
     found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
     found.armature = joint.armature or found.armature
@@ -287,15 +287,8 @@ def _files(path: Path) -> Iterator[Path]:
                 yield inner
                 yield from _files(inner)
             continue
-        found = urdf.find_mesh(name, path) or next(
-            (
-                file
-                for folder in folders
-                for part in (name, Path(name).name)
-                if (file := path.parent / folder / part).is_file()
-            ),
-            None,
-        )
+        places = [path.parent / folder / part for folder in folders for part in (name, Path(name).name)]
+        found = urdf.find_mesh(name, path) or next((file for file in places if file.is_file()), None)
         if found is not None:
             yield found
 
@@ -322,12 +315,13 @@ def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
 
 
 def _mjcf(path: Path) -> RobotModel:
-    spec, plain = mujoco.MjSpec.from_file(str(path)), mujoco.MjSpec()
-    made = RobotModel(spec)
+    spec, fresh = mujoco.MjSpec.from_file(str(path)), mujoco.MjSpec()
+    made, own, plain = RobotModel(spec), spec.default, fresh.default
     spec.option.gravity, spec.option.disableflags = [0.0, 0.0, -9.81], 0  # tasks are on Earth, whatever a scene was for
-    for kind, names in _PLAIN.items():  # the file's own elements have taken theirs from its classes already
+    kinds = (own.geom, plain.geom), (own.mesh, plain.mesh), (own.site, plain.site), (own.actuator, plain.actuator)
+    for (mine, theirs), names in zip(kinds, _PLAIN):  # the file's elements have taken theirs from its classes already
         for name in names:
-            setattr(getattr(spec.default, kind), name, getattr(getattr(plain.default, kind), name))
+            setattr(mine, name, getattr(theirs, name))
     _leave_objects(made)
     low, high = spec.compiler.inertiagrouprange
     for geom in spec.geoms:
@@ -335,7 +329,7 @@ def _mjcf(path: Path) -> RobotModel:
             geom.mass = 0.0
     spec.compiler.inertiagrouprange = [0, 5]  # what tasks add weighs something, whatever its group
     absent = {
-        what: [item for item in list(items) if not _locate(item, path.parent, spec.strippath)]
+        what: [item for item in list(items) if not _locate(item, path.parent, spec.strippath, what)]
         for what, items in (
             ("meshes", spec.meshes),
             ("height fields", spec.hfields),
@@ -389,9 +383,9 @@ def _leave_objects(made: RobotModel) -> None:
     strip(spec, watching, loose)
 
 
-def _locate(item: MjsElement, folder: Path, strip_path: bool) -> bool:
+def _locate(item: MjsElement, folder: Path, strip_path: bool, what: str) -> bool:
     """Give the files of a mesh, texture … their whole paths; whether they are there."""
-    compiler, textures = item.compiler, hasattr(item, "cubefiles")  # of a model that another one attaches: its own
+    compiler, textures = item.compiler, what == "textures"  # of a model that another one attaches: its own
     folder, files = folder / (compiler.texturedir if textures else compiler.meshdir), []
 
     def whole(name: str) -> str:

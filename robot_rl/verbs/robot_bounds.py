@@ -11,7 +11,6 @@ import numpy as np
 import yaml
 
 from robot_rl import build, card
-from robot_rl.tables import read_table
 from robot_rl.types import Options
 from robot_rl.types.card import Card
 from robot_rl.types.options import NotNegative, Positive
@@ -45,7 +44,7 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     """
     path = build.tool("find_robot")(name)
     robot = build.tool("robot_class").load(path)
-    own = card.read(path) if card.is_card(read_table(Path(path))) else None
+    own = card.in_file(Path(path))
     forward, site = _forward(own, robot, options)
     joints: np.ndarray | None = None
     places: np.ndarray | None = None

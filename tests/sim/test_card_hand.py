@@ -138,7 +138,7 @@ def test_fingers_that_follow_by_a_constraint_begin_where_it_holds_them() -> None
     qpos[1] = 1.0
     follow(model, qpos)
     assert qpos == pytest.approx([-0.7, 1.0])  # -0.3 + 0.1 - (1 - 0.5)
-    data = mujoco.MjData(model)
+    data: Any = mujoco.MjData(model)
     data.qpos[:] = qpos
     mujoco.mj_forward(model, data)
     assert np.abs(data.efc_pos).max() < 1e-9
