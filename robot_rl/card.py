@@ -46,6 +46,20 @@ def find(name: str) -> Path:
     return path
 
 
+def find_own(name: str) -> Path:
+    """The file of a card that is to be written.
+
+    Raises:
+        CardError: there is none, or it comes with the package.
+    """
+    path = find(name)
+    if path.parent == READY:
+        raise CardError(
+            f"{name} is the card of every such robot; yours is robot-rl robot new {name} name=my_arm model=<file>"
+        )
+    return path
+
+
 def is_card(table: object) -> bool:
     """Whether a table that was read is a card: a RobotSpec has no model."""
     return isinstance(table, Mapping) and "model" in table
@@ -66,6 +80,15 @@ def read(name: str | Path) -> Card:
         raise CardError(f"{path} is no card: it names no model; robot-rl robot new writes one")
     card = of_table(table, str(path))
     return with_model(card, find_model(card.model.path, path.resolve().parent))
+
+
+def in_file(path: Path) -> Card | None:
+    """The card in a robot's file; None where that holds a plain RobotSpec.
+
+    Raises:
+        CardError, TableError: it cannot be read.
+    """
+    return read(path) if is_card(read_table(path)) else None
 
 
 def need_model(card: Card) -> Card:

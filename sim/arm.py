@@ -137,7 +137,7 @@ class Arm:
         else:
             names = tuple(f"{joint}_delta" for joint in self.chain.joints)
             steps = tuple(speed / control_hz for speed in joint_speeds)
-            units = ("rad",) * self.count
+            units = tuple("rad" if hinge else "m" for hinge in self.chain.hinges)
         self.steps = steps
         self.joint_leash = 0.1 + max(steps)
         self.action_names = names + ("gripper_opening",) * gripper

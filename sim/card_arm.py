@@ -18,6 +18,7 @@ from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.robot_model import (
     add_floor,
+    add_joint,
     add_servo,
     add_sky,
     calm_springs,
@@ -188,10 +189,7 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
     for body in spec.bodies:
         body.gravcomp = 1.0
     for joint in card.joints:
-        found = add_servo(spec, card.name, joint.name, joint.kp, joint.kd, joint.effort)
-        found.range = [joint.lower or 0.0, joint.upper or 0.0]
-        found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
-        found.armature = joint.armature or found.armature
+        add_joint(spec, card.name, joint)
     if card.gripper is not None:
         for name in card.gripper.joints:
             add_servo(spec, card.name, name, card.gripper.kp, card.gripper.kd, card.gripper.effort)

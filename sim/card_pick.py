@@ -40,7 +40,10 @@ class CardPick(CardHand):
     def __init__(self, card: Card, *, action: str, control_hz: float, half: float) -> None:
         super().__init__(card, action=action, control_hz=control_hz)
         assert card.gripper is not None
-        self._open_all(self._point(self._take(half), GRASP, 7), card.gripper.joints)
+        model = self._point(self._take(half), GRASP, 7)
+        for name, value in zip(card.gripper.joints, self._opened):
+            self._neutral[int(model.joint(name).qposadr[0])] = value
+        follow(model, self._neutral)
         speed, joint_speeds = self.steps[0] * control_hz, tuple(step * control_hz for step in self.steps)
         if action == "ee":  # no faster than the other action moves them: what is held slips from a hand that hurries
             self._velocity = joint_speeds = tuple(min(JOINT_SPEED, limit) for limit in card.limit("velocity"))
@@ -60,18 +63,6 @@ class CardPick(CardHand):
             )
         low, high = tips.min(axis=0), tips.max(axis=0)
         self.low, self.high = tuple(map(float, low)), tuple(map(float, high))
-
-    def _open_all(self, model: MjModel, joints: tuple[str, ...]) -> None:
-        """Fingers that follow by constraints open with those that are commanded."""
-        for name, value in zip(joints, self._opened):
-            self._neutral[int(model.joint(name).qposadr[0])] = value
-        for k in range(model.neq):
-            if int(model.eq_type[k]) == int(mujoco.mjtEq.mjEQ_JOINT):
-                follower, leader = int(model.eq_obj1id[k]), int(model.eq_obj2id[k])
-                if leader >= 0:
-                    at = self._neutral[int(model.jnt_qposadr[leader])]
-                    powers = at ** np.arange(5)
-                    self._neutral[int(model.jnt_qposadr[follower])] = float(model.eq_data[k, :5] @ powers)
 
     def begin_pick(self, unit: Array, half: float) -> tuple[Array, Array, Array, dict[str, Array]]:
         """Rest above the floor with the fingers open; a cube and a goal elsewhere, both where the grasp can be.
@@ -104,6 +95,16 @@ class CardPick(CardHand):
         qpos = xp.concat([robot, *cube], axis=1)
         fingers = blank + constant(self._opened, joints)
         return qpos, self.still(qpos), xp.concat([joints, fingers], axis=1), {**task, "goal": goal}
+
+
+def follow(model: MjModel, qpos: np.ndarray) -> None:
+    """Put joints that equalities tie to others where those put them: (nq,) positions, changed in place."""
+    for k in range(model.neq):
+        follower, leader = int(model.eq_obj1id[k]), int(model.eq_obj2id[k])
+        if int(model.eq_type[k]) == int(mujoco.mjtEq.mjEQ_JOINT) and leader >= 0:
+            at, there = (int(model.jnt_qposadr[joint]) for joint in (leader, follower))
+            powers = (qpos[at] - model.qpos0[at]) ** np.arange(5)  # both count from the pose of the model
+            qpos[there] = float(model.qpos0[there] + model.eq_data[k, :5] @ powers)
 
 
 @lru_cache(8)

@@ -43,7 +43,7 @@ def pictures(card: Card) -> tuple[list[tuple[str, str]], list[str]]:
         trunk = int(model.body(card.base).id)
         low = high = np.zeros(3)
         middle = np.array(data.subtree_com[trunk])
-        own = model.body_rootid[model.geom_bodyid] == trunk
+        own = model.body_rootid[model.geom_bodyid] == model.body_rootid[trunk]
         away = np.linalg.norm(data.geom_xpos - middle, axis=1) + model.geom_rbound
         reach = 1.5 * float(away[own].max())
     try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from robot_rl.sim.card_arm import CardArm
 from robot_rl.sim.legs_scene import scene
-from robot_rl.sim.robot_model import add_floor, load, mujoco
+from robot_rl.sim.robot_model import add_floor, add_sky, load, mujoco
 from robot_rl.types.card import Card
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def at_home(card: Card) -> tuple[MjModel, MjData]:
     else:
         spec = load(card.model.path).spec
         add_floor(spec)
+        add_sky(spec)
         model = spec.compile()
         home = np.array(model.qpos0)
     data = mujoco.MjData(model)

@@ -172,7 +172,9 @@ class Episodes:
             self._part("look", self._look)
 
     def adopt(self, task: dict[str, Tensor]) -> None:
-        """Take over the world's variables (after a load)."""
+        """Take over the world's variables (after a load); none are of a state from before the first reset."""
+        if not task:
+            return
         if not self.task:
             check_markers(self.world, task)
             self.task = {key: torch.zeros_like(value, device=self.device) for key, value in task.items()}

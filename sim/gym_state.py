@@ -224,8 +224,8 @@ def _encode(value: object) -> object:
         return {"deque": [_encode(item) for item in value], "most": value.maxlen}
     if type(value) is set:
         return {"set": [_encode(item) for item in sorted(value, key=repr)]}
-    if type(value) is dict and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _encode(item) for key, item in value.items()}}
+    if type(value) is dict:
+        return {"dict": [[_encode(key), _encode(item)] for key, item in value.items()]}
     raise TypeError(type(value).__name__)
 
 
@@ -241,7 +241,7 @@ def _decode(value: object) -> object:
     if "set" in value:
         return {_decode(item) for item in value["set"]}
     if "dict" in value:
-        return {key: _decode(item) for key, item in value["dict"].items()}
+        return {_decode(key): _decode(item) for key, item in value["dict"]}
     if "scalar" in value:
         return np.dtype(value["scalar"]).type(value["value"])
     return np.array(value["value"], value["array"]).reshape(value["shape"])

@@ -24,7 +24,7 @@ _DRIFT = 0.05
 
 
 class _Link(NamedTuple):
-    """One joint: where it sits in the link before, its axis and anchor there, and its range."""
+    """One joint: where it sits in the link before, its axis and anchor there, its range, and its position there."""
 
     name: str
     offset: np.ndarray
@@ -32,6 +32,7 @@ class _Link(NamedTuple):
     anchor: np.ndarray
     hinge: bool
     limits: tuple[float, float]
+    ref: float
 
 
 class Chain:
@@ -48,10 +49,10 @@ class Chain:
         joints: names of the J joints, base first.
         low: (J,) lower joint limits in rad or m; -inf where the model sets none.
         high: (J,) upper joint limits.
+        hinges: J bools, whether a joint turns; others slide.
 
     Raises:
-        ValueError: no such site, no joint on the way to it, or one that is no hinge or slide or whose zero is not the
-            model's pose.
+        ValueError: no such site, no joint on the way to it, or one that is no hinge or slide.
     """
 
     def __init__(self, model: MjModel, site: str) -> None:
@@ -69,11 +70,12 @@ class Chain:
             offset = offset @ _matrix(model.body_pos[body], model.body_quat[body])
             for j in range(int(model.body_jntadr[body]), int(model.body_jntadr[body]) + int(model.body_jntnum[body])):
                 kind, name = int(model.jnt_type[j]), model.joint(j).name
-                if kind not in (2, 3) or model.qpos0[model.jnt_qposadr[j]] != 0.0:  # mjJNT_SLIDE, mjJNT_HINGE
-                    raise ValueError(f"joint '{name}' is no hinge or slide with its zero at ref 0")
+                if kind not in (2, 3):  # mjJNT_SLIDE, mjJNT_HINGE
+                    raise ValueError(f"joint '{name}' is no hinge or slide")
                 limited = bool(model.jnt_limited[j])
                 low, high = (float(x) for x in model.jnt_range[j]) if limited else (-math.inf, math.inf)
-                links.append(_Link(name, offset, model.jnt_axis[j], model.jnt_pos[j], kind == 3, (low, high)))
+                ref = float(model.qpos0[model.jnt_qposadr[j]])
+                links.append(_Link(name, offset, model.jnt_axis[j], model.jnt_pos[j], kind == 3, (low, high), ref))
                 offset = np.eye(4)
         if not links:
             raise ValueError(f"no joint lies between the world and site '{site}', expected at least one")
@@ -81,7 +83,7 @@ class Chain:
         self.joints = tuple(link.name for link in links)
         self._axis = [link.axis / np.linalg.norm(link.axis) for link in links]
         self._anchor = [np.array(link.anchor) for link in links]
-        self._hinge = [link.hinge for link in links]
+        self.hinges, self._ref = [link.hinge for link in links], [link.ref for link in links]
         self.low, self.high = (np.array([link.limits[side] for link in links]) for side in (0, 1))
         self._constants = self._link_constants([link.offset for link in links], last)
         self._cache: dict[object, tuple[Array, ...]] = {}
@@ -93,7 +95,7 @@ class Chain:
         for j in range(count):
             x, y, z = self._axis[j]
             anchor = self._anchor[j]
-            if self._hinge[j]:
+            if self.hinges[j]:
                 # Rodrigues: R = u u^T + sin q [u] + cos q (1 - u u^T), turning about the anchor.
                 outer = np.outer(self._axis[j], self._axis[j])
                 parts = (outer, np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]), np.eye(3) - outer)
@@ -102,12 +104,15 @@ class Chain:
                     target[j, :3, 3] = -part @ anchor
                 constant[j, :3, 3] += anchor
                 constant[j, 3, 3] = 1.0
+                s, c = math.sin(self._ref[j]), math.cos(self._ref[j])  # of q - ref, by the sums of angles
+                sine[j], cosine[j] = c * sine[j] + s * cosine[j], c * cosine[j] - s * sine[j]
             else:
                 constant[j] = np.eye(4)
                 sine[j, :3, 3] = self._axis[j]
+                constant[j, :3, 3] = -self._ref[j] * self._axis[j]
             for target in (constant, sine, cosine):
                 target[j] = offsets[j] @ target[j]
-        hinge = np.array(self._hinge)
+        hinge = np.array(self.hinges)
         axis, anchor = np.stack(self._axis), np.stack(self._anchor)
         return constant, sine, cosine, end, axis, anchor, hinge, self.low, self.high, np.eye(6)
 
@@ -125,7 +130,7 @@ class Chain:
         """(N, 4, 4) pose of the site and the J link poses, each (N, 4, 4)."""
         xp = array_api_compat.array_namespace(q)
         constant, sine, cosine, end, _, _, hinge = self._on(q)[:7]
-        if all(self._hinge):
+        if all(self.hinges):
             s, c = xp.sin(q), xp.cos(q)
         else:
             s, c = xp.where(hinge, xp.sin(q), q), xp.where(hinge, xp.cos(q), xp.zeros_like(q))
@@ -165,7 +170,7 @@ class Chain:
         direction = (turn @ axis[..., None])[..., 0]  # (N, J, 3) joint axes in the world
         arm = pose[:, None, :3, 3] - stacked[..., :3, 3] - (turn @ anchor[..., None])[..., 0]
         linear = _cross(xp, direction, arm)
-        if not all(self._hinge):
+        if not all(self.hinges):
             linear = xp.where(hinge[:, None], linear, direction)
             direction = xp.where(hinge[:, None], direction, xp.zeros_like(direction))
         both = xp.concat([linear, direction], axis=-1)

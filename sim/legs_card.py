@@ -53,12 +53,13 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         j for j in range(model.njnt)
         if int(model.jnt_type[j]) in SCALAR and (j in driven or not driven) and model.joint(j).name not in made.mimic
     ]  # fmt: skip
-    apart = [model.joint(j).name for j in chain if not _carried(model, j, trunk)]
-    chain = [j for j in chain if _carried(model, j, trunk)]
+    own = _robot(model, trunk)[1]
+    apart = [model.joint(j).name for j in chain if int(model.jnt_bodyid[j]) not in own]
+    chain = [j for j in chain if int(model.jnt_bodyid[j]) in own]
     if apart:
         notes.append(f"not on {trunk} and so not of the robot: {', '.join(apart)}")
     pose = next((key for key in _POSES if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, key) >= 0), "")
-    legs = _legs(model)
+    legs = _legs(model, trunk)
     if not base and len(legs) % 2:
         raise ValueError(
             f"{trunk} moves freely, and limbs of two joints or more that reach down from it are {len(legs)}: legs come "
@@ -72,7 +73,7 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
             "are plain chains"
         )
     at = model.key(pose).qpos if pose and legs else standing(model, legs)
-    weight, inertia = _weight(model, at)
+    weight, inertia = _weight(model, at, trunk)
     joints, home = [], []
     for j in chain:
         home.append(float(at[int(model.jnt_qposadr[j])]))
@@ -131,13 +132,7 @@ def _trunk(model: MjModel) -> str:
     return str(model.body(roots.pop()).name)
 
 
-def _carried(model: MjModel, joint: int, trunk: str) -> bool:
-    """Whether a joint is on the bodies that move with the trunk."""
-    root = int(model.body_rootid[model.body(trunk).id])
-    return int(model.body_rootid[int(model.jnt_bodyid[joint])]) == root
-
-
-def _weight(model: MjModel, pose: np.ndarray) -> tuple[float, np.ndarray]:
+def _weight(model: MjModel, pose: np.ndarray, trunk: str) -> tuple[float, np.ndarray]:
     """The largest gain of a joint [N m/rad] by a rule, and (nv,) inertias of the joints.
 
     At an error of 1 rad it gives the torque that holds the whole robot by a lever as long as it stands high. Policies
@@ -147,17 +142,25 @@ def _weight(model: MjModel, pose: np.ndarray) -> tuple[float, np.ndarray]:
     data.qpos[:] = pose
     mujoco.mj_fwdPosition(model, data)
     mujoco.mj_fullM(model, data, mass)
-    high = float(data.xpos[1][2] - lowest(model, data, range(1, model.nbody))[2])
-    return 9.81 * float(model.body_mass.sum()) * high, np.diag(mass)
+    root, bodies = _robot(model, trunk)
+    high = float(data.xpos[root][2] - lowest(model, data, bodies)[2])
+    return 9.81 * float(model.body_subtreemass[root]) * high, np.diag(mass)
 
 
-def _legs(model: MjModel) -> list[list[int]]:
+def _robot(model: MjModel, trunk: str) -> tuple[int, list[int]]:
+    """The trunk, and all bodies that move with it: what else stands in a scene is no part of the robot."""
+    root = int(model.body(trunk).id)
+    return root, np.flatnonzero(model.body_rootid == root).tolist()
+
+
+def _legs(model: MjModel, trunk: str) -> list[list[int]]:
     """Joints of every limb that ends in the lower half of the robot in its zero pose, from the trunk or the waist."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    chains = {tuple(joints_to(model, body)): float(data.xpos[body][2]) for body in range(2, model.nbody)}
+    root, bodies = _robot(model, trunk)
+    chains = {tuple(joints_to(model, body)): float(data.xpos[body][2]) for body in bodies if body != root}
     ends = {c: z for c, z in chains.items() if len(c) > 1 and not any(o != c and o[: len(c)] == c for o in chains)}
-    base = float(data.xpos[1][2])
+    base = float(data.xpos[root][2])
     low = [c for c, z in ends.items() if z <= base - 0.5 * (base - min(ends.values(), default=base))]
     shared = {j for c in low for j in c if sum(j in other for other in low) > 1}  # of a waist that legs hang from
     return [[j for j in c if j not in shared] for c in low]

@@ -12,7 +12,7 @@ from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.robot_model import (
     FLOOR,
     add_floor,
-    add_servo,
+    add_joint,
     add_sky,
     floor_gaps,
     hold_others,
@@ -80,10 +80,9 @@ def _scene(text: str) -> LegsScene:
     add_floor(spec)
     free_trunk(spec, card.base)
     spec.option.timestep, spec.option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    spec.option.iterations, spec.option.ls_iterations, spec.option.gravity = 20, 10, [0.0, 0.0, -9.81]
+    spec.option.iterations, spec.option.ls_iterations = 20, 10
     for joint in card.joints:
-        found = add_servo(spec, card.name, joint.name, joint.kp, joint.kd, joint.effort)
-        found.armature = joint.armature or found.armature
+        add_joint(spec, card.name, joint)
     model = spec.compile()
     names = [model.joint(int(j)).name for j in range(1, model.njnt)]
     if names != [joint.name for joint in card.joints] or model.nq != 7 + len(names):

@@ -62,7 +62,7 @@ class Trot:
         trunk = int(model.body(self._card.base).id)
         self._shift = float(data.subtree_com[trunk][0] - self._scene.feet[:, 0].mean())
         kp = np.array([joint.kp for joint in self._card.joints])
-        load = np.array([0.0, 0.0, 9.81 * float(model.body_mass.sum()) / (0.5 * len(self._offset))])
+        load = np.array([0.0, 0.0, 9.81 * float(model.body_subtreemass[trunk]) / (0.5 * len(self._offset))])
         for i in range(len(self._offset)):
             site = int(model.site(f"{FOOT}{i}").id)
             data.qpos[:] = self._scene.stand

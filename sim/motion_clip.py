@@ -80,6 +80,9 @@ def read(path: str, model: MjModel, *, actions: int, episode: int = 0) -> Clip:
         hz, qpos = float(columns["control_hz"]), columns["qpos"]
         if qpos.ndim != 2 or qpos.shape[1] != model.nq:
             raise ValueError(f"qpos of {path} has shape {qpos.shape}, expected (T, {model.nq}) for this model")
+        if int(model.jnt_type[0]) == 0:  # mjJNT_FREE: q and -q are one turn, and between them lies none
+            turned = np.cumsum(np.sum(qpos[1:, 3:7] * qpos[:-1, 3:7], axis=1) < 0.0) % 2
+            qpos[1:, 3:7] *= 1.0 - 2.0 * turned[:, None]
         qvel = columns["qvel"] if "qvel" in columns else _difference(qpos, model, hz)
         action, stride = columns.get("action", np.zeros((len(qpos), actions))), columns.get("stride")
     elif (place / "meta.json").is_file():

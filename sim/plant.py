@@ -220,14 +220,16 @@ class ModelPlant:
         return np.array(found, int)
 
     def _find_law(self) -> None:
+        model, joint = self._model, int(self._mujoco.mjtTrn.mjTRN_JOINT)
         self._law: str | None = self.mode
         if self.mode == "position" and self._actuator is not None and self.keeps_servos:
             self._law = None
-        elif self._actuator is not None:  # whose servos must not work against the law
-            if self.mode == "position":
+        else:
+            if self.mode == "position" and self._actuator is not None:
                 self._take_gains(self._actuator)
-            self._model.actuator_gainprm[self._actuator] = 0.0
-            self._model.actuator_biasprm[self._actuator] = 0.0
+            for i in np.flatnonzero(model.actuator_trntype == joint):
+                if model.jnt_dofadr[model.actuator_trnid[i, 0]] in self._dof:  # it must not work against the law
+                    model.actuator_gainprm[i] = model.actuator_biasprm[i] = 0.0
         if self._law == "position" and not (self._kp > 0.0).all():
             raise ValueError("the model has no position actuators; give every joint of the RobotSpec kp and kd")
         if self._law == "velocity" and not (self._kd > 0.0).all():
@@ -242,7 +244,8 @@ class ModelPlant:
             -(gear**2) * model.actuator_biasprm[servos, 2],
         )
         cut = model.actuator_forcelimited[servos].astype(bool)
-        most = np.abs(gear) * np.abs(model.actuator_forcerange[servos]).min(axis=1)
+        sides = np.abs(model.actuator_forcerange[servos])
+        most = np.abs(gear) * np.where(sides, sides, np.inf).min(axis=1)  # one that pushes to one side has one
         self._effort = np.where(cut, np.minimum(self._effort, most), self._effort)
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 PUSH_SECONDS = 4.0
 """Mean time between two pushes."""
 A = TypeVar("A", bound=Array)
-SCALED = ("mass", "friction", "damping", "gain")
-"""Factors that change the model, so that every environment needs a model of its own."""
 
 
 def _not_negative(ends: tuple[float, float]) -> tuple[float, float]:

@@ -45,6 +45,8 @@ _STUCK = 20.0
 """Friction holds fingers at most this part of their way, 1/20, from where they should be."""
 _LOCKED = 1e4
 """Damping of joints that the file holds by it, such as those of a base that does not drive [N s/m or N m s/rad]."""
+_SWINGS = 0.1
+"""Servos whose damping is less than this part of sqrt(gain x inertia), 1/20 of critical, swing about their command."""
 _SAMPLES = 3000
 _THIN = 0.02
 """Smallest side of a workspace [m]."""
@@ -204,10 +206,11 @@ def _servos(model: MjModel) -> dict[int, tuple[float, float]]:
     """Joint -> (kp, kd) of the position servos that a file has."""
     found = {}
     for i in range(model.nu):
-        gain, bias = float(model.actuator_gainprm[i, 0]), model.actuator_biasprm[i]
+        square = float(model.actuator_gear[i, 0]) ** 2  # of the gear: both the error and the force go through it
+        gain, bias = square * float(model.actuator_gainprm[i, 0]), square * model.actuator_biasprm[i]
         joint = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
         if joint and gain > 0.0 and float(bias[1]) == -gain:
-            found[int(model.actuator_trnid[i, 0])] = (gain, -float(bias[2]))
+            found[int(model.actuator_trnid[i, 0])] = (gain, 0.0 - float(bias[2]))
     return found
 
 
@@ -240,13 +243,16 @@ def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float, least: 
     own = _servos(model).get(joint)
     if own is not None and (own[1] * TIMESTEP > 0.6 * inertia or own[0] * TIMESTEP**2 > inertia):
         own = None  # meant for smaller steps than ours: it would chatter where its force is cut
-    friction = float(model.dof_frictionloss[model.jnt_dofadr[joint]]) / _HELD
+    dof = int(model.jnt_dofadr[joint])
+    if own is not None and own[1] + float(model.dof_damping[dof]) < _SWINGS * math.sqrt(own[0] * inertia):
+        own = None
+    friction = float(model.dof_frictionloss[dof]) / _HELD
     if own is not None and own[0] < friction:
         own = None  # it would stop where friction holds it, far from where it should be
     kp, kd = own or (max(inertia * _SPEED**2, _STIFF * (effort or DEFAULTS["effort"]), friction), 0.0)
     # At its largest effort a servo is stepped as a plain force: a joint lighter than kd dt / 2 would shake by itself.
     lack = 0.5 * kd * TIMESTEP - least if own else kp / _SPEED**2 - inertia
-    rotor = float(model.dof_armature[model.jnt_dofadr[joint]])
+    rotor = float(model.dof_armature[dof])
     return joint_card(
         model,
         made,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import numpy as np
 from robot_rl.extras import require_foreign
 from robot_rl.sim import urdf
 from robot_rl.sim.headless import load_mujoco
-from robot_rl.types.card import DEFAULTS, OPEN
+from robot_rl.types.card import DEFAULTS, OPEN, JointCard
 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel, MjsElement, MjSpec
@@ -28,6 +29,16 @@ FLOOR = "robot_rl_floor"
 """Body of the floor that `add_floor` puts in."""
 _PROXY = 0.03
 """Radius of the capsule that stands for a link whose shapes are all absent [m]."""
+_PLAIN = (
+    (
+        *("type", "size", "pos", "quat", "contype", "conaffinity", "condim", "friction", "priority", "margin", "gap"),
+        *("solref", "solimp", "solmix", "density", "group", "rgba", "material"),
+    ),
+    ("scale", "refpos", "refquat"),
+    ("pos", "quat"),
+    ("gear", "armature", "damping", "delay", "nsample"),
+)
+"""Of geoms, meshes, sites, actuators: what ours have as MuJoCo has it, and not as the classes of a file do."""
 _LIMB = 2
 """Joints that a limb has at least, the free one of a trunk counted."""
 
@@ -71,14 +82,11 @@ def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
     path = Path(path).expanduser().resolve()
     if not path.is_file():
         raise ValueError(f"there is no model {path}; give the path of a URDF or MJCF file")
-    try:
-        root = ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{path} is no XML: {error}") from error
-    made = None
+    root, made = _root(path), None
     try:
         if root.tag in ("robot", "mujoco") and not any("ros.org/wiki/xacro" in str(part.tag) for part in root.iter()):
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
+            made.spec.compiler.fusestatic = False  # bodies are found by their names
             for i, body in enumerate(made.spec.bodies):
                 body.name = body.name or f"body_{i}"  # what is put on a body is put there by its name
             _fit_capsules(made.spec, soles=legs, hand=_hand(made.spec, hand))
@@ -151,9 +159,9 @@ def end_link(model: MjModel, body: int) -> int:
 
 
 def floor_gaps(model: MjModel, data: MjData) -> dict[int, float]:
-    """Distance of every shape that touches from the floor [m]."""
+    """Distance of every shape that touches and moves from the floor [m]."""
     floor = int(model.body_geomadr[model.body(FLOOR).id])
-    own = [g for g in range(model.ngeom) if model.geom_contype[g] and g != floor]
+    own = np.flatnonzero(model.geom_contype * model.body_weldid[model.geom_bodyid]).tolist()
     return {g: float(mujoco.mj_geomDistance(model, data, g, floor, 10.0, None)) for g in own}
 
 
@@ -185,6 +193,20 @@ def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort
     servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     return found
+
+
+def add_joint(spec: MjSpec, robot: str, joint: JointCard) -> None:
+    """Limits, servo and rotor of a joint as its card states them.
+
+    Raises:
+        ValueError: the model of `robot` has no such joint.
+    """
+    found = add_servo(spec, robot, joint.name, joint.kp, joint.kd, joint.effort)
+    degrees = found.type == mujoco.mjtJoint.mjJNT_HINGE and found.compiler.degree  # as its file counts
+    unit = math.degrees(1.0) if degrees else 1.0
+    found.range = [unit * (joint.lower or 0.0), unit * (joint.upper or 0.0)]
+    found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
+    found.armature = joint.armature or found.armature
 
 
 def calm_springs(spec: MjSpec) -> None:
@@ -230,7 +252,11 @@ def add_sky(spec: MjSpec) -> None:
 
 
 def digest(path: str | Path) -> str:
-    """SHA-256 of a model and of every file that it names and that is there; "" where the model itself is not."""
+    """SHA-256 of a model and of every file that it names and that is there; "" where the model itself is not.
+
+    Raises:
+        ValueError: it is no XML.
+    """
     path = Path(path)
     if not path.is_file():
         return ""
@@ -240,23 +266,29 @@ def digest(path: str | Path) -> str:
     return total.hexdigest()
 
 
+def _root(path: Path) -> ElementTree.Element:
+    try:
+        return ElementTree.parse(path).getroot()
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path} is no XML: {error}") from error
+
+
 def _files(path: Path) -> Iterator[Path]:
-    root = ElementTree.parse(path).getroot()
-    compiler = root.find("compiler")
-    folders = {"": ""} if compiler is None else {key: compiler.get(key, "") for key in ("meshdir", "texturedir")}
+    root = _root(path)
+    compilers = [*root.findall("compiler"), *root.findall("mujoco/compiler")]  # of MJCF, of a URDF
+    folders = ["", *(item.get(key, "") for item in compilers for key in ("assetdir", "meshdir", "texturedir"))]
     for element in root.iter():
         name = element.get("filename") or element.get("file")
         if not name:
             continue
-        if element.tag == "include":
+        if element.tag in ("include", "model"):
             inner = path.parent / name
             if inner.is_file():
                 yield inner
                 yield from _files(inner)
             continue
-        found = urdf.find_mesh(name, path) or next(
-            (file for folder in folders.values() if (file := path.parent / folder / name).is_file()), None
-        )
+        places = [path.parent / folder / part for folder in folders for part in (name, Path(name).name)]
+        found = urdf.find_mesh(name, path) or next((file for file in places if file.is_file()), None)
         if found is not None:
             yield found
 
@@ -283,8 +315,13 @@ def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
 
 
 def _mjcf(path: Path) -> RobotModel:
-    spec = mujoco.MjSpec.from_file(str(path))
-    made = RobotModel(spec)
+    spec, fresh = mujoco.MjSpec.from_file(str(path)), mujoco.MjSpec()
+    made, own, plain = RobotModel(spec), spec.default, fresh.default
+    spec.option.gravity, spec.option.disableflags = [0.0, 0.0, -9.81], 0  # tasks are on Earth, whatever a scene was for
+    kinds = (own.geom, plain.geom), (own.mesh, plain.mesh), (own.site, plain.site), (own.actuator, plain.actuator)
+    for (mine, theirs), names in zip(kinds, _PLAIN):  # the file's elements have taken theirs from its classes already
+        for name in names:
+            setattr(mine, name, getattr(theirs, name))
     _leave_objects(made)
     low, high = spec.compiler.inertiagrouprange
     for geom in spec.geoms:
@@ -292,12 +329,12 @@ def _mjcf(path: Path) -> RobotModel:
             geom.mass = 0.0
     spec.compiler.inertiagrouprange = [0, 5]  # what tasks add weighs something, whatever its group
     absent = {
-        what: [item for item in list(items) if not _locate(item, path.parent / folder)]
-        for what, items, folder in (
-            ("meshes", spec.meshes, spec.meshdir),
-            ("height fields", spec.hfields, spec.meshdir),
-            ("skins", spec.skins, spec.meshdir),
-            ("textures", spec.textures, spec.texturedir or spec.meshdir),
+        what: [item for item in list(items) if not _locate(item, path.parent, spec.strippath, what)]
+        for what, items in (
+            ("meshes", spec.meshes),
+            ("height fields", spec.hfields),
+            ("skins", spec.skins),
+            ("textures", spec.textures),
         )
     }
     spec.meshdir = spec.texturedir = ""
@@ -346,16 +383,20 @@ def _leave_objects(made: RobotModel) -> None:
     strip(spec, watching, loose)
 
 
-def _locate(item: MjsElement, folder: Path) -> bool:
+def _locate(item: MjsElement, folder: Path, strip_path: bool, what: str) -> bool:
     """Give the files of a mesh, texture … their whole paths; whether they are there."""
-    files = []
+    compiler, textures = item.compiler, what == "textures"  # of a model that another one attaches: its own
+    folder, files = folder / (compiler.texturedir if textures else compiler.meshdir), []
+
+    def whole(name: str) -> str:
+        files.append((folder / (Path(name).name if strip_path else name)).resolve())
+        return str(files[-1])
+
     if item.file:
-        files.append((folder / item.file).resolve())
-        item.file = str(files[0])
-    for side, name in enumerate(getattr(item, "cubefiles", ())):
+        item.file = whole(item.file)
+    for side, name in enumerate(item.cubefiles if textures else ()):
         if name:
-            files.append((folder / name).resolve())
-            item.cubefiles[side] = str(files[-1])
+            item.cubefiles[side] = whole(name)
     return all(file.is_file() for file in files)
 
 

@@ -64,8 +64,10 @@ def prepare(path: Path, root: ElementTree.Element) -> Urdf:
             f"no limits of {', '.join(made.endless[:4])}{' …' if made.endless[4:] else ''} in the file, so they are "
             "continuous; write lower and upper into the card where the robot has stops"
         )
+    compiler = root.find("mujoco/compiler")
+    folder = None if compiler is None else compiler.get("meshdir")
     for link in root.findall("link"):
-        _find_meshes(made, link, path)
+        _find_meshes(made, link, path, folder)
     _mend_inertias(made)
     old = root.find("mujoco")
     if old is not None:
@@ -75,14 +77,17 @@ def prepare(path: Path, root: ElementTree.Element) -> Urdf:
     return made
 
 
-def find_mesh(name: str, model: Path) -> Path | None:
-    """The file that a URDF means by a name: beside it, as `package://` below one of its folders, or on ROS's paths."""
-    package, _, rest = name.removeprefix("package://").partition("/")
-    if not name.startswith("package://"):
-        plain = Path(name.removeprefix("file://"))
-        return (model.parent / plain).resolve() if (model.parent / plain).is_file() else None
+def find_mesh(name: str, model: Path, meshdir: str | None = None) -> Path | None:
+    """The file that a URDF means by a name: beside it, as `package://` below one of its folders, on ROS's paths, or in
+    the folder that its element <mujoco> names for MuJoCo."""
+    kind, _, rest = name.partition("://")
+    package, _, rest = rest.partition("/")
+    own = [] if meshdir is None else [model.parent / meshdir / name, model.parent / meshdir / Path(name).name]
+    if kind not in ("package", "model"):
+        places = [model.parent / name.removeprefix("file://"), *own]
+        return next((place.resolve() for place in places if place.is_file()), None)
     above = [model.parent, *model.parents[1:5]]
-    places = [folder / part for folder in above for part in (f"{package}/{rest}", rest)]
+    places = own + [folder / part for folder in above for part in (f"{package}/{rest}", rest)]
     places += [Path(p) / package / rest for p in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if p]
     prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
     places += [Path(p) / "share" / package / rest for p in prefixes if p]
@@ -110,8 +115,8 @@ def _read_joint(made: Urdf, joint: ElementTree.Element, links: set[str]) -> None
         raise ValueError(f"two joints are called '{name}', expected names of their own")
     if joint.get("type") in ("revolute", "prismatic"):
         low, high = (0.0 if limit is None else float(limit.get(side, 0.0)) for side in ("lower", "upper"))
-        if low > high:
-            raise ValueError(f"joint {name} goes from {low:g} to {high:g}, expected lower below upper")
+        if low > high or low == high != 0.0:  # 0 and 0 is how files say that they do not know
+            raise ValueError(f"joint {name} goes from {low:g} to {high:g}, expected lower below upper, or type fixed")
         if low == high:  # MuJoCo takes it for one without limits
             made.endless.append(name)
     values = {key: float(limit.get(key, 0.0)) for key in ("velocity", "effort")} if limit is not None else {}
@@ -120,7 +125,7 @@ def _read_joint(made: Urdf, joint: ElementTree.Element, links: set[str]) -> None
         made.mimic.add(name)
 
 
-def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path) -> None:
+def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path, folder: str | None) -> None:
     shapes = [(kind, shape) for kind in ("visual", "collision") for shape in link.findall(kind)]
     for kind, shape in shapes:
         shape.attrib.pop("name", None)  # makers repeat these names, and MuJoCo warns of each
@@ -131,7 +136,7 @@ def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path) -> None:
         if mesh is None:
             continue
         name = mesh.get("filename", "")
-        found = find_mesh(name, path)
+        found = find_mesh(name, path, folder)
         if found is None or not _readable(found):
             link.remove(shape)
             made.absent.append(f"{kind} {name.rpartition('/')[2]}")

@@ -92,8 +92,9 @@ class WarpPhysics:
             warp.to_torch(array)
             for array in (data.qpos, data.qvel, data.ctrl, data.time, data.qacc_warmstart, data.overflow)
         )
-        # equalities of a step read the velocities that the last one left
-        self._left = {name: warp.to_torch(getattr(data, name)) for name in ("cvel", "cdof_dot", "subtree_linvel")}
+        # equalities of a step read the velocities that the last one left; activations are of actuators with dynamics
+        left = ("cvel", "cdof_dot", "subtree_linvel", *(("act",) if model.na else ()))
+        self._left = {name: warp.to_torch(getattr(data, name)) for name in left}
         self.sensors = sensors(model, warp.to_torch(data.sensordata)) if model.nsensor else {}
         self._scaled = {name: warp.to_torch(getattr(self._model, name)) for key in scaled for name in SCALED_FIELDS[key]
                         if name in own}  # fmt: skip
@@ -122,7 +123,7 @@ class WarpPhysics:
             target.copy_(torch.where(column, value.to(target.dtype), target))
         self._warmstart.masked_fill_(column, 0.0)
         for left in self._left.values():
-            left.masked_fill_(column[..., None], 0.0)
+            left.masked_fill_(mask.view(-1, *[1] * (left.ndim - 1)), 0.0)
         self.time.masked_fill_(mask, 0.0)
 
     def scale(self, mask: Tensor, factors: dict[str, Tensor]) -> None:

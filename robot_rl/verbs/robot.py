@@ -69,8 +69,8 @@ class NewOptions(Options):
     """Topic of the joint states."""
     imu: str | None = None
     """Topic of the sensor_msgs/Imu of legs, in the frame of the body that they carry."""
-    command: str = "cmd_vel"
-    """Topic of the geometry_msgs/Twist that says where legs should walk."""
+    command: str | None = None
+    """Topic of the geometry_msgs/Twist that says where legs should walk; left out = the card's, or cmd_vel."""
     stop: Literal["damp", "sit"] | None = None
     """Of legs, after a fault, an e-stop or a lost command."""
     estop: Literal["brake", "zero", "halt"] | None = None
@@ -93,7 +93,7 @@ QUESTIONS = {
     "imu": "topic of the IMU, such as imu",
     "stop": "legs after a fault, an e-stop or a lost command: damp or sit",
 }
-OF_LEGS = ("imu", "stop")
+OF_LEGS = ("imu", "stop", "command")
 
 
 @answer.code_of
@@ -152,6 +152,8 @@ def _new(arguments: list[str]) -> None:
     for note in (*notes, *doubts):
         print(f"  {note}")
     given = options.model_dump(exclude_none=True)
+    if made.legs is None and (wrong := [key for key in OF_LEGS if key in given and key not in made.sensors]):
+        raise Refused(f"{wrong[0]}= is for robots on legs, and {model} is none; leave it out")
     if sys.stdin.isatty() and sys.stdout.isatty():
         given = options.model_validate(given | _ask(made, given)).model_dump(exclude_none=True)
     made = _with(made, given)
@@ -251,8 +253,8 @@ def _with(made: Card, given: dict[str, Any]) -> Card:
     sensors = made.sensors or {"joints": SensorCard(type="sensor_msgs/JointState")}
     if made.legs is not None and not made.sensors:
         sensors["imu"] = SensorCard(type="sensor_msgs/Imu")
-        sensors["command"] = SensorCard(topic=given["command"], type="geometry_msgs/Twist", required=False, timeout=0.5)
-    told = {"joints": given.get("states"), "imu": given.get("imu")}
+        sensors["command"] = SensorCard(topic="cmd_vel", type="geometry_msgs/Twist", required=False, timeout=0.5)
+    told = {"joints": given.get("states"), "imu": given.get("imu"), "command": given.get("command")}
     update["sensors"] = {
         name: sensor.model_copy(update={"topic": told[name]}) if told.get(name) is not None else sensor
         for name, sensor in sensors.items()

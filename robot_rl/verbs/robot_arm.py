@@ -43,7 +43,7 @@ class CalibrateArmOptions(Options):
     port: str = ""
     """Of its board, such as /dev/serial/by-id/usb-…; left out = the card's."""
     turning: Names = ("wrist_roll",)
-    """Joints without ends: the middle pose is their zero."""
+    """Joints without ends, beside those that are continuous on the card: the middle pose is their zero."""
     reversed: Names = ()
     """Joints whose servo counts against the model."""
 
@@ -92,11 +92,11 @@ def calibrate_arm(arguments: list[str]) -> None:
     numbers = _numbers(found)
     plans = [
         servos.JointPlan(
-            joint.name, numbers[joint.name], joint.lower, joint.upper, turning=joint.name in options.turning,
+            joint.name, numbers[joint.name], joint.lower or 0.0, joint.upper or 0.0,
+            turning=joint.continuous or joint.name in options.turning,
             sign=-1 if joint.name in options.reversed else 1,
         )
         for joint in joints
-        if joint.lower is not None
     ]  # fmt: skip
     if hand is not None:
         plans += [
@@ -200,11 +200,8 @@ class _Terminal:
 def _read(arguments: list[str], kind: type[Any], verb: str) -> tuple[Card, Path, Any]:
     say = f"card: robot-rl robot {verb} my_arm port=/dev/serial/by-id/…"
     name, options = read_named(kind, arguments, f"robot {verb}", say)
-    if name in card.ready() and not Path(f"{name}.yaml").is_file():
-        raise Refused(
-            f"{name} is the card of every such arm; yours is robot-rl robot new {name} name=my_arm model=<file>"
-        )
-    return card.read(name), card.find(name), options
+    path = card.find_own(name)
+    return card.read(path), path, options
 
 
 def _names(found: Card) -> list[str]:

@@ -12,6 +12,7 @@ import yaml
 
 from robot_rl import build, card
 from robot_rl.types import Options
+from robot_rl.types.card import Card
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.words import Refused
 
@@ -43,7 +44,8 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     """
     path = build.tool("find_robot")(name)
     robot = build.tool("robot_class").load(path)
-    forward, site = _forward(path, robot, options)
+    own = card.in_file(Path(path))
+    forward, site = _forward(own, robot, options)
     joints: np.ndarray | None = None
     places: np.ndarray | None = None
     try:
@@ -64,7 +66,7 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     found: dict[str, object] = {}
     if places is not None:
         box = dict(zip(("lower", "upper"), _ends(places, options.margin)))
-        found["workspace"] = box if card.is_card(path) else {**box, "ee_site": site}
+        found["workspace"] = box if own is not None else {**box, "ee_site": site}
     ends = zip(robot.names, *_ends(joints, options.margin))
     found["joints"] = [{"name": joint, "lower": low, "upper": high} for joint, low, high in ends]
     return found
@@ -86,15 +88,16 @@ def as_yaml(found: dict[str, object]) -> str:
     return yaml.safe_dump(found, sort_keys=False, default_flow_style=None).rstrip()
 
 
-def _forward(path: str, robot: Any, options: BoundsOptions) -> tuple[Callable[[np.ndarray], np.ndarray] | None, str]:
-    """(J,) -> (3,) of the tool, or None without a model; and the name of the tool's site."""
+def _forward(
+    own: Card | None, robot: Any, options: BoundsOptions
+) -> tuple[Callable[[np.ndarray], np.ndarray] | None, str]:
+    """(J,) -> (3,) of the tool, or None without a model or, of legs, a tool; and the name of the tool's site."""
     model, site = options.model, options.tool
-    if card.is_card(path):
-        own = card.read(path)
+    if own is not None:
         model, site = model or own.model.path, site or own.tool
     elif not site:
         site = "tip" if robot.workspace is None or not robot.workspace.ee_site else robot.workspace.ee_site
-    if not model:
+    if not model or not site:
         return None, site
     if not Path(model).exists():
         raise Refused(f"model is {model}, which does not exist; give a path of MJCF or URDF")

@@ -84,9 +84,10 @@ def calibrate(arguments: list[str]) -> None:
             "by=motion is for a camera that stands still and sees the tool move; a camera in the hand moves with it: "
             "use by=board mount=tool, with the board on the table"
         )
-    found = card.read(names[0])
+    path = card.find_own(names[0])
+    found = card.read(path)
     if options.record:
-        _record(found, card.find(names[0]), options)
+        _record(found, path, options)
     joints = [joint.name for joint in found.joints]
     views = tools.read_views(
         Path(options.pictures), joints, build.tool("tool_pose")(found.model.path, found.tool, joints)
@@ -95,7 +96,7 @@ def calibrate(arguments: list[str]) -> None:
         seen = tools.by_board(views, board, options.mount)
     else:
         seen = tools.by_motion(views, colour=options.colour, marker=options.marker)
-    _write(found, card.find(names[0]), options, seen)
+    _write(found, path, options, seen)
 
 
 def _record(robot: Card, path: Path, options: CalibrateOptions) -> None:

@@ -9,13 +9,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
-from robot_rl import card, cli
+from robot_rl import build, card, cli
 from robot_rl.real.core.spec import RobotSpec, SpecError
 from robot_rl.real.graph import GraphArgs, graph
+from robot_rl.sim.tool import Tool
+from robot_rl.verbs.robot_bounds import BoundsOptions, bounds
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLD = ["acceleration=6", "command_mode=forward_position", "controller_topic=arm/commands", "controller_timeout=0.2"]
@@ -216,3 +220,21 @@ def test_world_in_the_users_folder_trains_and_is_code_to_others(
     ):
         assert robot_rl("check", *words) == 2
         assert said in capsys.readouterr().err
+
+
+def test_bounds_of_a_card_are_those_of_its_own_tool(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert robot_rl("robot", "new", "small_arm.urdf", "name=my_arm", *TOLD) == 0
+    names = RobotSpec.load("my_arm.yaml").names
+    driven = [np.full(len(names), 0.1), np.full(len(names), 0.4)]
+    tools = {"driven_positions": lambda robot, **options: iter(driven)}
+    before = build.tool
+    monkeypatch.setattr(build, "tool", lambda name: tools.get(name) or before(name))
+    found = bounds("my_arm", BoundsOptions())
+    places = np.array([Tool("small_arm.urdf", "tool0", names).position(joints) for joints in driven])
+    box = {"lower": places.min(axis=0).round(4).tolist(), "upper": places.max(axis=0).round(4).tolist()}
+    assert found["workspace"] == box
+    go2 = card.read("go2").model_dump(mode="json", exclude_none=True)
+    assert go2["tool"] == ""
+    Path("legs.yaml").write_text(yaml.safe_dump(go2))
+    tools["robot_class"] = SimpleNamespace(load=lambda path: SimpleNamespace(name="legs", names=names))
+    assert list(bounds("legs", BoundsOptions())) == ["joints"]

@@ -69,6 +69,20 @@ def test_camera_is_put_onto_the_card_and_reaches_the_bridge(
     assert (spec.topic, spec.type) == ("hand/compressed", "sensor_msgs/CompressedImage")
 
 
+def test_a_card_that_comes_with_the_package_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = tmp_path / "ready/so101.yaml"
+    ready.parent.mkdir()
+    ready.write_bytes((card.READY / "so101.yaml").read_bytes())
+    before = ready.read_text()
+    monkeypatch.setattr(card, "READY", ready.parent)
+    monkeypatch.chdir(tmp_path)
+    assert robot_rl("calibrate", "so101", "camera=front", "pictures=seen", "record=2", "topic=front/image") == 2
+    assert "yours is robot-rl robot new so101 name=my_arm model=<file>" in capsys.readouterr().err
+    assert ready.read_text() == before
+
+
 def test_cameras_of_a_card_are_replaced_where_they_stand_and_the_rest_stays(folder: Path) -> None:
     assert robot_rl("calibrate", "desk", "camera=hand", "pictures=seen", "mount=tool", "topic=a") == 0
     camera = card.read("desk").cameras["hand"]

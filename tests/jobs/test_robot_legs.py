@@ -127,3 +127,21 @@ def test_steer_says_that_the_robot_was_stopped_on_its_way(
     done = capsys.readouterr()
     assert "moved       0.15 m in 5 s" in done.out
     assert ("was stopped on its way" in done.err) == (status == 2)
+
+
+def test_topic_of_the_velocity_is_written_onto_a_card_that_comes_with_the_package_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("robot_rl.card.need_model", lambda found: found)  # nobody looks at the model here
+    tools = {"robot_digest": str, "plausible": {"velocity": 60.0}, "fit_card": lambda found: []}
+    monkeypatch.setattr(build, "tool", tools.__getitem__)
+    assert robot_rl("robot", "new", "go2", "name=mine", "command=joy_vel", "imu=trunk_imu") == 0
+    sensors = yaml.safe_load((folder / "mine.yaml").read_text())["sensors"]
+    assert (sensors["command"]["topic"], sensors["imu"]["topic"]) == ("joy_vel", "trunk_imu")
+
+
+def test_what_only_legs_have_is_refused_of_an_arm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arm = Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf"
+    assert robot_rl("robot", "new", str(arm), "name=arm", "stop=damp") == 2
+    assert "stop= is for robots on legs" in capsys.readouterr().err
+    assert not (folder / "arm.yaml").exists()

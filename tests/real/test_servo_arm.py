@@ -162,6 +162,20 @@ def test_calibration_by_hand_lands_on_the_card_and_in_the_servos(arm):
     assert [servo.get(16, 2) for servo in sim.servos] == [1000] * 5 + [500]  # a gripper closes on things
 
 
+def test_a_joint_that_is_continuous_on_the_card_is_calibrated_as_one_that_turns(robot_rl, tmp_path, monkeypatch):
+    path = my_card(tmp_path)
+    table = yaml.safe_load(path.read_text())
+    table["joints"][0] = {**table["joints"][0], "lower": None, "upper": None, "continuous": True}
+    path.write_text(yaml.safe_dump(table))
+    sim = servo_sim.arm()
+    done = calibrated(robot_rl, tmp_path, sim, monkeypatch)
+    sim.close()
+    assert done.returncode == 0, done.stderr
+    made = card.read(path).servos
+    assert list(made.motors) == list(NAMES)
+    assert (made.motors["shoulder_pan"].low, made.motors["shoulder_pan"].high) == (0, 4095)
+
+
 @pytest.mark.parametrize(
     ("hand", "said"),
     [

@@ -11,6 +11,7 @@ import pytest
 
 from robot_rl.sim.card_arm import CardArm
 from robot_rl.sim.card_hand import _with_hand
+from robot_rl.sim.card_pick import follow
 from robot_rl.sim.check import check
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.hand_grip import GRASP, Grip, HandTrial
@@ -125,6 +126,24 @@ def test_the_two_prongs_of_a_fork_are_two_pieces() -> None:
 
 
 @real
+def test_fingers_that_follow_by_a_constraint_begin_where_it_holds_them() -> None:
+    body = '<body><joint name="{}" ref="{}"/><geom size="0.1" pos="0.1 0 0" contype="0" conaffinity="0"/></body>'
+    bodies = body.format("led", -0.3) + body.format("lead", 0.5)
+    tie = '<joint joint1="led" joint2="lead" polycoef="0.1 -1 0 0 0"/>'
+    model = mujoco.MjModel.from_xml_string(
+        f'<mujoco><compiler angle="radian"/><option gravity="0 0 0"/><worldbody>{bodies}</worldbody><equality>'
+        f"{tie}</equality></mujoco>"
+    )
+    qpos = np.array(model.qpos0)
+    qpos[1] = 1.0
+    follow(model, qpos)
+    assert qpos == pytest.approx([-0.7, 1.0])  # -0.3 + 0.1 - (1 - 0.5)
+    data: Any = mujoco.MjData(model)
+    data.qpos[:] = qpos
+    mujoco.mj_forward(model, data)
+    assert np.abs(data.efc_pos).max() < 1e-9
+
+
 def test_cameras_see_what_is_close(fr3: Card) -> None:
     model = mujoco.MjModel.from_xml_string(Pick(robot=fr3).mjcf())
     assert model.stat.extent * model.vis.map.znear < 0.05  # m; a cube that waited far away made a metre of it

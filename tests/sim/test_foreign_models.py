@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from robot_rl.sim.card_arm import CardArm
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.legs_card import new_legs_card
+from robot_rl.sim.legs_scene import scene
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.robot_card import new_card
-from robot_rl.sim.robot_model import load, mujoco
+from robot_rl.sim.robot_model import digest, load, mujoco
 from robot_rl.sim.worlds.reach import Reach
 
 SMALL = Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf"
@@ -113,6 +115,28 @@ def test_a_hand_of_two_long_fingers_that_point_ahead_stands_on_no_legs(tmp_path:
         new_legs_card(str(tmp_path / "hand.xml"), "hand")
 
 
+@pytest.mark.parametrize("place", ["2 0 0.4", "2 0 -1"])
+def test_furniture_of_a_scene_is_no_part_of_a_robot_on_legs(place: str, tmp_path: Path) -> None:
+    bone = '<geom type="capsule" fromto="0 0 0 0 0 -.2" size=".02" mass="{0}"/>'
+    leg = (
+        f'<body pos="{{0}} {{1}} 0"><joint name="hip{{0}}{{1}}" axis="0 1 0" range="-1 1"/>{bone.format(0.5)}'
+        f'<body pos="0 0 -.2"><joint name="knee{{0}}{{1}}" axis="0 1 0" range="-2 0"/>{bone.format(0.3)}</body></body>'
+    )
+    legs = "".join(leg.format(x, y) for x in (0.2, -0.2) for y in (0.1, -0.1))
+    trunk = f'<body name="trunk" pos="0 0 .5"><freejoint/><geom type="box" size=".25 .1 .05" mass="6"/>{legs}</body>'
+    table = f'<body name="table" pos="{place}"><geom type="box" size=".3 .3 .02"/></body>'
+    cards = []
+    for name, bodies in (("alone", trunk), ("scene", table + trunk)):
+        path = tmp_path / f"{name}.xml"
+        path.write_text(f'<mujoco><compiler angle="radian"/><worldbody>{bodies}</worldbody></mujoco>')
+        found = new_legs_card(str(path), name)
+        assert found is not None
+        cards.append(found[0])
+    assert cards[0].joints == cards[1].joints
+    assert cards[0].home == cards[1].home
+    np.testing.assert_array_equal(scene(cards[0]).stand, scene(cards[1]).stand)
+
+
 def test_height_fields_are_found_and_absent_ones_skins_and_sides_of_the_sky_left_out(tmp_path: Path) -> None:
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets/hill.bin").write_bytes(np.array([2, 2], "i4").tobytes() + np.ones(4, "f4").tobytes())
@@ -149,3 +173,82 @@ def test_lights_that_look_at_objects_of_a_scene_are_left_out_with_them(tmp_path:
     spec = load(tmp_path / "scene.xml").spec
     assert not list(spec.lights)
     spec.compile()
+
+
+def arm_of(path: Path) -> Any:
+    return mujoco.MjModel.from_xml_string(CardArm(new_card(str(path), "cell")[0], action="joint", control_hz=10.0).xml)
+
+
+def test_limits_of_a_file_in_degrees_are_those_of_its_card(cell: Path) -> None:
+    ends = {"-2 2": "-115 115", "-2 1.2": "-115 69", "0 0.03": "0 0.03"}
+    text = CELL.replace('angle="radian"', 'angle="degree"')
+    for radians, degrees in ends.items():
+        text = text.replace(f'range="{radians}"', f'range="{degrees}"')
+    cell.write_text(text)
+    model = arm_of(cell)
+    assert model.joint("pan").range == pytest.approx(np.deg2rad([-115, 115]), abs=1e-5)
+    assert model.joint("lift").range == pytest.approx(np.deg2rad([-115, 69]), abs=1e-5)
+    assert model.joint("left").range == pytest.approx([0.0, 0.03])
+
+
+def test_classes_of_a_file_say_nothing_of_what_tasks_add(cell: Path) -> None:
+    classes = '<geom contype="0" conaffinity="0"/><mesh scale="1e-3 1e-3 1e-3"/><motor gear="100"/>'
+    cell.write_text(CELL.replace("<worldbody>", f"<default>{classes}</default><worldbody>"))
+    model = arm_of(cell)
+    assert model.actuator_gear[:, 0].tolist() == [1.0] * model.nu
+    assert model.geom_contype[model.body("robot_rl_floor").geomadr[0]] == 1
+    assert model.geom_contype[model.body("lower").geomadr[0]] == 0  # as its file says
+    mesh = load(cell).spec.add_mesh(name="block")
+    assert mesh.scale.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_stands_in_a_scene_without_weight_and_contacts_has_both_in_tasks(cell: Path) -> None:
+    option = '<option gravity="0 0 0"><flag contact="disable" gravity="disable"/></option>'
+    cell.write_text(CELL.replace("<worldbody>", f"{option}<worldbody>"))
+    model = arm_of(cell)
+    assert (model.opt.gravity.tolist(), model.opt.disableflags) == ([0.0, 0.0, -9.81], 0)
+
+
+def test_bodies_of_a_file_that_joins_those_without_joints_keep_their_names(cell: Path) -> None:
+    cell.write_text(CELL.replace('angle="radian"', 'angle="radian" fusestatic="true"'))
+    assert arm_of(cell).body("robot_rl_floor").id > 0
+
+
+def test_files_are_where_the_compiler_of_their_own_model_looks_for_them(tmp_path: Path) -> None:
+    (tmp_path / "meshes").mkdir()
+    corners = "".join(f"v {corner}\n" for corner in ("0 0 0", "1 0 0", "0 1 0", "0 0 1"))
+    (tmp_path / "meshes/part.obj").write_text(f"{corners}f 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n")
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "wood.png")
+    texture = '<texture name="wood" type="2d" file="wood.png"/>'
+    part = (
+        '<mujoco><compiler meshdir="meshes" strippath="{}"/><asset><mesh name="part" file="{}part.obj"/>{}</asset>'
+        '<worldbody><body name="part"><joint range="-90 90"/><geom type="mesh" mesh="part"/></body></worldbody>'
+        "</mujoco>"
+    )
+    (tmp_path / "part.xml").write_text(part.format("false", "", texture))
+    (tmp_path / "stripped.xml").write_text(part.format("true", "of/its/maker/", ""))
+    (tmp_path / "whole.xml").write_text(
+        '<mujoco><compiler angle="radian"/><asset><model name="part" file="part.xml"/></asset><worldbody><body>'
+        '<joint range="-1 1"/><geom size="0.1"/><attach model="part" body="part" prefix="one_"/></body></worldbody>'
+        "</mujoco>"
+    )
+    for name, textures in (("part", 1), ("stripped", 0), ("whole", 1)):
+        path = tmp_path / f"{name}.xml"
+        made = load(path)
+        model = made.spec.compile()
+        assert (made.notes, model.nmesh, model.ntex) == ([], 1, textures)
+        before = digest(path)
+        (tmp_path / "meshes/part.obj").write_text((tmp_path / "meshes/part.obj").read_text() + "# changed\n")
+        assert digest(path) != before
+
+
+def test_moves_of_a_joint_that_slides_are_metres(cell: Path) -> None:
+    cell.write_text(CELL.replace('"pan" axis="0 0 1" range="-2 2"', '"pan" type="slide" axis="0 1 0" range="-.2 .2"'))
+    arm = CardArm(new_card(str(cell), "cell")[0], action="joint", control_hz=10.0)
+    assert arm.action_units == ("m", "rad", "rad")
+
+
+def test_a_model_that_is_no_xml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "arm.xml").write_text("<mujoco>")
+    with pytest.raises(ValueError, match=r"arm\.xml is no XML"):
+        digest(tmp_path / "arm.xml")

@@ -378,6 +378,16 @@ def test_what_an_environment_keeps_of_its_state_is_made_anew_when_it_is_restored
     assert other.twice.low == 6.0
 
 
+def test_tables_with_keys_of_any_plain_kind_are_saved_also_of_tasks_on_mujoco():
+    one, other = (gym.make("InvertedPendulum-v5").unwrapped for _ in range(2))
+    table = {1: 0.5, (2, 3): [np.float32(4.0)], "name": {5: None}}
+    vars(one)["table"] = table
+    state = gym_state.save(one, gym_state.nominal_model(one))
+    assert state is not None
+    gym_state.load(other, gym_state.nominal_model(other), state)
+    assert vars(other)["table"] == table
+
+
 FOREIGN = {
     "Meta-World/MT1": ("metaworld", {"env_name": "pick-place-v3", "seed": 1}),
     "dm_control/walker-walk-v0": ("shimmy", {}),

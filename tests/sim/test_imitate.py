@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import array_api_compat.numpy as xp
+import mujoco
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.motion_clip import Clip
 from robot_rl.sim.motion_reward import Motion, additive, angle_between, errors, product, scales
 from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.world import gymnasium_model
 from robot_rl.sim.worlds.imitate import Imitate, ImitateOptions
 
 ONE_THREAD = EngineOptions(num_threads=1)
@@ -153,6 +155,20 @@ def test_npz_without_velocities_gets_them_from_differences(tmp_path: Path) -> No
     np.savez(tmp_path / "x.npz", qpos=qpos, control_hz=50.0)
     world = imitate(clip=str(tmp_path / "x.npz"), control_hz=50, clip_start=0.0, period=None)
     np.testing.assert_allclose(world.clip.qvel[:, 0], 1.5)
+
+
+def test_a_recording_in_which_quaternions_change_their_sign_is_the_same_motion(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(gymnasium_model("ant"))
+    qpos = np.tile(model.qpos0, (40, 1))
+    turn = np.linspace(-1.5, 1.5, 40)
+    qpos[:, 3], qpos[:, 6] = np.cos(turn), np.sin(turn)
+    found = []
+    for name, sign in (("one", 1.0), ("other", -1.0)):
+        qpos[15:25, 3:7] *= sign
+        np.savez(tmp_path / name, qpos=qpos, control_hz=50.0)
+        clip = motion_clip.read(str(tmp_path / f"{name}.npz"), model, actions=8)
+        found.append(motion_clip.resample(clip, 100.0).qpos)
+    np.testing.assert_allclose(*found)
 
 
 def test_saved_cycle_is_read_as_it_was(tmp_path: Path) -> None:

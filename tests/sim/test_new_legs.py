@@ -10,7 +10,9 @@ import pytest
 
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.legs_card import new_legs_card
+from robot_rl.sim.legs_scene import scene
 from robot_rl.sim.mujoco_env import make
+from robot_rl.sim.robot_model import mujoco
 from robot_rl.sim.worlds.walk import Walk
 from robot_rl.types.card import Card
 
@@ -109,6 +111,15 @@ def test_joints_that_the_card_leaves_out_are_held(tmp_path: Path) -> None:
     world = Walk(robot=card)
     assert world.scene.stand.shape == (7 + 12,)
     assert world.scene.feet.shape == (4, 3)  # an arm is no leg
+
+
+def test_limits_of_the_card_hold_in_the_simulation(tmp_path: Path) -> None:
+    found = card_of(quadruped(tmp_path))
+    first, *others = found.joints
+    narrow = first.model_copy(update={"lower": -1.0, "upper": 1.5})
+    model = mujoco.MjModel.from_xml_string(scene(found.model_copy(update={"joints": (narrow, *others)})).xml)
+    assert model.joint(first.name).range.tolist() == [-1.0, 1.5]
+    assert model.joint(others[0].name).range.tolist() == [-2.0, 2.0]
 
 
 def test_legs_without_shapes_are_told(tmp_path: Path) -> None:

@@ -56,6 +56,25 @@ def test_servos_of_a_file_whose_force_is_cut_do_not_shake_a_light_link() -> None
     assert abs(plant.velocity[0]) < 1e-2
 
 
+@pytest.mark.parametrize(
+    "servos",
+    [
+        '<position joint="a" kp="500" kv="5"/><motor joint="b"/>',
+        '<velocity joint="a" kv="200"/><velocity joint="b" kv="200"/>',
+        '<position joint="a" kp="500" kv="5" forcerange="0 50"/><position joint="b" kp="500" kv="5"/>',
+    ],
+)
+@pytest.mark.parametrize("mode", ["position", "velocity"])
+def test_no_servo_of_a_file_works_against_the_commands(servos: str, mode: str) -> None:
+    link = '<joint name="{}" axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.03" mass="1"/>'
+    arm = f'<body>{link.format("a")}<body pos="0.3 0 0">{link.format("b")}</body></body>'
+    text = f"<mujoco><worldbody>{arm}</worldbody><actuator>{servos}</actuator></mujoco>"
+    plant = ModelPlant(text, ["a", "b"], mode=mode, kp=[500.0] * 2, kd=[20.0] * 2)
+    plant.command(np.array([0.5, -0.4]))
+    plant.step(2.0)
+    assert getattr(plant, mode) == pytest.approx([0.5, -0.4], abs=1e-3)
+
+
 def test_servos_of_a_world_hold_as_they_did_in_training() -> None:
     world = Reach()
     model = mujoco.MjModel.from_xml_string(world.mjcf())

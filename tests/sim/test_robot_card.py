@@ -266,6 +266,7 @@ SIX = "".join(
             'lower="2.9" upper="-2.9"',
             "joint waist goes from 2.9 to -2.9, expected lower below",
         ),
+        ('lower="-2.9" upper="2.9"', 'lower="0.5" upper="0.5"', "goes from 0.5 to 0.5, expected lower below"),
         ('joint name="shoulder"', 'joint name="waist"', "two joints are called 'waist'"),
         ('lower="-2.9" upper="2.9"', 'lower="-2,9" upper="2,9"', "could not convert string to float: '-2,9'"),
     ],
@@ -320,6 +321,23 @@ def test_effort_of_an_actuator_is_what_it_can_do_in_both_directions(tmp_path: Pa
     path = tmp_path / "arm.xml"
     path.write_text(ARM.format("", ""))
     assert [joint.effort for joint in new_card(str(path), "x")[0].joints] == [8.0, OPEN]
+
+
+def test_gain_of_a_servo_is_that_of_its_joint_behind_the_gear(tmp_path: Path) -> None:
+    path = tmp_path / "arm.xml"
+    servo = "<position joint='b' kp='.4' kv='.008' gear='5'/>"
+    path.write_text(ARM.format("", "").replace("<actuator>", f"<actuator>{servo}"))
+    assert [(joint.kp, joint.kd) for joint in new_card(str(path), "x")[0].joints][1] == (10.0, 0.2)
+
+
+def test_servo_of_a_file_that_would_swing_gives_way_to_the_rule(tmp_path: Path) -> None:
+    path = tmp_path / "arm.xml"
+    servos = "<position joint='a' kp='20'/><position joint='b' kp='20' kv='.2'/>"
+    path.write_text(ARM.format("", "").replace("<actuator>", f"<actuator>{servos}"))
+    one, two = new_card(str(path), "x")[0].joints
+    assert (one.kp, one.kd) != (20.0, 0.0)
+    assert one.kd == pytest.approx(2.0 * one.kp / 25.0)
+    assert (two.kp, two.kd) == (20.0, 0.2)
 
 
 @real

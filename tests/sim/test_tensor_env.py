@@ -144,6 +144,15 @@ def test_saved_state_continues_in_a_new_environment(slider: Any) -> None:
         first.load_state_dict(make(slider(), 2).state_dict())
 
 
+def test_state_of_before_the_first_reset_is_taken_up_too(slider: Any) -> None:
+    unused, used = make(slider()), make(slider(), seed=99)
+    saved = unused.state_dict()
+    used.reset()
+    for env in (make(slider(), seed=99), used):
+        env.load_state_dict(saved)
+        assert torch.equal(env.reset()[0]["state"], make(slider()).reset()[0]["state"])
+
+
 def test_a_resumed_run_hands_over_tensors_again_also_on_the_cpu(slider: Any) -> None:
     first, second = Stepper(make(slider())), Stepper(make(slider(), seed=99))
     first.reset(0)

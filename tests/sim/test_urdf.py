@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from robot_rl.card import read
+from robot_rl.sim.card_pictures import pictures
 from robot_rl.sim.robot_card import new_card
-from robot_rl.sim.robot_model import load, mujoco
+from robot_rl.sim.robot_model import digest, load, mujoco
+from robot_rl.types.card import ModelCard
 
 INERTIA = '<inertia ixx="{0}" iyy="{1}" izz="{2}" ixy="{3}" ixz="{3}" iyz="{3}"/>'
 GOOD = INERTIA.format(0.01, 0.01, 0.01, 0)
@@ -87,6 +93,20 @@ def test_meshes_in_words_and_sheets_are_read(tmp_path: Path) -> None:
     assert "enclose no volume and are weighed by their surface" in made.notes[0]
 
 
+@pytest.mark.parametrize("name", ["words.stl", "of/its/maker/words.stl", "package://maker/words.stl"])
+def test_meshes_are_found_in_the_folder_that_the_file_names_for_mujoco(name: str, tmp_path: Path) -> None:
+    (tmp_path / "meshes").mkdir()
+    (tmp_path / "meshes/words.stl").write_text(stl(FACES))
+    shape = f'<collision><geometry><mesh filename="{name}"/></geometry></collision>'
+    options = '<mujoco><compiler meshdir="meshes"/></mujoco>'
+    path = urdf(tmp_path, options, link("base", mass(1.0)), link("tip", mass(0.2) + shape), joint("base", "tip"))
+    made = load(path)
+    assert (made.notes, made.spec.compile().nmesh) == ([], 1)
+    before = digest(path)
+    (tmp_path / "meshes/words.stl").write_text(stl(FACES[::-1]))
+    assert digest(path) != before
+
+
 def test_joint_of_a_link_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = urdf(tmp_path, link("base", mass(1.0)), joint("base", "propeller"))
     with pytest.raises(ValueError, match="joint propeller_joint has the child link 'propeller', which the file"):
@@ -130,3 +150,15 @@ def test_robot_with_several_limbs_asks_which_one_and_takes_the_answer(tmp_path: 
     with pytest.raises(ValueError, match=r"has 4 limbs, which end at .*tool=<site or body>"):
         new_card(path, "hand")
     assert len(new_card(path, "hand", tool="far2")[0].joints) == 3
+
+
+def test_a_base_that_stands_on_a_frame_without_shapes_is_shown(tmp_path: Path) -> None:
+    shape = '<collision><geometry><box size="0.3 0.2 0.1"/></geometry></collision>'
+    parts = (link("base_footprint", ""), link("base_link", mass(3.0) + shape))
+    path = urdf(tmp_path, *parts, joint("base_footprint", "base_link", "fixed"))
+    ready = read("diff_drive")
+    drawn, told = pictures(ready.model_copy(update={"base": "base_link", "model": ModelCard(path=str(path))}))
+    if not drawn:
+        pytest.skip(told[-1])
+    shot = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn[0][1]))))
+    assert shot[:, -100:].std() > 1.0  # to its edge: sky and floor

@@ -183,3 +183,31 @@ def test_full_buffers_are_reported(make: Any) -> None:
 
     with pytest.raises(RuntimeError, match=r"did not fit .* \+env.max_contacts"):
         stand()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_activations_end_with_their_episode_and_continue_from_a_saved_state(make: Any) -> None:
+    """A motor whose torque follows its command with a lag of 0.5 s."""
+    physics = importlib.import_module("robot_rl.sim.warp_physics").WarpPhysics
+    text = (
+        '<mujoco><option timestep="0.01"/><worldbody><body><joint name="j" axis="0 1 0"/>'
+        '<geom size="0.1" pos="0.2 0 0" mass="1" contype="0" conaffinity="0"/></body></worldbody>'
+        '<actuator><general joint="j" dyntype="filter" dynprm="0.5" gainprm="5"/></actuator></mujoco>'
+    )
+    first, second = (physics(text, 2, 20.0, device=torch.device("cpu")) for _ in range(2))
+    zero, everyone = torch.zeros(2, 1), torch.ones(2, dtype=torch.bool)
+
+    def after(simulated: Any, steps: int, command: float) -> list[float]:
+        for _ in range(steps):
+            simulated.ctrl.fill_(command)
+            simulated.advance()
+        return simulated.qpos[:, 0].tolist()
+
+    ends = []
+    for _ in range(2):
+        first.place(everyone, zero, zero, zero)
+        ends.append(after(first, 5, 1.0))
+    assert ends[0] == ends[1]
+    second.load_state_dict(first.state_dict())
+    assert after(first, 5, 0.0) == after(second, 5, 0.0)
