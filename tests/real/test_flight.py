@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.data.exact import pack
+from robot_rl.data.exact import pack, unpack
 from robot_rl.data.flight import FlightWriter
 from robot_rl.data.flight_read import AlteredFlight, Record, read, write
 from robot_rl.real import flight_tools
@@ -224,6 +224,10 @@ def test_a_base_and_legs_are_made_again_from_their_tables() -> None:
 def test_robots_that_come_with_the_package_are_made_again_from_their_tables() -> None:
     spec = RobotSpec.load(ROOT / "launch" / "params" / "desk_arm.yaml")
     assert RobotSpec.from_dict(spec_table(spec)) == spec
+
+
+def test_a_robot_with_a_calibrated_camera_is_made_again_from_its_table(calibrated) -> None:
+    assert RobotSpec.from_dict(unpack(pack(spec_table(calibrated)))) == calibrated  # as a flight keeps it
 
 
 def test_a_verdict_that_was_changed_before_it_was_written_is_found(tmp_path: Path) -> None:

@@ -310,6 +310,52 @@ def test_bag_converts_to_the_online_file(tmp_path, make_arm, ticks) -> None:
     assert len(d4rl.read(tmp_path / "again.hdf5").episodes) == 1
 
 
+def test_a_long_episode_in_several_files_has_the_steps_of_one(tmp_path, make_arm) -> None:
+    spec = make_arm(observation=["joint_positions", "last_action"])
+    stream, rules = Stream(spec), StepRules(tolerance=1.0)
+    recorder = SessionRecorder(spec, stream.table, RecordSettings(str(tmp_path), max_steps=4, rules=rules))
+    recorder.start().result(5)
+    recorder.put("success", stream.raw("success", data=True))
+    stream.play(recorder, 12)
+    recorder.stop().result(5)
+    recorder.close()
+    parts = [session.read(path)[0] for path in session.episodes(tmp_path)]
+    assert [len(part["actions"]) for part in parts] == [4, 4, 3]
+    assert [part["timeouts"].sum() for part in parts] == [1, 1, 1]
+    convert(tmp_path / "bags" / "episode_000000", tmp_path / "one.hdf5", spec, rules)
+    whole = session.read(tmp_path / "one.hdf5")[0]
+    for key in ("observations", "next_observations", "actions", "infos/success", "infos/t_obs"):
+        np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), whole[key], err_msg=key)
+
+
+def test_a_robot_with_a_calibrated_camera_is_recorded(tmp_path, calibrated) -> None:
+    recorder = SessionRecorder(calibrated, topic_table(calibrated), RecordSettings(str(tmp_path)))
+    recorder.start().result(5)
+    Stream(calibrated).play(recorder, 5)
+    recorder.stop().result(5)
+    recorder.close()
+    kept = session.read(session.episodes(tmp_path)[0])[1]["robot_spec"]
+    assert kept["cameras"]["top"]["calibration"]["focal"] == [500.0, 500.0]
+
+
+def test_an_episode_that_cannot_be_written_whatever_is_wrong_leaves_the_recorder_alive(
+    tmp_path, make_arm, monkeypatch
+) -> None:
+    stream = Stream(make_arm())
+    recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path), bags=False))
+    monkeypatch.setattr(session, "write", lambda *_: {}["absent"])
+    recorder.start().result(5)
+    stream.play(recorder, 5)
+    with pytest.raises(KeyError):
+        recorder.stop().result(5)
+    monkeypatch.undo()
+    recorder.start().result(5)
+    stream.play(recorder, 5)
+    recorder.stop().result(5)
+    recorder.close()
+    assert len(session.episodes(tmp_path)) == 1
+
+
 def test_recorder_discard_leaves_nothing_and_stop_without_start_says_so(tmp_path, make_arm) -> None:
     stream = Stream(make_arm())
     recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path)))
