@@ -79,7 +79,7 @@ class Assembler:
         self.codec = ActionCodec(spec, rules.rate)
         self._sizes = sizes
         self._states: StateCodec | None = None
-        self._merger = JointMerger(spec.names)
+        self._merger = JointMerger(spec.names, spec.turning)
         self._line: Timeline[RobotState] = Timeline(512)
         self._sensors: dict[str, np.ndarray] = {}
         self._effort: np.ndarray | None = None

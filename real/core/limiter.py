@@ -103,7 +103,7 @@ def limits_of(spec: RobotSpec) -> JointLimits:
         acceleration,
         stop_acceleration=np.where(np.isnan(stop), acceleration, stop),
         jerk=np.where(np.isnan(jerk), np.inf, jerk),
-        continuous=[joint.continuous for joint in spec.joints],
+        continuous=spec.turning,
     )
 
 

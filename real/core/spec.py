@@ -185,6 +185,11 @@ class RobotSpec:
         return tuple(joint.name for joint in self.joints)
 
     @cached_property
+    def turning(self) -> tuple[bool, ...]:
+        """Which joints turn for ever."""
+        return tuple(joint.continuous for joint in self.joints)
+
+    @cached_property
     def mode(self) -> Mode:
         """`position`, `velocity`, `effort`, `twist` or `pd`."""
         return MODES[self.command_mode]
@@ -193,6 +198,11 @@ class RobotSpec:
     def has_positions(self) -> bool:
         """Whether commands are joint positions or velocities, whose way can be told in advance."""
         return self.mode in (POSITION, VELOCITY)
+
+    @cached_property
+    def state_topics(self) -> tuple[str, ...]:
+        """Topics of joint states; one of the usual name where the sensors list none."""
+        return tuple(s.topic for s in self.sensors.values() if s.kind == "sensor_msgs/JointState") or ("joint_states",)
 
     @cached_property
     def imu(self) -> str:
@@ -221,7 +231,7 @@ class RobotSpec:
         return self._hard()[:2]
 
     def _hard(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        turning = np.array([joint.continuous for joint in self.joints])
+        turning = np.array(self.turning)
         lower = np.where(turning, -np.inf, self.array("lower"))
         upper = np.where(turning, np.inf, self.array("upper"))
         return lower, upper, np.minimum(self.margin, 0.05 * (upper - lower))

@@ -162,8 +162,8 @@ class EnvLink:
         lines = []
         state = self.latest()
         if state is None:
-            topics = [s.topic for s in self.spec.sensors.values() if "JointState" in s.type] or ["joint_states"]
-            lines.append(f"no state of joints {', '.join(self.inputs.missing())} on {', '.join(topics)}")
+            topics = ", ".join(self.spec.state_topics)
+            lines.append(f"no state of joints {', '.join(self.inputs.missing())} on {topics}")
         else:
             known = self.variables(state)
             lines += [f"no message on robot_rl/task/{name}" for name in self.external if name not in known]

@@ -323,7 +323,7 @@ class SimRobotNode(Node):
         elif name == "clock_back":
             self._time = max(self._time - value, 0.0)
         elif name == "split" and value and len(self._states) == 1:
-            self._states.append(publisher(self, JointState, "joint_states", "state_out", self.health))
+            self._states.append(publisher(self, *self._state_topic(self.spec), "state_out", self.health))
 
     # ------------------------------------------------------------ one tick, in the control thread
 
@@ -416,7 +416,7 @@ class SimRobotNode(Node):
     def _state_topic(self, spec: RobotSpec) -> tuple[Any, str]:
         """Message class and topic of what tells how the robot moves."""
         if spec.mode != TWIST:
-            return JointState, "joint_states"
+            return JointState, spec.state_topics[0]
         sensor = next(s for s in spec.sensors.values() if s.required and s.kind in MOTION)
         return message_type(sensor.kind), sensor.topic
 

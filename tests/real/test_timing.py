@@ -185,6 +185,16 @@ def test_missing_velocity_is_estimated_and_marked():
     assert merge.velocity[0] == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_estimated_velocity_of_a_wheel_whose_position_goes_round(sign):
+    merge = JointMerger(("a",), (True,))
+    told = []
+    for k in range(700):
+        merge.add(0.01 * k, ["a"], np.array([(sign * 0.02 * k + np.pi) % (2 * np.pi) - np.pi]))
+        told.append(merge.velocity[0])
+    assert told[100:] == pytest.approx([2.0 * sign] * 600, rel=1e-6)
+
+
 def test_simulated_stamps_age_in_simulated_time_and_keep_their_order():
     stamps = SimulatedStamps()
     # simulated time runs at half pace and is known in steps of 10 ms, late

@@ -1,11 +1,18 @@
-"""The supervisor as a lifecycle node: what configuring makes, cleaning up takes away."""
+"""Nodes and their loops: what configuring makes, cleaning up takes away; where they speak; one thread ticks."""
+
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import rclpy
+import yaml
 from rclpy.signals import SignalHandlerOptions
 
 from robot_rl.real.graph import find_file
+from robot_rl.real.ros.node_base import ControlLoop
 from robot_rl.real.ros.safety_supervisor_node import SafetySupervisorNode
+from robot_rl.real.ros.sim_robot_node import SimRobotNode
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(120)]
 
@@ -34,3 +41,39 @@ def test_a_supervisor_that_is_configured_again_hears_and_tells_everything_once()
         node.destroy_node()
     finally:
         rclpy.try_shutdown(context=context)
+
+
+def test_a_simulated_robot_tells_its_joints_where_its_file_says(tmp_path):
+    arm = yaml.safe_load(Path(find_file("desk_arm")).read_text())
+    arm["sensors"] = {"arm": {"topic": "left/joint_states", "type": "sensor_msgs/JointState"}}
+    (tmp_path / "arm.yaml").write_text(yaml.safe_dump(arm))
+    context = rclpy.Context()
+    words = ["--ros-args", "-p", f"robot_spec:={tmp_path / 'arm.yaml'}"]
+    rclpy.init(args=words, context=context, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        node = SimRobotNode(lambda *_, **__: pytest.fail("joints without a model"), context=context)
+        assert [item.topic_name for item in node._states] == ["/left/joint_states"]
+        node.wind_down()
+        node.destroy_node()
+    finally:
+        rclpy.try_shutdown(context=context)
+
+
+def test_a_loop_that_is_stopped_and_started_within_a_tick_ticks_in_one_thread():
+    ticks, stopped = [], threading.Event()
+
+    def tick(_):
+        ticks.append(threading.get_ident())
+        if not stopped.is_set():
+            loop.stop()
+            stopped.set()
+            time.sleep(0.05)
+
+    loop = ControlLoop(100.0, tick, on_error=lambda error: pytest.fail(str(error)))
+    loop.start()
+    stopped.wait(5.0)
+    loop.start()
+    time.sleep(0.3)
+    loop.stop()
+    assert len(ticks) > 3
+    assert len(set(ticks[1:])) == 1
