@@ -313,6 +313,8 @@ class Ros2Env(gymnasium.Env):
         if terminated or truncated:
             self._needs_reset = "the episode has ended"
             link.release()
+        if link.human and self._codec is not None:  # moves go on from where a person has left the robot
+            self.port.reset(self._command, state.velocity, {})
         link.human = link.authority == "human"
         return obs, reward, terminated, truncated, info
 

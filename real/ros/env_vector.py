@@ -77,7 +77,8 @@ class Ros2VectorEnv(VectorEnv):
     ) -> tuple[Obs, dict[str, Any]]:
         """See `Ros2Env.reset`; a `reset_mask` of False resets nothing."""
         options = dict(options or {})
-        options.pop("reset_mask", None)
+        if not np.any(options.pop("reset_mask", True)):
+            return self.look(), {}
         if isinstance(seed, Sequence):
             seed = seed[0]
         if seed is None and not self._seeded:

@@ -333,6 +333,8 @@ def test_limits_that_there_are_not_are_named(make_arm) -> None:
     changed, times = change_limits(spec, settings, {"j2.upper": 1.0, "margin": 0.0, "lead_soft": 0.05})
     assert [joint.upper for joint in changed.joints] == [2.0, 2.0, 1.0]
     assert (changed.margin, times.lead_soft) == (0.0, 0.05)
+    _, times = change_limits(spec, settings, {"lead_soft": 0.4, "lead_fault": 0.6})  # in any order
+    assert (times.lead_soft, times.lead_fault) == (0.4, 0.6)
 
 
 # ---------------------------------------------------------------- policies

@@ -1,0 +1,104 @@
+"""`Ros2Env` with a robot that is made up: what it sends and tells when others move the robot; no graph."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.graph import find_file
+from robot_rl.real.robot import RobotState
+from robot_rl.real.ros import env as module
+from robot_rl.real.ros.env import Ros2Env, Ros2Options
+from robot_rl.real.ros.env_vector import Ros2VectorEnv, _Robot
+from robot_rl.real.ros.io import Executed
+
+pytestmark = pytest.mark.ros
+SPEC = {**yaml.safe_load(Path(find_file("desk_arm")).read_text()), "action": {"mapping": "delta", "scale": [0.03]}}
+
+
+class Link:
+    """Of a robot that is at once where it was told to be; a person may hold it somewhere."""
+
+    def __init__(self, spec: RobotSpec, **options: object) -> None:
+        self.spec, self.place, self.held = spec, np.array(spec.home), None
+        self.state, self.fault, self.authority, self.flags = "ARMED", "", "none", set()
+        self.human, self.rewarded, self.label, self.success, self.cameras = False, False, None, None, {}
+        self.targets: list[np.ndarray] = []
+        self.executed: tuple[Executed, float] | None = None
+
+    def hold(self, place: np.ndarray | None) -> None:
+        """A person holds the robot there; None: lets go."""
+        self.held, self.human = place, self.human or place is not None
+
+    def latest(self) -> RobotState:
+        self.authority = "policy" if self.held is None else "human"
+        self.place = self.place if self.held is None else self.held
+        sent = Executed(0.0, self.place, self.spec.names, self.authority, "", "", np.zeros(6), 0.01)
+        self.executed = sent, time.monotonic()
+        return RobotState(time.monotonic(), self.place.copy(), np.zeros(6))
+
+    def aim(self, start: np.ndarray, target: np.ndarray, *times: float) -> None:
+        self.state, self.place = "ACTIVE", target.copy()
+        self.targets.append(target.copy())
+
+    def setpoint(self, now: float) -> np.ndarray:
+        return self.targets[-1]
+
+    def sent(self, state: RobotState) -> np.ndarray:
+        return self.place.copy()
+
+    def variables(self, state: RobotState) -> dict[str, np.ndarray]:
+        return {}
+
+    def take_reward(self) -> tuple[float, bool | None]:
+        return 0.0, None
+
+    def missing(self) -> list[str]:
+        return []
+
+    def camera_fault(self) -> str:
+        return ""
+
+    def release(self) -> None:
+        self.state = "ARMED"
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def env(monkeypatch):
+    monkeypatch.setattr(module, "EnvLink", Link)
+    made = Ros2Env(Ros2Options(robot_spec="", rate=50.0, reset_mode="none"), robot=RobotSpec.from_dict(SPEC))
+    yield made
+    made.close()
+
+
+def test_moves_go_on_from_where_a_person_left_the_robot(env):
+    """Else the next command lies where the policy was before, which the supervisor does not take up."""
+    env.reset()
+    env.step(np.zeros(6))
+    for k in range(4):
+        env.link.hold(np.array(SPEC["home"]) + 0.1 * (k + 1))
+        *_, info = env.step(np.zeros(6))
+        assert info["intervened"]
+    env.link.hold(None)
+    *_, info = env.step(np.full(6, 0.5))
+    np.testing.assert_allclose(env.link.targets[-1], np.array(SPEC["home"]) + 0.4 + 0.015)
+    *_, info = env.step(np.full(6, 0.5))
+    assert not info["intervened"]
+    np.testing.assert_allclose(env.link.targets[-1], np.array(SPEC["home"]) + 0.4 + 0.03)
+
+
+def test_a_reset_of_no_environment_resets_nothing(env):
+    view = Ros2VectorEnv(_Robot(env, ("", "")), 0)
+    view.reset()
+    view.step(np.full((1, 6), 0.5))
+    obs, _ = view.reset(options={"reset_mask": np.array([False])})
+    np.testing.assert_allclose(obs["state"][0, :6], np.array(SPEC["home"]) + 0.015, rtol=1e-6)
+    assert env._steps == 1
+    view.step(np.full((1, 6), 0.5))
+    view.close()
