@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from robot_rl.real.graph import find_file
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros import env as module
 from robot_rl.real.ros.env import Ros2Env, Ros2Options
+from robot_rl.real.ros.env_link import EnvLink
 from robot_rl.real.ros.env_vector import Ros2VectorEnv, _Robot
 from robot_rl.real.ros.io import Executed
 
@@ -91,6 +93,14 @@ def test_moves_go_on_from_where_a_person_left_the_robot(env):
     *_, info = env.step(np.full(6, 0.5))
     assert not info["intervened"]
     np.testing.assert_allclose(env.link.targets[-1], np.array(SPEC["home"]) + 0.4 + 0.03)
+
+
+def test_success_stands_until_the_next_message_and_a_label_is_of_one_step():
+    """As in recordings: a world tells it when it changes."""
+    told = SimpleNamespace(reward=2.0, success=True, label=None)
+    assert [EnvLink.take_reward(told) for _ in range(2)] == [(2.0, True), (0.0, True)]
+    told.label = False
+    assert [EnvLink.take_reward(told) for _ in range(2)] == [(0.0, False), (0.0, True)]
 
 
 def test_a_reset_of_no_environment_resets_nothing(env):
