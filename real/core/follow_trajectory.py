@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from robot_rl.real.core.chunk_player import Piece, cubic, quintic
-from robot_rl.real.core.limiter import wrap
+from robot_rl.real.core.limiter import short_way
 from robot_rl.types.options import NotNegative, Options
 
 Array = np.ndarray
@@ -158,8 +158,8 @@ class TrajectoryFollower:
         times = begin + np.asarray(goal.times, float)
         positions, first = np.array(goal.positions, float), 0 if goal.start is None else int(np.argmax(times > now))
         way = positions[first, order] - from_here
-        positions[:, order] += self._short(way) - way
-        goal, apart = replace(goal, positions=positions), np.abs(self._short(way))
+        positions[:, order] += short_way(way, self._turning) - way
+        goal, apart = replace(goal, positions=positions), np.abs(short_way(way, self._turning))
         if goal.start is None and times[0] <= now and (apart > self._o.start_tolerance).any():
             name = self._joints[int(apart.argmax())]
             return _rejected(INVALID_GOAL, f"begins {apart.max():.3g} rad from where {name} is commanded now"), None
@@ -203,7 +203,7 @@ class TrajectoryFollower:
         if goal is None:
             return None
         wanted, speed = goal.at(now)
-        error = self._short(wanted - np.asarray(position, float))
+        error = short_way(wanted - np.asarray(position, float), self._turning)
         result = self._judge(goal, now, error, np.asarray(velocity, float))
         if result is not None:
             self._goal = None
@@ -266,9 +266,6 @@ class TrajectoryFollower:
         if begin + times[-1] <= now:
             return _rejected(OLD_HEADER_TIMESTAMP, f"the trajectory ended {now - begin - times[-1]:.3g} s ago")
         return None
-
-    def _short(self, way: Array) -> Array:
-        return np.where(self._turning, wrap(way), way)
 
     def _limits(self, given: Mapping[str, float], default: float) -> Array:
         values = [given.get(name, 0.0) or default for name in self._joints]

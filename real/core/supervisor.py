@@ -8,7 +8,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from robot_rl.real.core.limiter import JointLimiter, limits_of, wrap
+from robot_rl.real.core.limiter import JointLimiter, limits_of, short_way
 from robot_rl.real.core.limiter_effort import EffortLimiter, Moment
 from robot_rl.real.core.limiter_pd import PdLimiter
 from robot_rl.real.core.machine import ACTIVE, ARMED, ESTOP, IDLE, MOVABLE, STARTUP, STOPPING, Event, SafetyMachine
@@ -417,7 +417,7 @@ class SafetySupervisor:
 
     def _difference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         way = a - b
-        return np.where(self._turning, wrap(way), way) if True in self._turning else way
+        return short_way(way, self._turning) if True in self._turning else way
 
     def _resting(self) -> np.ndarray:
         """The limiter's present command in the mode of the robot."""

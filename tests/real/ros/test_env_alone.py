@@ -1,5 +1,6 @@
 """`Ros2Env` with a robot that is made up: what it sends and tells when others move the robot; no graph."""
 
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from robot_rl.real.robot import RobotState
 from robot_rl.real.ros import env as module
 from robot_rl.real.ros.env import Ros2Env, Ros2Options
 from robot_rl.real.ros.env_link import EnvLink
+from robot_rl.real.ros.env_reset import StartOptions, StartWay
 from robot_rl.real.ros.env_vector import Ros2VectorEnv, _Robot
 from robot_rl.real.ros.io import Executed
 
@@ -93,6 +95,16 @@ def test_moves_go_on_from_where_a_person_left_the_robot(env):
     *_, info = env.step(np.full(6, 0.5))
     assert not info["intervened"]
     np.testing.assert_allclose(env.link.targets[-1], np.array(SPEC["home"]) + 0.4 + 0.03)
+
+
+def test_a_joint_that_turns_for_ever_goes_home_the_short_way(env):
+    joints = [{**joint, "continuous": k == 0} for k, joint in enumerate(SPEC["joints"])]
+    link = Link(RobotSpec.from_dict({**SPEC, "joints": joints}))
+    link.place = link.place + np.array([6.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    way = StartWay(link, StartOptions(reset_timeout=1.0), closing=threading.Event(), home=link.spec.home, policy=None)
+    way.bring("home", operator_reset=False, rng=np.random.default_rng(0))
+    assert link.place[0] == pytest.approx(2 * np.pi)
+    assert min(target[0] for target in link.targets) > 5.99
 
 
 def test_success_stands_until_the_next_message_and_a_label_is_of_one_step():
