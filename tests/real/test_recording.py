@@ -113,6 +113,17 @@ def feed(assembler, time, position, velocity=0.0):
     assembler.joints(time, ["j0", "j1", "j2"], np.full(3, float(position)), np.full(3, float(velocity)), None)
 
 
+def test_assembler_joins_efforts_of_several_senders(make_arm) -> None:
+    a = Assembler(make_arm(observation=["joint_efforts"]), StepRules(tolerance=1.0))
+    for time_, lift in ((0.0, 0.0), (0.1, 1.0)):
+        a.joints(time_, ["j2", "j0"], np.zeros(2), np.zeros(2), np.array([3.0, 1.0]) + lift)
+        a.joints(time_, ["j1"], np.zeros(1), np.zeros(1), np.array([2.0]) + lift)
+    for k in range(2):
+        a.executed(0.2 + 0.1 * k, np.zeros(3), "policy", f"p/{k}", "")
+    c = a.end()
+    np.testing.assert_array_equal((c or {})["observations"], [[2.0, 3.0, 4.0]])
+
+
 def test_assembler_executed_ticks_by_hand(make_arm) -> None:
     """States at 0.00 and 0.10 s; executed at 0.01, 0.11, 0.21: the first executed message only says where it stands."""
     a = Assembler(make_arm(), StepRules(ticks="executed", rate=10.0, end_on_success=True))
