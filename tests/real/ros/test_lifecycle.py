@@ -8,8 +8,10 @@ import pytest
 import rclpy
 import yaml
 from rclpy.signals import SignalHandlerOptions
+from std_msgs.msg import Bool
 
 from robot_rl.real.graph import find_file
+from robot_rl.real.ros.endpoints import SharedSwitch
 from robot_rl.real.ros.node_base import ControlLoop
 from robot_rl.real.ros.safety_supervisor_node import SafetySupervisorNode
 from robot_rl.real.ros.sim_robot_node import SimRobotNode
@@ -77,3 +79,34 @@ def test_a_loop_that_is_stopped_and_started_within_a_tick_ticks_in_one_thread():
     loop.stop()
     assert len(ticks) > 3
     assert len(set(ticks[1:])) == 1
+
+
+def test_an_estop_that_two_have_pressed_is_released_by_both():
+    """A person's click, which lets go at once, does not release the button that somebody else holds."""
+    context = rclpy.Context()
+    rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        node = rclpy.create_node("hears", context=context)
+        button, click = (node.create_publisher(Bool, "robot_rl/estop", 1) for _ in range(2))
+        switch = SharedSwitch(node, "robot_rl/estop")
+
+        def there():
+            return [bytes(item.endpoint_gid) for item in node.get_publishers_info_by_topic("/robot_rl/estop")]
+
+        def told(gid, on):
+            return switch.pressed(on, {"publisher_gid": {"data": gid, "implementation_identifier": "rmw_fastrtps_cpp"}})
+
+        first, second = there()
+        assert told(first, True)
+        assert told(second, True)
+        assert told(second, False)  # the other one holds it still
+        assert not told(first, False)
+        assert told(first, True)
+        node.destroy_publisher(button)
+        node.destroy_publisher(click)
+        assert not told(b"another", False)  # who has gone holds nothing
+        assert switch.pressed(True, None)  # a middleware that does not tell who speaks
+        assert not switch.pressed(False, None)
+        node.destroy_node()
+    finally:
+        rclpy.try_shutdown(context=context)
