@@ -110,8 +110,8 @@ class SimRobotNode(Node):
         self.create_service(SetBool, "~/pause", self._on_pause)
         self.add_on_set_parameters_callback(self._on_parameters)
         self.feed = self._make_feed(spec)
-        self._act_on("gaps", self._inject["gaps"])
-        self._act_on("hoist", 0.0)
+        for name, value in self._inject.items():
+            self._act_on(name, value)
         self._controller = ControllerNode(self, spec)  # after all that may be refused: its thread must be ended
         self.loop = ControlLoop(
             self._rate,
@@ -249,6 +249,7 @@ class SimRobotNode(Node):
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         with self._lock:
             self.plant.reset(-1)
+            self._act_on("blocked", self._inject["blocked"])
             self._coming.clear()
             self._done_before = None
         response.success, response.message = True, "a new start"

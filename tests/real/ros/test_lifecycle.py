@@ -9,6 +9,7 @@ import rclpy
 import yaml
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Bool
+from std_srvs.srv import Trigger
 
 from robot_rl.real.graph import find_file
 from robot_rl.real.ros.endpoints import SharedSwitch
@@ -45,16 +46,20 @@ def test_a_supervisor_that_is_configured_again_hears_and_tells_everything_once()
         rclpy.try_shutdown(context=context)
 
 
-def test_a_simulated_robot_tells_its_joints_where_its_file_says(tmp_path):
+def test_a_simulated_robot_tells_its_joints_where_its_file_says_and_has_its_faults_from_the_start(tmp_path):
     arm = yaml.safe_load(Path(find_file("desk_arm")).read_text())
     arm["sensors"] = {"arm": {"topic": "left/joint_states", "type": "sensor_msgs/JointState"}}
     (tmp_path / "arm.yaml").write_text(yaml.safe_dump(arm))
     context = rclpy.Context()
-    words = ["--ros-args", "-p", f"robot_spec:={tmp_path / 'arm.yaml'}"]
+    words = ["--ros-args", "-p", f"robot_spec:={tmp_path / 'arm.yaml'}", "-p", "inject.blocked:=true"]
+    words += ["-p", "inject.split:=true"]
     rclpy.init(args=words, context=context, signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = SimRobotNode(lambda *_, **__: pytest.fail("joints without a model"), context=context)
-        assert [item.topic_name for item in node._states] == ["/left/joint_states"]
+        assert [item.topic_name for item in node._states] == ["/left/joint_states"] * 2
+        assert node.plant.blocked.all()
+        node._on_reset(Trigger.Request(), Trigger.Response())
+        assert node.plant.blocked.all()
         node.wind_down()
         node.destroy_node()
     finally:
