@@ -219,6 +219,11 @@ class Ros2Env(gymnasium.Env):
                 self.link.release()
                 raise
 
+    def cut(self, fault: str) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """What a step returns that ends the episode by a fault, without a step: somebody else has used the robot."""
+        with self._alone("cut"):
+            return self._truncate(np.zeros(self.io.action_dim, np.float32), fault)
+
     def look(self) -> Obs:
         """A fresh observation between two episodes, or while the robot holds; moves nothing.
 

@@ -115,6 +115,24 @@ def test_success_stands_until_the_next_message_and_a_label_is_of_one_step():
     assert [EnvLink.take_reward(told) for _ in range(2)] == [(0.0, False), (0.0, True)]
 
 
+def test_a_view_whose_turn_was_taken_is_cut_and_brings_the_robot_to_a_start_once(env, monkeypatch):
+    """A person who puts the scene back by hand is not asked twice."""
+    robot, asked = _Robot(env, ("", "")), []
+    train, evaluation = Ros2VectorEnv(robot, 0), Ros2VectorEnv(robot, 1)
+    bring = env._way.bring
+    monkeypatch.setattr(env._way, "bring", lambda mode, **rest: (asked.append(mode), bring(mode, **rest)))
+    for view in (train, evaluation):
+        view.reset()
+        view.step(np.zeros((1, 6)))
+    _, reward, terminated, truncated, info = train.step(np.zeros((1, 6)))
+    assert (reward, terminated, truncated, info["valid"]) == ([0.0], [False], [True], [False])
+    train.reset()
+    train.step(np.zeros((1, 6)))
+    assert len(asked) == 3
+    for view in (train, evaluation):
+        view.close()
+
+
 def test_a_reset_of_no_environment_resets_nothing(env):
     view = Ros2VectorEnv(_Robot(env, ("", "")), 0)
     view.reset()
