@@ -401,6 +401,8 @@ def _check(spec: RobotSpec) -> None:
             _positive(getattr(joint, key), f"{where}.{key}")
         if joint.stop_acceleration is not None and joint.stop_acceleration < joint.acceleration:
             raise SpecError(f"{where}.stop_acceleration is {joint.stop_acceleration}, expected >= acceleration")
+        if joint.limit_slack is not None and not 0.0 <= joint.limit_slack < math.inf:
+            raise SpecError(f"{where}.limit_slack is {joint.limit_slack}, expected a finite number >= 0")
         _ask(joint, where, spec.confirmed)
         if not joint.continuous:
             for key in ("lower", "upper"):
@@ -445,6 +447,8 @@ def _check(spec: RobotSpec) -> None:
             f"action.scale is missing: with {spec.action.mapping} an action of 1 would be 1 rad per decision or "
             "second; give what 1 shall mean, e.g. scale: [0.05]"
         )
+    for i, scale in enumerate(spec.action.scale):
+        _positive(scale, f"action.scale[{i}]")
     if spec.action.scale and len(spec.action.scale) not in (1, len(spec.joints)):
         raise SpecError(f"action.scale has {len(spec.action.scale)} entries, expected 1 or {len(spec.joints)}")
     _check_places(spec)
