@@ -209,15 +209,19 @@ class SessionRecorder:
         settings: where and what.
 
     Raises:
+        ValueError: a type of messages that cannot be recorded.
         OSError: the folder cannot be made.
     """
 
     def __init__(self, spec: RobotSpec, topics: Mapping[str, tuple[str, str]], settings: RecordSettings) -> None:
         self.spec, self.topics, self.settings = spec, dict(topics), settings
+        self._types = bag.typestore()
+        for topic, kind in self.topics.values():
+            if kind not in self._types.fielddefs:
+                raise ValueError(f"{topic} has type {kind}, which is no standard message; it cannot be recorded")
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.report = Report()
-        self._types = bag.typestore()
         self._assembler = Assembler(spec, settings.rules)
         self._feeder = Feeder(self._assembler, spec)
         self._newest: dict[str, tuple[str, bytes, int]] = {}  # role -> message that an episode begins with
@@ -300,7 +304,7 @@ class SessionRecorder:
                 self._bag.write(topic, kind, raw, when)
         except (OSError, ValueError) as error:
             self._fail(error)
-        if not self.settings.hdf5 or not self.report.recording:
+        if not self.settings.hdf5 or not self.report.recording or role.startswith("extra"):  # of the bag alone
             return
         try:
             message = self._types.deserialize_cdr(raw, kind)
