@@ -183,15 +183,17 @@ class Assembler:
             row.valid = row.valid and not self._fault
         self._sent = value
 
-    def end(self, *, terminated: bool | None = None) -> dict[str, Any] | None:
+    def end(self, *, terminated: bool | None = None, going_on: bool = False) -> dict[str, Any] | None:
         """Columns of the episode, None when there is no step.
 
         Args:
             terminated: whether the task ended it; None asks the `success` messages. Otherwise it is a timeout.
+            going_on: only the columns become another file; the step that is open is the first of that.
         """
-        if self._row is not None and self._line:
+        if self._row is not None and self._line and not going_on:
             self._close(self._newest(np.inf))
         rows, finals = self._rows, self._finals
+        self._rows, self._finals = [], []
         if not rows:
             return None
         ended = self.succeeded if terminated is None else terminated

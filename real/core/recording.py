@@ -19,6 +19,7 @@ from robot_rl.data import bag, session
 from robot_rl.real.core.assembler import Assembler, Picture, StepRules
 from robot_rl.real.core.messages import in_order, joint_arrays, sensor_array
 from robot_rl.real.core.spec import TWIST, RobotSpec
+from robot_rl.types.card import CalibrationCard
 
 JOINTS = "sensor_msgs/msg/JointState"
 
@@ -287,7 +288,7 @@ class SessionRecorder:
                 continue
             try:
                 item.set_result(answers[role]())
-            except (OSError, ValueError, RuntimeError) as error:
+            except Exception as error:  # whatever is wrong with one episode, the next is recorded
                 self._fail(error)
                 item.set_exception(error)
             if role == "close":
@@ -312,12 +313,11 @@ class SessionRecorder:
             self.report.broken += 1
             return
         self._feeder.feed(role, message, 1e-9 * when)
-        if len(self._assembler) >= self.settings.max_steps:
+        if len(self._assembler) > self.settings.max_steps:  # the last of them has just begun, and goes into the next
             try:
-                self._write_episode()
+                self._write_episode(going_on=True)
             except (OSError, ValueError) as error:
                 self._fail(error)
-            self._assembler.begin()
 
     def _start(self) -> str:
         done = self._stop() if self.report.recording else ""
@@ -370,8 +370,8 @@ class SessionRecorder:
     def _close(self) -> str:
         return self._stop()
 
-    def _write_episode(self) -> Path | None:
-        columns = self._assembler.end()
+    def _write_episode(self, *, going_on: bool = False) -> Path | None:
+        columns = self._assembler.end(going_on=going_on)
         if columns is None:
             return None
         path = session.write(session.next_path(self.folder), columns, attributes(self.spec, self.settings))
@@ -392,7 +392,7 @@ def attributes(spec: RobotSpec, settings: RecordSettings) -> dict[str, Any]:
     rules = settings.rules
     return {
         "robot": spec.name,
-        "robot_spec": json.dumps(asdict(spec)),
+        "robot_spec": json.dumps(asdict(spec), default=CalibrationCard.model_dump),
         "rate": rules.rate,
         "ticks": rules.ticks,
         "tolerance": rules.patience,

@@ -415,10 +415,8 @@ class HumanInTheLoop(Session):
             return
         if not ended:
             self.improver.earn()
-        if self._whole:
-            if not ended or not len(self.sampler):  # what was driven may have been thrown away
-                return
-            self.improver.credit -= max(int(self.improver.credit) - 1, 0)  # one update takes all that was driven
+        if self._whole and not ended:
+            return
         end, keeps_up = time.monotonic() + LEARNING_S, self._keeps_up
 
         def go_on() -> bool:
