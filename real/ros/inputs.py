@@ -103,7 +103,8 @@ class RobotInputs:
 
     def age(self, name: str, now: float) -> float:
         """Seconds since a sensor's newest reading was acquired; infinite before the first."""
-        return now - (self._heard[name] if name in self._heard else min(self._merger.time))
+        joints = self._sensors[name].kind == JOINTS
+        return now - (min(self._merger.time) if joints else self._heard.get(name, -inf))
 
     def late(self, now: float) -> list[str]:
         """Required sensors other than joint states that are older than their timeout."""

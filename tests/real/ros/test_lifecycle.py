@@ -2,18 +2,25 @@
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import rclpy
 import yaml
 from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
+from robot_rl.real.core.sensor_spec import SensorSpec
+from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
 from robot_rl.real.ros.endpoints import SharedSwitch
-from robot_rl.real.ros.node_base import ControlLoop
+from robot_rl.real.ros.inputs import RobotInputs
+from robot_rl.real.ros.io import joint_state
+from robot_rl.real.ros.node_base import ControlLoop, Health, node_beside
 from robot_rl.real.ros.safety_supervisor_node import SafetySupervisorNode
 from robot_rl.real.ros.sim_robot_node import SimRobotNode
 
@@ -84,6 +91,22 @@ def test_a_loop_that_is_stopped_and_started_within_a_tick_ticks_in_one_thread():
     loop.stop()
     assert len(ticks) > 3
     assert len(set(ticks[1:])) == 1
+
+
+def test_a_required_sensor_that_never_came_is_late_though_the_joints_are_heard():
+    imu = SensorSpec("imu", "sensor_msgs/Imu")
+    spec = replace(RobotSpec.load(find_file("desk_arm")), sensors={"imu": imu})
+    with node_beside("hears") as node:
+        inputs = RobotInputs(node, spec, Health(node, "arm"))
+        joints = node.create_publisher(JointState, "joint_states", 1)
+        end = time.monotonic() + 10.0
+        while inputs.latest(time.monotonic()) is None and time.monotonic() < end:
+            joints.publish(joint_state(spec.names, np.zeros(6), np.zeros(6), None, time.time()))
+            time.sleep(0.02)
+        now = time.monotonic()
+        assert inputs.age("joint_states", now) < 1.0
+        assert inputs.age("imu", now) == np.inf
+        assert inputs.late(now) == ["imu"]
 
 
 def test_an_estop_that_two_have_pressed_is_released_by_both():
