@@ -1,4 +1,6 @@
 """`Ros2Env` with a robot that is made up: what it sends and tells when others move the robot; no graph."""
+# pyright: reportArgumentType=false
+# (a made-up link stands in for the real one)
 
 import threading
 import time
