@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from pydantic import Field
 
-from robot_rl.real.cameras import Crop, cropped, resized
+from robot_rl.real.cameras import WHOLE, Crop, cropped, resized
 from robot_rl.real.core.codec import ActionCodec
 from robot_rl.real.core.priority import lift
 from robot_rl.real.core.spec import RobotSpec
@@ -415,9 +415,7 @@ class Ros2Env(gymnasium.Env):
             picture = camera.picture(time.monotonic())
             if picture is None:
                 picture = np.zeros((*self._o.image_size, 3), np.uint8)
-            elif name in self._o.crop:
-                picture = cropped(picture, self._o.crop[name])
-            obs[f"image.{name}"] = resized(picture, *self._o.image_size)
+            obs[f"image.{name}"] = resized(cropped(picture, self._o.crop.get(name, WHOLE)), *self._o.image_size)
         return obs
 
     # ------------------------------------------------------------ waiting
@@ -472,10 +470,11 @@ class Ros2Env(gymnasium.Env):
         }
         known = {name: camera.calibration for name, camera in self.robot.cameras.items()}
         own["calibration"] = {  # the hand's frame on a card is that of its tool, and "tool" tells a turn about z alone
-            f"image.{name}": found.of_size(height, width, self._o.crop.get(name, (0.0, 0.0, 1.0, 1.0))).to_dict()
+            f"image.{name}": found.of_size(height, width, self._o.crop.get(name, WHOLE)).to_dict()
             for name, found in known.items()
             if found is not None and found.mount == "world"
         }
+        own["crop"] = {f"image.{name}": part for name, part in self._o.crop.items()}
         return IOSpec.from_dict(own)
 
 

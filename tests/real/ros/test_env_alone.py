@@ -20,6 +20,7 @@ from robot_rl.real.ros.env_link import EnvLink
 from robot_rl.real.ros.env_reset import StartOptions, StartWay
 from robot_rl.real.ros.env_vector import Ros2VectorEnv, _Robot
 from robot_rl.real.ros.io import Executed
+from robot_rl.types import IOSpec
 
 pytestmark = pytest.mark.ros
 SPEC = {**yaml.safe_load(Path(find_file("desk_arm")).read_text()), "action": {"mapping": "delta", "scale": [0.03]}}
@@ -107,6 +108,15 @@ def test_a_joint_that_turns_for_ever_goes_home_the_short_way(env):
     way.bring("home", operator_reset=False, rng=np.random.default_rng(0))
     assert link.place[0] == pytest.approx(2 * np.pi)
     assert min(target[0] for target in link.targets) > 5.99
+
+
+def test_what_training_saw_of_a_picture_travels_with_its_interface(monkeypatch):
+    """Whoever deploys the policy cuts the pictures as they were cut in training."""
+    monkeypatch.setattr(module, "EnvLink", Link)
+    spec = RobotSpec.from_dict({**SPEC, "cameras": {"front": {"topic": "front", "type": "sensor_msgs/Image"}}})
+    made = Ros2Env(Ros2Options(robot_spec="", rate=50.0, crop={"front": (0.5, 0.0, 1.0, 1.0)}), robot=spec)
+    assert IOSpec.from_dict(made.io.to_dict()).crop == {"image.front": (0.5, 0.0, 1.0, 1.0)}
+    made.close()
 
 
 def test_success_stands_until_the_next_message_and_a_label_is_of_one_step():
