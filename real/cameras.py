@@ -43,6 +43,8 @@ def _inside(crop: tuple[float, float, float, float]) -> tuple[float, float, floa
 
 Crop = Annotated[tuple[Number, Number, Number, Number], AfterValidator(_inside)]
 """Left, top, right, bottom of a part of a picture, as shares of its width and height."""
+WHOLE = (0.0, 0.0, 1.0, 1.0)
+"""The crop that leaves a picture as it is."""
 
 
 class RawImage(Protocol):

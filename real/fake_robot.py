@@ -40,7 +40,7 @@ IDEAL = FakeOptions()
 
 
 class FakeRobot:
-    """The Robot contract on integrated joints, for tests, demonstrations and jobs without a robot.
+    """A robot on integrated joints, for tests, demonstrations and jobs without a robot.
 
     Joints follow position commands with a first-order lag and velocity commands (or a twist) at once; efforts
     accelerate them, the largest effort with the largest acceleration, against a friction that stops them in about 2 s.
@@ -106,7 +106,7 @@ class FakeRobot:
             return self._newest
 
     def write(self, command: Command) -> Command:
-        """Send a command; it takes effect after the latency, if it is not lost.
+        """Send a command; it takes effect after the latency, if it is not lost. Returns it.
 
         Raises:
             ValueError: wrong shape or a value that is not finite.

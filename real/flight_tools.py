@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,7 @@ def _runner(facts: Mapping[str, Any], other: str, load: LoadPolicy, say: Callabl
             "policy=<run folder> that holds those, or ask what this one would have done with "
             f"policy={path}"
         )
+    loaded = replace(loaded, io=replace(loaded.io, crop={}))  # the pictures of a flight are cut already
     policy, port = fitted(loaded, RobotSpec.from_dict(facts["spec"]), facts["said"], say)
     return PolicyRunner(policy, port, RunnerOptions(**facts["options"]), identity=str(facts["identity"]), say=say)
 

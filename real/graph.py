@@ -33,8 +33,13 @@ EXECUTABLES = {
     "recorder": "recorder_node",
 }
 """Node name -> executable, of `robot_rl.nodes`."""
-ORDER = ("policy", "teleop", "follow_trajectory", "safety_supervisor", "sim_robot", "servo_arm", "recorder")
-"""Order of ending: sources and the supervisor, which brakes, then the robot, and the recorder sees it all."""
+ORDER = (
+    ("policy", "teleop", "follow_trajectory", "safety_supervisor"),
+    ("sim_robot", "servo_arm"),
+    ("recorder",),
+)
+"""Who ends at once, in the order of ending: sources and the supervisor, which brakes, then the robot, and the recorder
+sees it all."""
 LIFECYCLE = ("safety_supervisor", "policy")
 RAW_PROFILE = "fastdds_shm.xml"
 """Fast DDS profile of processes that send or read raw pictures."""

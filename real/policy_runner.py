@@ -105,7 +105,7 @@ class PolicyRunner:
 
     def restart(self) -> None:
         """Begin anew at the robot's next measured state: it is somebody else's turn, or was."""
-        self._started, self._count = False, 0
+        self._started, self._count, self._to = False, 0, np.zeros(0)
         self._blend_from = None
 
     def follow(self, other: PolicyRunner) -> None:
@@ -149,7 +149,7 @@ class PolicyRunner:
             self.port.reset(position, velocity, task)
             self.policy.reset()
             self._started = True
-            if not (self._blend_from and len(self._to)):
+            if not len(self._to):  # of another policy that it follows
                 self._to = np.zeros(len(position)) if self._direct else np.array(position, float)
         target = self._ask(self.policy, self.port, position, velocity, task)
         if self._blend_from is not None:

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from robot_rl.real.cameras import resized
+from robot_rl.real.cameras import WHOLE, cropped, resized
 from robot_rl.real.core.codec import STATE, ActionCodec
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.types import IOSpec, Obs, Port
@@ -92,7 +92,7 @@ class SpecPort:
 
 
 class SightedPort:
-    """A port whose policy also looks: the robot's pictures, in the policy's size, join the observation.
+    """A port whose policy also looks: the robot's pictures, cut as in training and in its size, join the observation.
 
     Args:
         port: observation and action terms without pictures.
@@ -116,7 +116,8 @@ class SightedPort:
                 raise ValueError(f"{key} is {io.obs[key][1]}{list(shape)}, expected uint8[height, width, 3]")
         blind = {key: kind for key, kind in port.io.obs.items() if key in io.obs}
         pictures = {key: io.obs[key] for key in self._sizes}
-        self.io = replace(port.io, obs=blind | pictures, obs_names=port.io.obs_names if "state" in io.obs else ())
+        names = port.io.obs_names if "state" in io.obs else ()
+        self.io = replace(port.io, obs=blind | pictures, obs_names=names, crop=io.crop)
         self._blind = tuple(blind)
         self.external = port.external
         self.cameras = tuple(key.removeprefix(IMAGE) for key in self._sizes)
@@ -129,7 +130,8 @@ class SightedPort:
         """The port's observation and (1, H, W, 3) uint8 per camera; `task` holds the pictures by "image.<camera>"."""
         full = self._port.observe(position, velocity, task)
         obs = {key: full[key] for key in self._blind}
-        return obs | {key: resized(task[key], *shape[:2])[None] for key, shape in self._sizes.items()}
+        parts = {key: cropped(task[key], self.io.crop.get(key, WHOLE)) for key in self._sizes}
+        return obs | {key: resized(parts[key], *shape[:2])[None] for key, shape in self._sizes.items()}
 
     def act(self, action: np.ndarray) -> np.ndarray:
         """(1, A) action in [-1, 1] -> (J,) command in the mode of the robot."""

@@ -157,7 +157,7 @@ class Launcher:
         that is still writing when these are over is left to it: the robot stands, and what was recorded stays.
         """
         limit = time.monotonic() + END
-        for names in (ORDER[:3], ORDER[3:-1], ORDER[-1:], tuple(self.children)):
+        for names in (*ORDER, tuple(self.children)):
             group = [(name, self.children.pop(name)) for name in names if name in self.children]
             begin = time.monotonic()
             for _, child in group:

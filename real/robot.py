@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,23 +84,3 @@ class Verdict(NamedTuple):
     state: str = ""
     fault: str = ""
     publish: bool = True
-
-
-class Robot(Protocol):
-    """Anything with joints that can be read and commanded."""
-
-    def read(self) -> RobotState:
-        """Newest state.
-
-        Raises:
-            StaleState: nothing has arrived within the timeout.
-        """
-        ...
-
-    def write(self, command: Command) -> Command:
-        """Send a command; returns what was really sent."""
-        ...
-
-    def stop(self) -> None:
-        """Bring the robot to rest; idempotent, callable from any thread."""
-        ...

@@ -60,7 +60,7 @@ class RecordedRunner(PolicyRunner):
 
     def restart(self) -> None:
         """See `PolicyRunner.restart`; told where it changes anything."""
-        if self._started or self._count or self._blend_from is not None:
+        if self._count or len(self._to):
             self._flight.put("policy", self._flight.now(), ("restart", self.number))
         super().restart()
 

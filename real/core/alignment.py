@@ -9,6 +9,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from robot_rl.real.core.turning import differences
+
 Item = TypeVar("Item")
 
 
@@ -151,6 +153,7 @@ class JointMerger:
 
     Args:
         names: joints wanted, in the order of the RobotSpec.
+        turning: of them those that turn for ever, whose positions may go round; () = none.
         cutoff: smoothing time of velocities that have to be differentiated [s].
 
     Attributes:
@@ -160,7 +163,8 @@ class JointMerger:
         estimated: per joint, whether its velocity was differentiated.
     """
 
-    def __init__(self, names: tuple[str, ...], *, cutoff: float = 0.02) -> None:
+    def __init__(self, names: tuple[str, ...], turning: Sequence[bool] = (), *, cutoff: float = 0.02) -> None:
+        self._turning = turning or [False] * len(names)
         self.position, self.velocity = [nan] * len(names), [nan] * len(names)
         self.time, self.estimated = [-inf] * len(names), [False] * len(names)
         self._index = {name: i for i, name in enumerate(names)}
@@ -224,4 +228,5 @@ class JointMerger:
             self.velocity[i] = 0.0
         elif step > 0.0:
             share = step / (step + self._cutoff)
-            self.velocity[i] += share * ((position - self.position[i]) / step - self.velocity[i])
+            way = differences([position], [self.position[i]], [self._turning[i]])[0]
+            self.velocity[i] += share * (way / step - self.velocity[i])

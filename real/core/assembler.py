@@ -12,7 +12,6 @@ import numpy as np
 from robot_rl.data.session import Column
 from robot_rl.real.core.alignment import JointMerger, Timeline
 from robot_rl.real.core.codec import ActionCodec, StateCodec
-from robot_rl.real.core.messages import in_order
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.robot import RobotState
 from robot_rl.types.options import NotNegative, Options, Positive
@@ -81,10 +80,10 @@ class Assembler:
         self.codec = ActionCodec(spec, rules.rate)
         self._sizes = sizes
         self._states: StateCodec | None = None
-        self._merger = JointMerger(spec.names)
+        self._merger = JointMerger(spec.names, spec.turning)
         self._line: Timeline[RobotState] = Timeline(512)
         self._sensors: dict[str, np.ndarray] = {}
-        self._effort: np.ndarray | None = None
+        self._effort = np.full(len(spec.joints), np.nan)
         self._images: dict[str, Picture] = {}
         self._commands: deque[tuple[str, float, np.ndarray]] = deque(maxlen=64)  # trace, stamp, first point
         self._sent: np.ndarray | None = None
@@ -121,15 +120,15 @@ class Assembler:
         if self._merger.add(time, names, position, velocity):
             return
         if effort is not None and len(effort) == len(names):
-            known = in_order(names, effort, self.spec.names)
-            self._effort = self._effort if known is None else known
+            for k, i in self._merger.places(names) or ():
+                self._effort[i] = effort[k]
         oldest = min(self._merger.time)
         if np.isfinite(oldest):
             state = RobotState(
                 oldest,
                 np.array(self._merger.position),
                 np.array(self._merger.velocity),
-                self._effort,
+                None if np.isnan(self._effort).any() else self._effort.copy(),
                 self._sensors.get("wrench"),
                 dict(self._sensors),
             )
@@ -185,16 +184,21 @@ class Assembler:
             row.valid = row.valid and not self._fault
         self._sent = value
 
-    def end(self, *, terminated: bool | None = None) -> dict[str, Any] | None:
+    def end(self, *, terminated: bool | None = None, going_on: bool = False) -> dict[str, Any] | None:
         """Columns of the episode, None when there is no step.
 
         Args:
             terminated: whether the task ended it; None asks the `success` messages. Otherwise it is a timeout.
+            going_on: only the columns become another file; the step that is open is the first of that.
         """
         if self._row is not None and self._line:
-            self._close()
-            self._finals.append(self._codec().vector(self._newest(np.inf)[1], self._last))
+            if going_on:
+                self._finals.append(self._codec().vector(self._newest(self._row.seen)[1], self._row.last))
+            else:
+                self._close()
+                self._finals.append(self._codec().vector(self._newest(np.inf)[1], self._last))
         rows, finals = self._rows, self._finals
+        self._rows, self._finals = [], []
         if not rows:
             return None
         ended = self.succeeded if terminated is None else terminated

@@ -17,6 +17,7 @@ from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.core.supervisor import SafetySupervisor
 from robot_rl.real.robot import Command, RobotState, Verdict
+from robot_rl.types.card import CalibrationCard
 from robot_rl.version import VERSION
 
 
@@ -45,6 +46,8 @@ def _stated(item: object) -> dict[str, object]:
 def _plain(value: object) -> object:
     if is_dataclass(value):
         return {key: _plain(item) for key, item in _stated(value).items()}
+    if isinstance(value, CalibrationCard):
+        return value.model_dump(mode="json")
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value

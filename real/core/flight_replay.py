@@ -101,6 +101,7 @@ def change_limits(
         ValueError: a limit that there is not, or a number that it cannot be.
     """
     joints = {joint.name: joint for joint in spec.joints}
+    of_robot, of_settings = {}, {}  # all at once: two may be right only together
     for name, value in limits.items():
         joint, dot, limit = name.rpartition(".")
         if dot and joint in joints and limit in OF_JOINTS:
@@ -108,15 +109,15 @@ def change_limits(
         elif name in OF_JOINTS:
             joints = {key: replace(item, **{name: float(value)}) for key, item in joints.items()}
         elif name in OF_ROBOT:
-            spec = replace(spec, **{name: float(value)})
+            of_robot[name] = float(value)
         elif name in OF_SETTINGS:
-            settings = replace(settings, **{name: type(vars(settings)[name])(value)})
+            of_settings[name] = type(vars(settings)[name])(value)
         else:
             raise ValueError(
                 f"limits.{name} is no limit of this robot{near(name, (*OF_JOINTS, *OF_ROBOT, *OF_SETTINGS))} (of one "
                 f"joint: limits.{spec.names[0]}.velocity=…)"
             )
-    return replace(spec, joints=tuple(joints.values())), settings
+    return replace(spec, joints=tuple(joints.values()), **of_robot), replace(settings, **of_settings)
 
 
 class SupervisorReplay:

@@ -8,13 +8,14 @@ stands between them and the robot, as between any source and the robot.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from robot_rl.real.core.chunk_player import Piece, cubic, quintic
+from robot_rl.real.core.limiter import short_way
 from robot_rl.types.options import NotNegative, Options
 
 Array = np.ndarray
@@ -119,13 +120,15 @@ class TrajectoryFollower:
 
     Args:
         joints: of the robot, in its order.
-        lower: (J,) limits of positions [rad], -inf where there is none.
+        lower: (J,) limits of positions [rad], -inf where there is none: such a joint turns for ever, and goes the short
+            way to a goal's first point.
         upper: likewise.
         options: defaults.
     """
 
     def __init__(self, joints: Sequence[str], lower: Array, upper: Array, options: FollowOptions | None = None) -> None:
         self._joints, self._lower, self._upper = tuple(joints), np.asarray(lower, float), np.asarray(upper, float)
+        self._turning = np.isinf(self._lower)
         self._o = options or FollowOptions()
         self._goal: _Followed | None = None
 
@@ -153,7 +156,10 @@ class TrajectoryFollower:
         if self._goal is not None:
             from_here, speed = self._goal.at(now)
         times = begin + np.asarray(goal.times, float)
-        apart = np.abs(np.asarray(goal.positions, float)[0, order] - from_here)
+        positions, first = np.array(goal.positions, float), 0 if goal.start is None else int(np.argmax(times > now))
+        way = positions[first, order] - from_here
+        positions[:, order] += short_way(way, self._turning) - way
+        goal, apart = replace(goal, positions=positions), np.abs(short_way(way, self._turning))
         if goal.start is None and times[0] <= now and (apart > self._o.start_tolerance).any():
             name = self._joints[int(apart.argmax())]
             return _rejected(INVALID_GOAL, f"begins {apart.max():.3g} rad from where {name} is commanded now"), None
@@ -197,7 +203,7 @@ class TrajectoryFollower:
         if goal is None:
             return None
         wanted, speed = goal.at(now)
-        error = wanted - np.asarray(position, float)
+        error = short_way(wanted - np.asarray(position, float), self._turning)
         result = self._judge(goal, now, error, np.asarray(velocity, float))
         if result is not None:
             self._goal = None

@@ -150,7 +150,7 @@ class Intake:
         self._held_at = -inf
         self._takeover = False
         self._position = np.zeros(len(spec.joints))
-        self._turning = np.array([joint.continuous for joint in spec.joints]) & (spec.mode == POSITION)
+        self._turning = np.array(spec.turning) & (spec.mode == POSITION)
         self._own = np.zeros(len(spec.joints))
         self.authority = "none"
         self.dropped: Counter[str] = Counter()
@@ -337,7 +337,7 @@ class Intake:
 
     def _keep(self, source: str, plan: _Plan, arrival: float) -> str:
         if plan.chunk:
-            if len(plan.times) == 1:
+            if len(plan.times) == 1 and not self._direct:
                 plan = self._motion(plan, arrival)
             if plan.times[-1] <= arrival + self._period:
                 return "chunk_late"

@@ -68,6 +68,11 @@ def wrap(angle: Array) -> Array:
     return (angle + np.pi) % (2.0 * np.pi) - np.pi
 
 
+def short_way(way: Array, turning: ArrayLike) -> Array:
+    """(..., J) ways, the short one round for joints that turn for ever, (J,) bool."""
+    return np.where(turning, wrap(way), way)
+
+
 @dataclass(frozen=True)
 class JointLimits:
     """What J joints can do.
@@ -103,7 +108,7 @@ def limits_of(spec: RobotSpec) -> JointLimits:
         acceleration,
         stop_acceleration=np.where(np.isnan(stop), acceleration, stop),
         jerk=np.where(np.isnan(jerk), np.inf, jerk),
-        continuous=[joint.continuous for joint in spec.joints],
+        continuous=spec.turning,
     )
 
 
@@ -244,8 +249,7 @@ class JointLimiter:
         with np.errstate(over="ignore", invalid="ignore"):
             error, moved = target - self.position, target - self._target
             if self._turns:
-                error = np.where(self.continuous, wrap(error), error)
-                moved = np.where(self.continuous, wrap(moved), moved)
+                error, moved = short_way(error, self.continuous), short_way(moved, self.continuous)
             own = moved / period  # the target's own speed; one that no joint could have is a jump
             own = np.where(np.abs(own) <= self.max_velocity, own, 0.0)
             lag = error - own * period

@@ -48,7 +48,7 @@ class StateMonitor:
         self._joints = len(spec.joints)
         self._speed, self._effort = spec.array("velocity"), spec.array("effort")
         self._lower, self._upper = (bound.tolist() for bound in spec.hard_bounds())
-        self._turning = [joint.continuous for joint in spec.joints]
+        self._turning = spec.turning
         self.place: Sequence[float] = ()
         self.seen: Seen = -inf, (), ()
         self.adopt(settings)

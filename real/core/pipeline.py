@@ -154,7 +154,7 @@ class CommandPipeline:
             limits[HEARTBEAT] = (options.estop_heartbeat, "estop")
         self._state_name = "joint_states" if spec.mode != TWIST else "motion"
         limits[self._state_name] = (self.settings.state_timeout, "monitor")  # the state monitor reacts itself
-        self.watchdogs = Watchdogs(limits, first_timeout=options.first_message_timeout, start=start)
+        self.watchdogs = Watchdogs(limits)
         self.blocking: tuple[str, ...] = ()
         self.clock_faults = 0
         self._start = self._now = start
@@ -347,11 +347,12 @@ class CommandPipeline:
             return Sent(out.value, verdict.publish, authority, trace, flags, verdict, *self.safety.motion, out.gains)
 
     def overdue(self, now: float) -> list[str]:
-        """Inputs that have been silent for too long, as sentences."""
+        """Inputs that have been silent for too long, as sentences; one that never came is waited for a while first."""
+        waits = now - self._start <= self._first
         return [
-            f"{silence.name} " + ("never came" if silence.never else f"silent for {silence.age:.2f} s")
-            for silence in self.watchdogs.expired(now)
-            if silence.name != HEARTBEAT or self._estop_required or not silence.never
+            f"{name} silent for {age:.2f} s" if isfinite(age) else f"{name} never came"
+            for name, _, _, age in self.watchdogs.late(now)
+            if isfinite(age) or not (waits or (name == HEARTBEAT and not self._estop_required))
         ]
 
     def _watch(self, now: float, mismatches: tuple[str, ...]) -> None:

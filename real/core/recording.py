@@ -20,6 +20,7 @@ from robot_rl.real.core.alignment import SourceClock
 from robot_rl.real.core.assembler import SAME_CLOCK, Assembler, Picture, StepRules
 from robot_rl.real.core.messages import in_order, joint_arrays, sensor_array
 from robot_rl.real.core.spec import TWIST, RobotSpec
+from robot_rl.types.card import CalibrationCard
 
 JOINTS = "sensor_msgs/msg/JointState"
 
@@ -224,15 +225,19 @@ class SessionRecorder:
         settings: where and what.
 
     Raises:
+        ValueError: a type of messages that cannot be recorded.
         OSError: the folder cannot be made.
     """
 
     def __init__(self, spec: RobotSpec, topics: Mapping[str, tuple[str, str]], settings: RecordSettings) -> None:
         self.spec, self.topics, self.settings = spec, dict(topics), settings
+        self._types = bag.typestore()
+        for topic, kind in self.topics.values():
+            if kind not in self._types.fielddefs:
+                raise ValueError(f"{topic} has type {kind}, which is no standard message; it cannot be recorded")
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.report = Report()
-        self._types = bag.typestore()
         self._assembler = Assembler(spec, settings.rules)
         self._feeder = Feeder(self._assembler, spec)
         self._newest: dict[str, tuple[str, bytes, int]] = {}  # role -> message that an episode begins with
@@ -298,7 +303,7 @@ class SessionRecorder:
                 continue
             try:
                 item.set_result(answers[role]())
-            except (OSError, ValueError, RuntimeError) as error:
+            except Exception as error:  # whatever is wrong with one episode, the next is recorded
                 self._fail(error)
                 item.set_exception(error)
             if role == "close":
@@ -315,7 +320,7 @@ class SessionRecorder:
                 self._bag.write(topic, kind, raw, when)
         except (OSError, ValueError) as error:
             self._fail(error)
-        if not self.settings.hdf5 or not self.report.recording:
+        if not self.settings.hdf5 or not self.report.recording or role.startswith("extra"):  # of the bag alone
             return
         try:
             message = self._types.deserialize_cdr(raw, kind)
@@ -323,12 +328,11 @@ class SessionRecorder:
             self.report.broken += 1
             return
         self._feeder.feed(role, message, 1e-9 * when)
-        if len(self._assembler) >= self.settings.max_steps:
+        if len(self._assembler) > self.settings.max_steps:  # the last of them has just begun, and goes into the next
             try:
-                self._write_episode()
+                self._write_episode(going_on=True)
             except (OSError, ValueError) as error:
                 self._fail(error)
-            self._assembler.begin()
 
     def _start(self) -> str:
         done = self._stop() if self.report.recording else ""
@@ -381,8 +385,8 @@ class SessionRecorder:
     def _close(self) -> str:
         return self._stop()
 
-    def _write_episode(self) -> Path | None:
-        columns = self._assembler.end()
+    def _write_episode(self, *, going_on: bool = False) -> Path | None:
+        columns = self._assembler.end(going_on=going_on)
         if columns is None:
             return None
         path = session.write(session.next_path(self.folder), columns, attributes(self.spec, self.settings))
@@ -403,7 +407,7 @@ def attributes(spec: RobotSpec, settings: RecordSettings) -> dict[str, Any]:
     rules = settings.rules
     return {
         "robot": spec.name,
-        "robot_spec": json.dumps(asdict(spec)),
+        "robot_spec": json.dumps(asdict(spec), default=CalibrationCard.model_dump),
         "rate": rules.rate,
         "ticks": rules.ticks,
         "tolerance": rules.patience,

@@ -121,7 +121,8 @@ class Shadow:
                 text = "no complete state has come yet: is the robot's driver up? see the diagnostics"
             return ShadowReport(seconds, 0.0, (ShadowNote("states", "open", text),), {})
         times = np.array([row.stamp for row in rows])
-        place = np.array([row.position for row in rows])
+        place, turning = np.array([row.position for row in rows]), np.array(self.spec.turning)
+        place[:, turning] = np.unwrap(place[:, turning], axis=0)  # of a joint that goes round
         speed = np.array([row.velocity for row in rows])
         moving = _moving(times, place)
         first = times <= times[0] + FIRST

@@ -185,6 +185,11 @@ class RobotSpec:
         return tuple(joint.name for joint in self.joints)
 
     @cached_property
+    def turning(self) -> tuple[bool, ...]:
+        """Which joints turn for ever."""
+        return tuple(joint.continuous for joint in self.joints)
+
+    @cached_property
     def mode(self) -> Mode:
         """`position`, `velocity`, `effort`, `twist` or `pd`."""
         return MODES[self.command_mode]
@@ -193,6 +198,11 @@ class RobotSpec:
     def has_positions(self) -> bool:
         """Whether commands are joint positions or velocities, whose way can be told in advance."""
         return self.mode in (POSITION, VELOCITY)
+
+    @cached_property
+    def state_topics(self) -> tuple[str, ...]:
+        """Topics of joint states; one of the usual name where the sensors list none."""
+        return tuple(s.topic for s in self.sensors.values() if s.kind == "sensor_msgs/JointState") or ("joint_states",)
 
     @cached_property
     def imu(self) -> str:
@@ -221,7 +231,7 @@ class RobotSpec:
         return self._hard()[:2]
 
     def _hard(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        turning = np.array([joint.continuous for joint in self.joints])
+        turning = np.array(self.turning)
         lower = np.where(turning, -np.inf, self.array("lower"))
         upper = np.where(turning, np.inf, self.array("upper"))
         return lower, upper, np.minimum(self.margin, 0.05 * (upper - lower))
@@ -391,6 +401,8 @@ def _check(spec: RobotSpec) -> None:
             _positive(getattr(joint, key), f"{where}.{key}")
         if joint.stop_acceleration is not None and joint.stop_acceleration < joint.acceleration:
             raise SpecError(f"{where}.stop_acceleration is {joint.stop_acceleration}, expected >= acceleration")
+        if joint.limit_slack is not None and not 0.0 <= joint.limit_slack < math.inf:
+            raise SpecError(f"{where}.limit_slack is {joint.limit_slack}, expected a finite number >= 0")
         _ask(joint, where, spec.confirmed)
         if not joint.continuous:
             for key in ("lower", "upper"):
@@ -435,6 +447,8 @@ def _check(spec: RobotSpec) -> None:
             f"action.scale is missing: with {spec.action.mapping} an action of 1 would be 1 rad per decision or "
             "second; give what 1 shall mean, e.g. scale: [0.05]"
         )
+    for i, scale in enumerate(spec.action.scale):
+        _positive(scale, f"action.scale[{i}]")
     if spec.action.scale and len(spec.action.scale) not in (1, len(spec.joints)):
         raise SpecError(f"action.scale has {len(spec.action.scale)} entries, expected 1 or {len(spec.joints)}")
     _check_places(spec)

@@ -8,7 +8,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from robot_rl.real.core.limiter import JointLimiter, limits_of, wrap
+from robot_rl.real.core.limiter import JointLimiter, limits_of, short_way
 from robot_rl.real.core.limiter_effort import EffortLimiter, Moment
 from robot_rl.real.core.limiter_pd import PdLimiter
 from robot_rl.real.core.machine import ACTIVE, ARMED, ESTOP, IDLE, MOVABLE, STARTUP, STOPPING, Event, SafetyMachine
@@ -226,6 +226,7 @@ class SafetySupervisor:
         if not isfinite(now) or now < self._now:
             self._fault("clock_jump", f"now is {now:.3f} s, the tick before was at {self._now:.3f} s")
             now = self._now if isfinite(self._now) else 0.0
+            self._moved_at = now - self._period  # whatever time it is, the brake goes on
         self._now = now
         if self._overrun.tick(now) and self._machine.state in MOVABLE:
             gap, most = self._overrun.gap, self._overrun.limit
@@ -374,22 +375,20 @@ class SafetySupervisor:
     def _follow(self, target: np.ndarray, period: float, now: float, reasons: list[str]) -> tuple[np.ndarray, Level]:
         limiter, last = self._efforts or self.limiter, self._monitor.last
         assert last is not None
-        before = limiter.position
+        places = [limiter.position]
         if not isinstance(limiter, JointLimiter):
             limiter.step(target, last.position, last.velocity, period)
         elif not self._positions:
-            before = last.position
-            limiter.step_velocity(
-                target, before, under_way=self._under_way.ways(now, self._monitor.age(now)), period=period
-            )
+            ways = self._under_way.ways(now, self._monitor.age(now))
+            places = [last.position, last.position + ways.sum(0)]
+            limiter.step_velocity(target, last.position, under_way=ways, period=period)
         else:
             limiter.step(self._lead(target, last, now, reasons), period)
         if True in limiter.at_limit.tolist():
             reasons.append("limit")
         if True in limiter.at_rate.tolist():
             reasons.append("rate")
-        guard = self._guard
-        if guard is not None and isinstance(limiter, JointLimiter) and guard.hold_back(limiter, before, period):
+        if self._guard and isinstance(limiter, JointLimiter) and self._guard.hold_back(limiter, places, period):
             reasons.append("workspace")
         self._sent = self._resting()
         return self._sent, CLIPPED if reasons else OK
@@ -418,7 +417,7 @@ class SafetySupervisor:
 
     def _difference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         way = a - b
-        return np.where(self._turning, wrap(way), way) if True in self._turning else way
+        return short_way(way, self._turning) if True in self._turning else way
 
     def _resting(self) -> np.ndarray:
         """The limiter's present command in the mode of the robot."""

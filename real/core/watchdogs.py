@@ -4,48 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 
 
-@dataclass(frozen=True)
-class Silence:
-    """One expired watchdog.
-
-    Args:
-        name: of the watched input.
-        reaction: what its entry says: e.g. `fault`, `soft_stop`, `estop`.
-        age: seconds since the last sign, or since the start when there was none.
-        never: no sign at all so far.
-    """
-
-    name: str
-    reaction: str
-    age: float
-    never: bool
-
-
 class Watchdogs:
-    """Watches the age of named inputs; nothing in ROS notices a topic that never spoke, so the first one is timed too.
+    """Watches the age of named inputs; nothing in ROS notices a topic that never spoke, so that is late too.
 
     Args:
-        limits: name -> (timeout [s], reaction).
-        first_timeout: patience for a first sign [s].
-        start: time of construction [s].
+        limits: name -> (timeout [s], reaction), such as `fault` or `estop`.
 
     Raises:
         ValueError: a timeout that is not positive.
     """
 
-    def __init__(
-        self, limits: Mapping[str, tuple[float, str]], *, first_timeout: float = 5.0, start: float = 0.0
-    ) -> None:
-        for name, (timeout, _) in {**limits, "first_timeout": (first_timeout, "")}.items():
+    def __init__(self, limits: Mapping[str, tuple[float, str]]) -> None:
+        for name, (timeout, _) in limits.items():
             if not timeout > 0.0:
                 raise ValueError(f"timeout of {name} is {timeout}, expected seconds > 0")
         self._limits = dict(limits)
-        self._first = first_timeout
-        self._since = dict.fromkeys(limits, start)
         self._seen: dict[str, float] = {}
 
     @property
@@ -63,28 +39,10 @@ class Watchdogs:
             raise KeyError(f"{name!r} is not watched; watched: {sorted(self._limits)}")
         self._seen[name] = max(now, self._seen.get(name, now))
 
-    def age(self, name: str, now: float) -> float:
-        """Seconds since the last sign; infinite before the first."""
-        return now - self._seen[name] if name in self._seen else inf
-
     def late(self, now: float) -> list[tuple[str, float, str, float]]:
         """Name, timeout [s], reaction and age [s], infinite before the first sign, of every input that is too old."""
-        seen = self._seen
-        return [
-            (name, timeout, reaction, self.age(name, now))
-            for name, (timeout, reaction) in self._limits.items()
-            if not now - seen.get(name, -inf) <= timeout
-        ]
-
-    def expired(self, now: float) -> list[Silence]:
-        """Inputs that have been silent for longer than their timeout, in the order of construction."""
-        found = []
-        for name, (timeout, reaction) in self._limits.items():
-            never = name not in self._seen
-            age = now - (self._since[name] if never else self._seen[name])
-            if age > (self._first if never else timeout):
-                found.append(Silence(name, reaction, age, never))
-        return found
+        ages = ((name, *limit, now - self._seen.get(name, -inf)) for name, limit in self._limits.items())
+        return [item for item in ages if not item[3] <= item[1]]
 
 
 class Burst:
@@ -109,7 +67,7 @@ class Burst:
         return len(self._times) == self.limit and now - self._times[0] <= self.window
 
     def clear(self) -> None:
-        """Forget the window; `total` stays."""
+        """Forget the window."""
         self._times.clear()
 
 

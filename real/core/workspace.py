@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -32,30 +32,30 @@ class WorkspaceGuard:
             return np.inf
         return float(np.maximum(self._lower - tool, tool - self._upper).max())
 
-    def hold_back(self, limiter: JointLimiter, before: np.ndarray, period: float) -> bool:
+    def hold_back(self, limiter: JointLimiter, places: Sequence[np.ndarray], period: float) -> bool:
         """Reduce the limiter's last step where needed; True when it was.
 
         Args:
             limiter: after its step.
-            before: (J,) position before the step.
+            places: (J,) positions in which the robot may be when the step begins.
             period: of the step [s].
         """
         wanted, least = limiter.velocity, limiter.braked(period)
-        allowed = max(0.0, self.excess(before))  # already outside: any way that leads no further out
-        if self._fits(limiter, before, wanted, period, allowed):
+        # already outside: any way that leads no further out
+        begins = [(place, max(0.0, self.excess(place)) + 1e-9) for place in places]
+
+        def fits(velocity: np.ndarray) -> bool:
+            rest = np.sign(velocity) * stopping_distance(np.abs(velocity), limiter.max_acceleration, limiter.min_period)
+            return all(self.excess(place + velocity * period + rest) <= most for place, most in begins)
+
+        if fits(wanted):
             return False
         low, high = 0.0, 1.0
         for _ in range(8):
             share = 0.5 * (low + high)
-            if self._fits(limiter, before, least + share * (wanted - least), period, allowed):
+            if fits(least + share * (wanted - least)):
                 low = share
             else:
                 high = share
         limiter.follow(least + low * (wanted - least), period)
         return True
-
-    def _fits(
-        self, limiter: JointLimiter, before: np.ndarray, velocity: np.ndarray, period: float, allowed: float
-    ) -> bool:
-        rest = stopping_distance(np.abs(velocity), limiter.max_acceleration, limiter.min_period)
-        return self.excess(before + velocity * period + np.sign(velocity) * rest) <= allowed + 1e-9

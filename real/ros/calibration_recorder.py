@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import time
 from collections import deque
@@ -15,18 +16,12 @@ from robot_rl.extras import require
 
 require("rclpy")
 
-import rclpy  # noqa: E402  (after the check that it is there)
-from rclpy.context import Context  # noqa: E402
-from rclpy.node import Node  # noqa: E402
-from rclpy.signals import SignalHandlerOptions  # noqa: E402
-
-from robot_rl.real.calibration.folder import POSES  # noqa: E402
+from robot_rl.real.calibration.folder import POSES  # noqa: E402  (after the check that rclpy is there)
 from robot_rl.real.cameras import png, resized  # noqa: E402
 from robot_rl.real.core.spec import CameraSpec, RobotSpec  # noqa: E402
 from robot_rl.real.ros.camera_inputs import CameraInputs  # noqa: E402
-from robot_rl.real.ros.executor import TopicExecutor  # noqa: E402
 from robot_rl.real.ros.inputs import RobotInputs  # noqa: E402
-from robot_rl.real.ros.node_base import Health  # noqa: E402
+from robot_rl.real.ros.node_base import Health, node_beside  # noqa: E402
 
 _REST, _STILL = 0.5, 0.004  # seconds in which no joint moves by more [rad or m]
 _APART = 0.08  # how far a joint has to be from where it was in every picture before [rad or m]
@@ -60,12 +55,7 @@ def record(
     if (folder / POSES).exists():
         raise ValueError(f"{folder / POSES} exists; take another folder (pictures=), or leave record= out to use it")
     taken: list[np.ndarray] = []
-    context = Context()
-    rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
-    node = Node("calibration_recorder", context=context)
-    executor = TopicExecutor(context=context)
-    try:
-        executor.add_node(node)
+    with node_beside("calibration_recorder") as node, contextlib.suppress(KeyboardInterrupt):
         health = Health(node, spec.name)
         inputs = RobotInputs(node, spec, health)
         eye = CameraInputs(node, health, {"camera": replace(camera, calibration=None)}, freeze_time=0.0)["camera"]
@@ -76,7 +66,7 @@ def record(
             lines = csv.writer(file)
             lines.writerow(["picture", *spec.names])
             while len(taken) < count:
-                executor.spin_once(timeout_sec=0.02)
+                time.sleep(0.02)
                 now = time.monotonic()
                 state, picture = inputs.latest(now), eye.picture(now)
                 if state is None or picture is None:
@@ -94,7 +84,7 @@ def record(
                 moved = max(float(np.abs(state.position - old).max()) for _, old in past)
                 new = all(float(np.abs(state.position - old).max()) > _APART for old in taken)
                 rested = now - past[0][0] > 0.9 * _REST and moved < _STILL
-                if not (rested and new and eye.age(now) < 0.4 * _REST):
+                if not (rested and new and max(eye.age(now), now - state.stamp) < 0.4 * _REST):
                     continue
                 name = f"{len(taken):03d}.png"
                 (folder / name).write_bytes(png(resized(picture, *picture.shape[:2])))
@@ -102,10 +92,6 @@ def record(
                 file.flush()
                 taken.append(state.position)
                 say(f"  {len(taken)} of {count}: move the robot on, and let it rest")
-    except KeyboardInterrupt:
+    if len(taken) < count:
         say(f"  stopped after {len(taken)} pictures")
-    finally:
-        executor.shutdown()
-        node.destroy_node()
-        rclpy.shutdown(context=context)
     return len(taken)

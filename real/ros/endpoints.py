@@ -133,13 +133,40 @@ class OneWriter:
         Args:
             info: the middleware's, with the message.
         """
-        gid = info.get("publisher_gid") if isinstance(info, dict) else None
-        if not gid:  # a middleware that does not tell: the graph alone says who writes
+        sender = sender_of(info)
+        if not sender:  # a middleware that does not tell: the graph alone says who writes
             return self._writer is not None and not self.problem
-        sender = bytes(gid["data"])[:GID]
         if sender not in self._seen or self._seen[sender] == NAMELESS:
             self.look()
         return sender == self._writer and not self.problem
+
+
+class SharedSwitch:
+    """A switch on a topic that several may press: it is released when all who pressed it have let go, or are gone.
+
+    Args:
+        node: that listens.
+        topic: of the switch.
+    """
+
+    def __init__(self, node: Node, topic: str) -> None:
+        self._node, self._topic = node, node.resolve_topic_name(topic)
+        self._holders: set[bytes] = set()
+
+    def pressed(self, on: bool, info: object) -> bool:
+        """Whether it is pressed after one of them has said so, or not; `info` is the middleware's, with the message."""
+        sender = sender_of(info)
+        if on:
+            self._holders.add(sender)
+        else:
+            self._holders &= set(publishers(self._node, self._topic)) - {sender}
+        return bool(self._holders)
+
+
+def sender_of(info: object) -> bytes:
+    """Endpoint id of whoever published a message; empty where the middleware's `info` does not tell."""
+    gid = info.get("publisher_gid") if isinstance(info, dict) else None
+    return bytes(gid["data"])[:GID] if gid else b""
 
 
 def publishers(node: Node, topic: str) -> dict[bytes, str]:

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from pydantic import Field
 
-from robot_rl.real.cameras import Crop, cropped, resized
+from robot_rl.real.cameras import WHOLE, Crop, cropped, resized
 from robot_rl.real.core.codec import ActionCodec
 from robot_rl.real.core.priority import lift
 from robot_rl.real.core.spec import RobotSpec
@@ -219,6 +219,11 @@ class Ros2Env(gymnasium.Env):
                 self.link.release()
                 raise
 
+    def cut(self, fault: str) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """What a step returns that ends the episode by a fault, without a step: somebody else has used the robot."""
+        with self._alone("cut"):
+            return self._truncate(np.zeros(self.io.action_dim, np.float32), fault)
+
     def look(self) -> Obs:
         """A fresh observation between two episodes, or while the robot holds; moves nothing.
 
@@ -313,6 +318,8 @@ class Ros2Env(gymnasium.Env):
         if terminated or truncated:
             self._needs_reset = "the episode has ended"
             link.release()
+        if link.human and self._codec is not None:  # moves go on from where a person has left the robot
+            self.port.reset(self._command, state.velocity, {})
         link.human = link.authority == "human"
         return obs, reward, terminated, truncated, info
 
@@ -408,9 +415,7 @@ class Ros2Env(gymnasium.Env):
             picture = camera.picture(time.monotonic())
             if picture is None:
                 picture = np.zeros((*self._o.image_size, 3), np.uint8)
-            elif name in self._o.crop:
-                picture = cropped(picture, self._o.crop[name])
-            obs[f"image.{name}"] = resized(picture, *self._o.image_size)
+            obs[f"image.{name}"] = resized(cropped(picture, self._o.crop.get(name, WHOLE)), *self._o.image_size)
         return obs
 
     # ------------------------------------------------------------ waiting
@@ -465,10 +470,11 @@ class Ros2Env(gymnasium.Env):
         }
         known = {name: camera.calibration for name, camera in self.robot.cameras.items()}
         own["calibration"] = {  # the hand's frame on a card is that of its tool, and "tool" tells a turn about z alone
-            f"image.{name}": found.of_size(height, width, self._o.crop.get(name, (0.0, 0.0, 1.0, 1.0))).to_dict()
+            f"image.{name}": found.of_size(height, width, self._o.crop.get(name, WHOLE)).to_dict()
             for name, found in known.items()
             if found is not None and found.mount == "world"
         }
+        own["crop"] = {f"image.{name}": part for name, part in self._o.crop.items()}
         return IOSpec.from_dict(own)
 
 

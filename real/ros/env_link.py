@@ -162,8 +162,8 @@ class EnvLink:
         lines = []
         state = self.latest()
         if state is None:
-            topics = [s.topic for s in self.spec.sensors.values() if "JointState" in s.type] or ["joint_states"]
-            lines.append(f"no state of joints {', '.join(self.inputs.missing())} on {', '.join(topics)}")
+            topics = ", ".join(self.spec.state_topics)
+            lines.append(f"no state of joints {', '.join(self.inputs.missing())} on {topics}")
         else:
             known = self.variables(state)
             lines += [f"no message on robot_rl/task/{name}" for name in self.external if name not in known]
@@ -182,12 +182,10 @@ class EnvLink:
         return self.cameras.look(time.monotonic(), needed)[1]
 
     def take_reward(self) -> tuple[float, bool | None]:
-        """Reward since the last call, and the newest success message or label since then."""
+        """Reward since the last call, and a label since then; without one the newest success message, which stands."""
         reward, self.reward = self.reward, 0.0
-        outcome, self.success = self.success, None
-        if self.label is not None:
-            outcome, self.label = self.label, None
-        return reward, outcome
+        label, self.label = self.label, None
+        return reward, self.success if label is None else label
 
     def now_ros(self) -> float:
         """ROS time [s]."""

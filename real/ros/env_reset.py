@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from robot_rl.real.core.limiter import short_way
 from robot_rl.real.ros.env_link import EnvLink
 from robot_rl.types.options import NotNegative, Number, Options, Positive
 
@@ -149,7 +150,8 @@ class StartWay:
             return
         lower, upper = link.spec.bounds()
         wish = self._start + rng.uniform(-self.o.start_noise, self.o.start_noise, len(self._start))
-        goal, begin = np.clip(wish, lower, upper), link.sent(state)
+        goal, begin, turning = np.clip(wish, lower, upper), link.sent(state), link.spec.turning
+        goal = begin + short_way(goal - begin, turning)
         if link.spec.mode != "position":
             raise ValueError("reset mode 'home' needs a position controller; use manual, policy or none")
         seconds = quintic_seconds(goal - begin, link.spec.array("velocity"), link.spec.array("acceleration"))
@@ -167,7 +169,8 @@ class StartWay:
 
         def there() -> bool:
             newest = link.latest()
-            return newest is not None and bool((np.abs(newest.position - goal) <= self.o.start_tolerance).all())
+            away = None if newest is None else np.abs(short_way(newest.position - goal, turning))
+            return away is not None and bool((away <= self.o.start_tolerance).all())
 
         arrived = self._wait(lambda: (there() and self._at_rest()) or link.state in LATCHED, deadline)
         self._refuse_latched()

@@ -77,7 +77,8 @@ class Ros2VectorEnv(VectorEnv):
     ) -> tuple[Obs, dict[str, Any]]:
         """See `Ros2Env.reset`; a `reset_mask` of False resets nothing."""
         options = dict(options or {})
-        options.pop("reset_mask", None)
+        if not np.any(options.pop("reset_mask", True)):
+            return self.look(), {}
         if isinstance(seed, Sequence):
             seed = seed[0]
         if seed is None and not self._seeded:
@@ -90,12 +91,10 @@ class Ros2VectorEnv(VectorEnv):
     def step(self, actions: Any) -> tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """See `Ros2Env.step`; `info` has `success`, `executed`, `intervened` and `valid` as arrays (1, ...)."""
         if self._robot.driver is not self:  # somebody else has moved the robot since our last step
-            self._robot.driver = None
-            obs, info = self._robot.env.reset()
-            info |= {"valid": False, "fault": "the robot was used by another view"}
-            ended = np.array([True])
-            return _batch(obs), np.zeros(1, np.float32), ~ended, ended, self._batched(info)
-        obs, reward, terminated, truncated, info = self._robot.env.step(np.asarray(actions)[0])
+            self._robot.driver, found = None, self._robot.env.cut("the robot was used by another view")
+        else:
+            found = self._robot.env.step(np.asarray(actions)[0])
+        obs, reward, terminated, truncated, info = found
         flags = (np.array([terminated]), np.array([truncated]))
         return _batch(obs), np.array([reward], np.float32), *flags, self._batched(info)
 

@@ -49,7 +49,7 @@ class RobotInputs:
         self.required = [name for name, s in self._sensors.items() if s.required]
         self.dropped: dict[str, int] = {}
         self._clocks = SenderClocks(node, future_tolerance=future_tolerance)
-        self._merger = JointMerger(spec.names)
+        self._merger = JointMerger(spec.names, spec.turning)
         self._effort = [nan] * len(spec.joints)
         self._joints: RobotState | None = None  # replaced as a whole: the control thread reads it
         self._values: dict[str, np.ndarray] = {}
@@ -103,7 +103,8 @@ class RobotInputs:
 
     def age(self, name: str, now: float) -> float:
         """Seconds since a sensor's newest reading was acquired; infinite before the first."""
-        return now - (self._heard[name] if name in self._heard else min(self._merger.time))
+        joints = self._sensors[name].kind == JOINTS
+        return now - (min(self._merger.time) if joints else self._heard.get(name, -inf))
 
     def late(self, now: float) -> list[str]:
         """Required sensors other than joint states that are older than their timeout."""
@@ -167,8 +168,7 @@ class RobotInputs:
         timeout = inf if self._motion else min(joints)
         silent = [name for name, age in zip(self.spec.names, ages) if age > timeout]
         if silent:
-            topics = [s.topic for s in self._sensors.values() if s.kind == JOINTS]
-            problems.append(f"no fresh state of {', '.join(silent)} on {', '.join(topics)}")
+            problems.append(f"no fresh state of {', '.join(silent)} on {', '.join(self.spec.state_topics)}")
             heard = [now - when for when in self._arrived.values()]
             if heard and min(heard) < timeout:
                 problems.append(

@@ -109,8 +109,7 @@ class ControlLoop:
         self._tick, self._on_error, self._priority, self._spin = tick, on_error, priority, spin
         self._clock = SteadyClock()
         self.scheduler = Scheduler(1.0 / rate, self._clock)
-        self._running = False
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # that ticks; one that was stopped is at its last tick
 
     @property
     def alive(self) -> bool:
@@ -121,14 +120,12 @@ class ControlLoop:
         """Begin; a second call does nothing."""
         if self._thread is not None:
             return
-        self._running = True
         self.scheduler.restart()
         self._thread = threading.Thread(target=self._work, name="control", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
         """End after the present tick; callable from the loop itself and more than once."""
-        self._running = False
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
@@ -156,7 +153,7 @@ class ControlLoop:
     def _work(self) -> None:
         self.fifo = lift_all(self._priority)
         self._clock.spin = self._spin if self.fifo == "on" else 0.0
-        while self._running:
+        while self._thread is threading.current_thread():
             tick = self.scheduler.wait()
             begin = time.monotonic()
             age: float | None = None

@@ -25,7 +25,7 @@ from robot_rl.real.core.settings import PLAUSIBLE, SafetySettings, implausible
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.ros.command_topics import CommandTopics
 from robot_rl.real.ros.controller_check import ControllerCheck
-from robot_rl.real.ros.endpoints import OwnEndpoints, refuse_twin
+from robot_rl.real.ros.endpoints import OwnEndpoints, SharedSwitch, refuse_twin
 from robot_rl.real.ros.flight_option import LAST, declare_flight, open_flight, tell_flight
 from robot_rl.real.ros.inputs import RobotInputs
 from robot_rl.real.ros.io import JointTrajectory, hardware_type
@@ -230,7 +230,6 @@ class SafetySupervisorNode(LifecycleNode):
         refuse_twin(self, self._value("discovery_time"))
         self._controller = ControllerCheck(self, spec)
         self._controller.refuse(0.2)
-        now = time.monotonic()
         watched = {
             name: s.timeout
             for name, s in spec.sensors.items()
@@ -244,7 +243,7 @@ class SafetySupervisorNode(LifecycleNode):
             PipelineOptions(**{name: self._value(name) for name in ANSWERABLE}),
             forward=forward,
             watched=watched,
-            start=now,
+            start=time.monotonic(),
             flight=open_flight(self, "supervisor", spec, self._value("model")),
         )
         self._watched = tuple(watched)
@@ -284,6 +283,7 @@ class SafetySupervisorNode(LifecycleNode):
         )
         self._status = RobotStatus(self, spec, health, self.pipeline.estop)
         subscribe(self, Bool, "robot_rl/takeover", self._on_takeover, "takeover", health)
+        self._switch = SharedSwitch(self, "robot_rl/estop")
         subscribe(self, Bool, "robot_rl/estop", self._on_estop, "estop_in", health)
         subscribe(self, Empty, "robot_rl/estop_heartbeat", self._on_heartbeat, "event", health)
         self._endpoints.serve(self.create_service(SetBool, "~/enable", self._on_enable))
@@ -303,9 +303,9 @@ class SafetySupervisorNode(LifecycleNode):
         assert self.pipeline is not None
         self.pipeline.takeover(bool(message.data), time.monotonic())
 
-    def _on_estop(self, message: Bool) -> None:
+    def _on_estop(self, message: Bool, info: object) -> None:
         assert self.pipeline is not None
-        self.pipeline.estop("topic", pressed=bool(message.data))
+        self.pipeline.estop("topic", pressed=self._switch.pressed(bool(message.data), info))
 
     def _on_heartbeat(self, message: Empty) -> None:
         assert self.pipeline is not None

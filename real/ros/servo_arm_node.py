@@ -15,7 +15,6 @@ from robot_rl.real.core.scheduler import Tick
 from robot_rl.real.core.spec import POSITION, RobotSpec
 from robot_rl.real.ros.controller_node import ControllerNode
 from robot_rl.real.ros.endpoints import OneWriter
-from robot_rl.real.ros.inputs import JOINTS
 from robot_rl.real.ros.io import JointState, hardware_type, hardware_values, joint_state
 from robot_rl.real.ros.node_base import (
     ERROR,
@@ -77,8 +76,7 @@ class ServoArmNode(Node):
         self._command: tuple[np.ndarray | None, float] = None, 0.0  # replaced as a whole: another thread reads it
         self._reading: ServoReading | None = None
         self._status = ""
-        topics = [s.topic for s in spec.sensors.values() if s.kind == JOINTS]
-        self._states = publisher(self, JointState, (*topics, "joint_states")[0], "state_out", self.health)
+        self._states = publisher(self, JointState, spec.state_topics[0], "state_out", self.health)
         self._says = publisher(self, String, "servos/status", "latched", self.health)
         self._writer = OneWriter(self, spec.controller_topic, writer)
         self._looking = steady_timer(self, LOOK, self._writer.look)

@@ -11,7 +11,8 @@ from typing import TypedDict
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.core.shadow import Shadow, ShadowSample
+from robot_rl.real.cameras import WHOLE, cropped
+from robot_rl.real.core.shadow import IMAGE, Shadow, ShadowSample
 from robot_rl.real.core.shadow_report import ShadowReport, card_digest, report_path
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.legged_port import IMU
@@ -70,7 +71,7 @@ class ShadowWatch:
     ) -> None:
         self._node, self._spec, self._facts = node, spec, facts
         self.watched = Shadow(spec, seen, port.io, cameras=port.cameras, body=IMU in port.external)
-        self._cameras, self._looked = port.cameras, -np.inf
+        self._cameras, self._looked, self._crop = port.cameras, -np.inf, port.io.crop
         folder.mkdir(parents=True, exist_ok=True)
         self.path = report_path(folder, spec.name)
         self._said: set[str] = set()
@@ -101,7 +102,8 @@ class ShadowWatch:
             for name in self._cameras:
                 pixels = cameras[name].picture(now)
                 if pixels is not None and pixels.ndim == 3:
-                    shots[name] = now - cameras[name].age(now), mosaic(pixels)
+                    seen = cropped(pixels, self._crop.get(IMAGE + name, WHOLE))
+                    shots[name] = now - cameras[name].age(now), mosaic(seen)
         imu = state.sensors.get(self._spec.imu) if self._spec.imu else None
         self.watched.take(ShadowSample(now, state.stamp, state.position, state.velocity, imu, shots))
 

@@ -110,8 +110,8 @@ class SimRobotNode(Node):
         self.create_service(SetBool, "~/pause", self._on_pause)
         self.add_on_set_parameters_callback(self._on_parameters)
         self.feed = self._make_feed(spec)
-        self._act_on("gaps", self._inject["gaps"])
-        self._act_on("hoist", 0.0)
+        for name, value in self._inject.items():
+            self._act_on(name, value)
         self._controller = ControllerNode(self, spec)  # after all that may be refused: its thread must be ended
         self.loop = ControlLoop(
             self._rate,
@@ -249,6 +249,7 @@ class SimRobotNode(Node):
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         with self._lock:
             self.plant.reset(-1)
+            self._act_on("blocked", self._inject["blocked"])
             self._coming.clear()
             self._done_before = None
         response.success, response.message = True, "a new start"
@@ -323,7 +324,7 @@ class SimRobotNode(Node):
         elif name == "clock_back":
             self._time = max(self._time - value, 0.0)
         elif name == "split" and value and len(self._states) == 1:
-            self._states.append(publisher(self, JointState, "joint_states", "state_out", self.health))
+            self._states.append(publisher(self, *self._state_topic(self.spec), "state_out", self.health))
 
     # ------------------------------------------------------------ one tick, in the control thread
 
@@ -416,7 +417,7 @@ class SimRobotNode(Node):
     def _state_topic(self, spec: RobotSpec) -> tuple[Any, str]:
         """Message class and topic of what tells how the robot moves."""
         if spec.mode != TWIST:
-            return JointState, "joint_states"
+            return JointState, spec.state_topics[0]
         sensor = next(s for s in spec.sensors.values() if s.required and s.kind in MOTION)
         return message_type(sensor.kind), sensor.topic
 

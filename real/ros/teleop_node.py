@@ -87,7 +87,7 @@ class TeleopNode(Node):
         self.inputs = RobotInputs(self, spec, self.health)
         self._joy: tuple[Joy, float] | None = None
         self._twist: tuple[TwistStamped, float] | None = None
-        self._leader = JointMerger(spec.names)
+        self._leader = JointMerger(spec.names, spec.turning)
         self._follow = LeaderFollow(self._rate, catch_up)
         self._held: tuple[bool, float] = (False, -np.inf)
         self._followed = False

@@ -72,8 +72,7 @@ class Wiggle:
         self._wanted = np.zeros(len(spec.joints)), -np.inf
         self._over = threading.Event()
         self._seq, self._tag = 0, f"doctor:{time.time_ns()}"
-        topics = {s.topic for s in spec.sensors.values() if s.kind == "sensor_msgs/JointState"}
-        for topic in topics or {"joint_states"}:
+        for topic in set(spec.state_topics):
             node.create_subscription(JointState, topic, self._take, qos("state"))
         # what the supervisor made of it, whose own delay is not the robot's
         self._sent: list[tuple[float, np.ndarray]] = []

@@ -150,6 +150,8 @@ class IOSpec:
         seen: what training saw; no part of the interface, so that neither `check` nor equality looks at it.
         calibration: camera key ("image.front") -> where points fall in its pictures, where that is known; no part of
             the interface either.
+        crop: camera key -> left, top, right, bottom of what training saw of a robot's pictures, as shares of width and
+            height, where that is a part; whoever shows a policy such pictures cuts them so. Likewise.
     """
 
     obs: dict[str, tuple[tuple[int, ...], str]]
@@ -163,6 +165,7 @@ class IOSpec:
     action_choices: tuple[int, ...] = ()
     seen: Seen | None = field(default=None, compare=False)
     calibration: Mapping[str, Calibration] = field(default_factory=dict, compare=False)
+    crop: Mapping[str, tuple[float, float, float, float]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         lengths = {
@@ -275,6 +278,7 @@ class IOSpec:
             **({"action_choices": list(self.action_choices)} if self.action_choices else {}),
             **({} if self.seen is None else {"seen": self.seen.to_dict()}),
             **({"calibration": {k: c.to_dict() for k, c in self.calibration.items()}} if self.calibration else {}),
+            **({"crop": {key: list(part) for key, part in self.crop.items()}} if self.crop else {}),
         }
 
     @classmethod
@@ -297,6 +301,9 @@ class IOSpec:
                 action_choices=tuple(int(count) for count in raw.get("action_choices", ())),
                 seen=Seen.from_dict(raw["seen"]) if raw.get("seen") else None,
                 calibration={key: Calibration.from_dict(item) for key, item in raw.get("calibration", {}).items()},
+                crop={
+                    key: (float(a), float(b), float(c), float(d)) for key, (a, b, c, d) in raw.get("crop", {}).items()
+                },
             )
         except KeyError as error:
             raise ValueError(f"io.json lacks the field {error}; expected the form written by IOSpec.to_dict") from error

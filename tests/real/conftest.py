@@ -117,6 +117,15 @@ def make_arm():
 
 
 @pytest.fixture
+def calibrated():
+    """Of an arm: a camera whose place is known."""
+    place = {"mount": "world", "position": [0.0, 0.0, 1.0], "rotation": [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]}
+    lens = {"height": 480, "width": 640, "focal": [500.0, 500.0], "centre": [320.0, 240.0]}
+    found = {**lens, **place, "residual": 0.1, "views": 20}
+    return arm(cameras={"top": {"topic": "top/image", "type": "sensor_msgs/Image", "calibration": found}})
+
+
+@pytest.fixture
 def run_folder(tmp_path):
     """A folder that looks like a run with a checkpoint; what is in it is read by nobody here."""
     step = tmp_path / "run" / "checkpoints" / "step_000000000100"

@@ -198,6 +198,15 @@ def test_20_own_clock_backwards_is_a_fault_not_an_exception(make_loop):
     assert (verdict.level, verdict.fault) == (Level.STOP, "clock_jump")
 
 
+def test_20_a_clock_that_went_back_for_good_does_not_keep_the_robot_moving(make_loop, make_arm):
+    loop = make_loop(spec=make_arm(command_mode="forward_velocity", controller_timeout=0.1, dead_time=0.0)).active()
+    loop.run(0.3, np.ones(3))
+    for k in range(25):  # 1 rad/s at 5 rad/s2
+        sent, verdict = loop.safety.filter(None, None, loop.now - 60.0 + k * 0.01)
+    assert verdict.fault == "clock_jump"
+    assert not sent.value.any()
+
+
 def test_22_blocked_joint_lead_is_bounded_and_tracking_fault(make_loop):
     loop = make_loop().moving()
     loop.robot.blocked[0] = True

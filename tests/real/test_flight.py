@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.data.exact import pack
+from robot_rl.data.exact import pack, unpack
 from robot_rl.data.flight import FlightWriter
 from robot_rl.data.flight_read import AlteredFlight, Record, read, write
 from robot_rl.real import flight_tools
@@ -226,6 +226,10 @@ def test_robots_that_come_with_the_package_are_made_again_from_their_tables() ->
     assert RobotSpec.from_dict(spec_table(spec)) == spec
 
 
+def test_a_robot_with_a_calibrated_camera_is_made_again_from_its_table(calibrated) -> None:
+    assert RobotSpec.from_dict(unpack(pack(spec_table(calibrated)))) == calibrated  # as a flight keeps it
+
+
 def test_a_verdict_that_was_changed_before_it_was_written_is_found(tmp_path: Path) -> None:
     """The recorder is not believed either: a replay compares what stands there with what a supervisor says."""
     record(tmp_path / "a.mcap", "quiet", 2.0)
@@ -329,6 +333,8 @@ def test_limits_that_there_are_not_are_named(make_arm) -> None:
     changed, times = change_limits(spec, settings, {"j2.upper": 1.0, "margin": 0.0, "lead_soft": 0.05})
     assert [joint.upper for joint in changed.joints] == [2.0, 2.0, 1.0]
     assert (changed.margin, times.lead_soft) == (0.0, 0.05)
+    _, times = change_limits(spec, settings, {"lead_soft": 0.4, "lead_fault": 0.6})  # in any order
+    assert (times.lead_soft, times.lead_fault) == (0.4, 0.6)
 
 
 # ---------------------------------------------------------------- policies

@@ -158,3 +158,19 @@ def test_a_stamp_in_the_past_skips_what_is_over_and_one_ahead_waits() -> None:
     step = made.tick(22.0, REST, REST)
     assert step is not None
     assert step.position == pytest.approx([-0.2, 0.4])
+
+
+def test_a_joint_that_turns_for_ever_takes_the_short_way() -> None:
+    """Planners give angles within a turn, and so do some drivers; the joint may have gone round."""
+    made = TrajectoryFollower(("a", "b"), np.array([-np.inf, -2.0]), np.array([np.inf, 2.0]), FollowOptions())
+    ends = {"times": np.array([0.0, 1.0]), "positions": np.array([[0.0, 6.1 - 2 * np.pi], [0.4, 0.1]])}
+    assert made.take(goal(**ends, path_tolerance={"a": 0.2}), 10.0, np.array([6.1, 0.0])) == (None, None)
+    step = made.tick(10.5, np.array([6.1 - 2 * np.pi, 0.2]), REST)
+    assert step is not None
+    assert step.position == pytest.approx([0.5 * (6.1 + 2 * np.pi + 0.1), 0.2])
+    assert step.error == pytest.approx([0.5 * (2 * np.pi + 0.1 - 6.1), 0.0])
+    late = goal(start=0.0, times=np.array([1.0, 12.0]), positions=np.array([[0.0, -9.0], [0.0, 6.2]]))
+    assert made.take(late, 11.0, np.zeros(2))[0] is None
+    step = made.tick(12.0, np.array([6.2, 0.0]), REST)
+    assert step is not None
+    assert step.position[0] == pytest.approx(6.2, abs=0.2)

@@ -227,6 +227,18 @@ def test_external_is_lowest_and_one_shot_lasts_until_its_last_point(make_arm):
     assert door.authority == "policy"
 
 
+@pytest.mark.parametrize(("mode", "field"), [("forward_velocity", "velocities"), ("forward_effort", "effort")])
+def test_external_point_of_velocities_or_efforts_holds_until_its_time(make_arm, mode, field):
+    door = Intake(
+        make_arm(command_mode=mode, controller_timeout=0.1, dead_time=0.0), options=DoorOptions(allow_external=True)
+    )
+    door.executed(9.99, np.full(3, 1.2), np.zeros(3), as_asked=True)  # where the robot stands is no speed
+    asked = {field: np.full((1, 3), 0.1)}
+    assert door.offer(message(0.0, 0, source="external", tag="x", times=(0.5,), **asked), 10.0) == ""
+    assert [door.select(10.0 + t)[0].value.tolist() for t in (0.01, 0.25, 0.49)] == [[0.1] * 3] * 3
+    assert door.select(10.51)[0].value.size == 0
+
+
 def test_external_far_step_is_refused_or_approached_when_asked(make_arm):
     far = message(0.0, 0, (1.0, 0.0, 0.0), source="external", tag="x", times=(0.1,))
     strict = Intake(make_arm(), options=DoorOptions(allow_external=True))

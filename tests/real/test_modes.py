@@ -27,6 +27,28 @@ def base(**changes):
     return RobotSpec.from_dict({**raw, "controller_timeout": 0.5, "sensors": ODOM, **changes})
 
 
+# ---------------------------------------------------------------- velocity
+
+
+@pytest.mark.parametrize("late", [0.0, 0.03, 0.08])
+def test_a_workspace_holds_for_velocities_that_are_followed_late(make_loop, make_arm, late):
+    """The tool never leaves the box, though the robot goes on for its dead time with what it was told before."""
+    box = {"lower": [-0.5, -0.5, -0.5], "upper": [0.5, 0.5, 0.5]}
+    spec = make_arm(command_mode="forward_velocity", controller_timeout=0.1, dead_time=late + 0.005, workspace=box)
+    tool = lambda q: np.array([q[0] + 0.3 * q[1], q[1], q[2]])  # noqa: E731
+    loop = make_loop(spec=spec, forward=tool, latency=late).active()
+    rng, seen, places = np.random.default_rng(0), set(), []
+    for _ in range(12):
+        goal = rng.uniform(-1.5, 1.5, 3)
+        for _ in range(60):
+            loop.tick(lambda goal=goal: loop.command(goal))
+            seen |= set(loop.verdict.reasons)
+            places.append(tool(loop.robot.position))
+    assert "workspace" in seen
+    assert np.abs(places).max() <= 0.5 + 1e-6
+    assert np.abs(places).max() > 0.48
+
+
 # ---------------------------------------------------------------- effort
 
 

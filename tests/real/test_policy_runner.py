@@ -85,6 +85,16 @@ def test_swap_fades_over_the_blend(make_arm):
     assert targets == pytest.approx([0.495, 0.0, -0.495, -0.99, -0.99])
 
 
+def test_swap_without_a_blend_goes_on_from_the_last_command(make_arm):
+    spec = make_arm()
+    old, new = runner(spec, [0.5, 0.0, 0.0]), runner(spec, [-0.5, 0.0, 0.0], blend_steps=0)
+    assert values(old, 5)[-1] == pytest.approx(0.99)
+    new.follow(old)
+    assert values(new, 5) == pytest.approx([0.594, 0.198, -0.198, -0.594, -0.99])
+    new.restart()
+    assert values(new, 1) == pytest.approx([-0.198])  # from where the robot is, at 0
+
+
 def test_refuses_a_rate_that_does_not_fit(make_arm):
     with pytest.raises(Unfit, match="whole multiple"):
         runner(make_arm(), np.zeros(3), rate=25.0)
@@ -244,7 +254,11 @@ def test_graph_of_every_choice(arguments):
     assert names(full) == ["sim_robot", "safety_supervisor", "policy", "teleop", "recorder"]
     assert all("__ns:=/left" in node.arguments() for node in graph(full))
     # a card with servos in place of sim_robot, other people's goals in place of a policy
-    assert {*names(full), "servo_arm", "follow_trajectory"} == set(ORDER) == set(EXECUTABLES)
+    assert (
+        {*names(full), "servo_arm", "follow_trajectory"}
+        == {name for group in ORDER for name in group}
+        == set(EXECUTABLES)
+    )
     without = {**arguments, "policy_path": ""}
     assert names(GraphArgs(**without, follow_trajectory=True))[-1] == "follow_trajectory"
     with pytest.raises(GraphError, match="policy_path and follow_trajectory both speak as the policy"):

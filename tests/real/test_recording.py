@@ -10,84 +10,10 @@ import pytest
 from robot_rl.data import d4rl, session
 from robot_rl.real.cameras import compressed_pixels
 from robot_rl.real.core.assembler import Assembler, StepRules
-from robot_rl.real.core.codec import ActionCodec, StateCodec
 from robot_rl.real.core.recording import Feeder, RecordSettings, SessionRecorder, convert, topic_table
-from robot_rl.real.core.spec import RobotSpec, SpecError
-from robot_rl.real.port import SpecPort
-from robot_rl.real.robot import RobotState
 
 bag = pytest.importorskip("robot_rl.data.bag")
 pytest.importorskip("rosbags")
-
-
-# ---------------------------------------------------------------- codecs
-
-
-def test_action_codec_absolute_spans_the_range_inside_the_margin(make_arm) -> None:
-    codec = ActionCodec(make_arm(), 100.0)  # limits -2 ... 2, margin 0.02
-    np.testing.assert_allclose(codec.command(np.array([-1.0, 0.0, 1.0]), np.zeros(3)), [-1.98, 0.0, 1.98])
-    np.testing.assert_allclose(codec.action(np.array([0.99, -0.99, 5.0]), np.zeros(3)), [0.5, -0.5, 1.0])
-
-
-def test_action_codec_delta_moves_from_the_last_command(make_arm) -> None:
-    codec = ActionCodec(make_arm(action={"mapping": "delta", "scale": [0.05]}), 20.0)
-    last = np.array([0.0, 1.0, 1.97])
-    np.testing.assert_allclose(codec.command(np.array([1.0, -1.0, 1.0]), last), [0.05, 0.95, 1.98])
-    np.testing.assert_allclose(codec.action(np.array([0.025, 1.0, 1.97]), last), [0.5, 0.0, 0.0], atol=1e-7)
-
-
-def test_action_codec_velocity_on_a_position_controller_integrates_one_period(make_arm) -> None:
-    codec = ActionCodec(make_arm(action={"mapping": "velocity", "scale": [0.5]}), 10.0)
-    np.testing.assert_allclose(codec.command(np.full(3, 1.0), np.zeros(3)), 0.05)
-    np.testing.assert_allclose(codec.action(np.full(3, 0.05), np.zeros(3)), 1.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("mapping", "scale", "moved"), [("delta", 0.05, 0.025), ("velocity", 0.5, 0.0125)])
-def test_action_codec_of_legs_moves_from_the_last_target(mapping, scale, moved) -> None:
-    joint = {"lower": -1.0, "upper": 1.0, "velocity": 5.0, "acceleration": 100.0, "effort": 10.0, "kp": 50.0, "kd": 1.0}
-    raw = {"name": "legs", "joints": [{"name": "j0", **joint}], "command_mode": "pd", "home": [0.2]}
-    raw |= {"legs": {}, "sensors": {"imu": {"topic": "imu", "type": "sensor_msgs/Imu"}}, "controller_timeout": 0.1}
-    codec = ActionCodec(RobotSpec.from_dict({**raw, "action": {"mapping": mapping, "scale": [scale]}}), 20.0)
-    last = np.array([0.4])  # half of the scale, in radians or in radians per second for 1/20 s
-    np.testing.assert_allclose(codec.command(np.array([0.5]), last), 0.4 + moved)
-    np.testing.assert_allclose(codec.action(np.array([0.4 + moved]), last), 0.5, rtol=1e-6)
-
-
-def test_action_codec_delta_on_a_velocity_controller_is_refused(make_arm) -> None:
-    spec = make_arm(
-        action={"mapping": "delta", "scale": [0.1]},
-        command_mode="forward_velocity",
-        dead_time=0.0,
-        controller_timeout=0.1,
-    )
-    with pytest.raises(SpecError, match="forward_velocity takes velocity"):
-        ActionCodec(spec, 10.0)
-
-
-@pytest.mark.parametrize("mapping", ["absolute", "delta", "velocity"])
-def test_action_codec_inverts_the_port_of_the_policy_node(make_arm, mapping) -> None:
-    spec = make_arm(action={"mapping": mapping, "scale": [0.3]})
-    port, codec = SpecPort(spec, 20.0), ActionCodec(spec, 20.0)
-    last, rng = np.zeros(3), np.random.default_rng(0)
-    port.reset(last, last, {})
-    for _ in range(20):
-        action = rng.uniform(-0.3, 0.3, 3)
-        command = port.act(action[None])
-        np.testing.assert_allclose(codec.command(action, last), command, atol=1e-12)
-        np.testing.assert_allclose(codec.action(command, last), action, atol=1e-6)
-        last = command
-
-
-def test_state_codec_order_and_missing_sensors(make_arm) -> None:
-    spec = make_arm(observation=["joint_velocities", "joint_positions", "last_action", "wrench"])
-    codec = StateCodec(spec)
-    state = RobotState(0.0, np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]))
-    expected = [4, 5, 6, 1, 2, 3, 7, 8, 9, 0, 0, 0, 0, 0, 0]
-    np.testing.assert_array_equal(codec.vector(state, np.array([7.0, 8.0, 9.0])), expected)
-    port = SpecPort(make_arm(observation=["joint_velocities", "joint_positions", "last_action"]), 20.0)
-    assert port.io.obs_names == codec.names[:9]
-    with pytest.raises(SpecError, match="expected one of joint_positions, joint_velocities"):
-        StateCodec(make_arm(observation=["colour"]))
 
 
 # ---------------------------------------------------------------- assembler
@@ -143,6 +69,17 @@ def test_a_step_has_the_state_that_its_sender_saw_however_late_the_recorder_is(m
 
 def feed(assembler, time, position, velocity=0.0):
     assembler.joints(time, ["j0", "j1", "j2"], np.full(3, float(position)), np.full(3, float(velocity)), None)
+
+
+def test_assembler_joins_efforts_of_several_senders(make_arm) -> None:
+    a = Assembler(make_arm(observation=["joint_efforts"]), StepRules(tolerance=1.0))
+    for time_, lift in ((0.0, 0.0), (0.1, 1.0)):
+        a.joints(time_, ["j2", "j0"], np.zeros(2), np.zeros(2), np.array([3.0, 1.0]) + lift)
+        a.joints(time_, ["j1"], np.zeros(1), np.zeros(1), np.array([2.0]) + lift)
+    for k in range(2):
+        a.executed(0.2 + 0.1 * k, np.zeros(3), "policy", f"p/{k}", "")
+    c = a.end()
+    np.testing.assert_array_equal((c or {})["observations"], [[2.0, 3.0, 4.0]])
 
 
 def test_assembler_executed_ticks_by_hand(make_arm) -> None:
@@ -342,6 +279,52 @@ def test_bag_converts_to_the_online_file(tmp_path, make_arm, ticks) -> None:
     assert len(d4rl.read(tmp_path / "again.hdf5").episodes) == 1
 
 
+def test_a_long_episode_in_several_files_has_the_steps_of_one(tmp_path, make_arm) -> None:
+    spec = make_arm(observation=["joint_positions", "last_action"])
+    stream, rules = Stream(spec), StepRules(tolerance=1.0)
+    recorder = SessionRecorder(spec, stream.table, RecordSettings(str(tmp_path), max_steps=4, rules=rules))
+    recorder.start().result(5)
+    recorder.put("success", stream.raw("success", data=True))
+    stream.play(recorder, 12)
+    recorder.stop().result(5)
+    recorder.close()
+    parts = [session.read(path)[0] for path in session.episodes(tmp_path)]
+    assert [len(part["actions"]) for part in parts] == [4, 4, 3]
+    assert [part["timeouts"].sum() for part in parts] == [1, 1, 1]
+    convert(tmp_path / "bags" / "episode_000000", tmp_path / "one.hdf5", spec, rules)
+    whole = session.read(tmp_path / "one.hdf5")[0]
+    for key in ("observations", "next_observations", "actions", "infos/success", "infos/t_obs"):
+        np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), whole[key], err_msg=key)
+
+
+def test_a_robot_with_a_calibrated_camera_is_recorded(tmp_path, calibrated) -> None:
+    recorder = SessionRecorder(calibrated, topic_table(calibrated), RecordSettings(str(tmp_path)))
+    recorder.start().result(5)
+    Stream(calibrated).play(recorder, 5)
+    recorder.stop().result(5)
+    recorder.close()
+    kept = session.read(session.episodes(tmp_path)[0])[1]["robot_spec"]
+    assert kept["cameras"]["top"]["calibration"]["focal"] == [500.0, 500.0]
+
+
+def test_an_episode_that_cannot_be_written_whatever_is_wrong_leaves_the_recorder_alive(
+    tmp_path, make_arm, monkeypatch
+) -> None:
+    stream = Stream(make_arm())
+    recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path), bags=False))
+    monkeypatch.setattr(session, "write", lambda *_: {}["absent"])
+    recorder.start().result(5)
+    stream.play(recorder, 5)
+    with pytest.raises(KeyError):
+        recorder.stop().result(5)
+    monkeypatch.undo()
+    recorder.start().result(5)
+    stream.play(recorder, 5)
+    recorder.stop().result(5)
+    recorder.close()
+    assert len(session.episodes(tmp_path)) == 1
+
+
 def test_recorder_discard_leaves_nothing_and_stop_without_start_says_so(tmp_path, make_arm) -> None:
     stream = Stream(make_arm())
     recorder = SessionRecorder(make_arm(), stream.table, RecordSettings(str(tmp_path)))
@@ -395,6 +378,23 @@ def test_recorder_disk_error_ends_the_episode_and_keeps_the_finished_ones(tmp_pa
     assert len(paths) == 2
     assert all(len(session.read(path)[0]["actions"]) == 9 for path in paths)
     assert not list(tmp_path.glob(".*.part"))
+
+
+def test_a_further_topic_is_of_the_bag_alone_and_its_type_is_known_before_the_first_message(tmp_path, make_arm) -> None:
+    stream, settings = Stream(make_arm()), RecordSettings(str(tmp_path))
+    with pytest.raises(
+        ValueError, match="/mode has type ur_dashboard_msgs/msg/RobotMode, which is no standard message"
+    ):
+        SessionRecorder(
+            make_arm(), {**stream.table, "extra:/mode": ("/mode", "ur_dashboard_msgs/msg/RobotMode")}, settings
+        )
+    recorder = SessionRecorder(make_arm(), {**stream.table, "extra:/tf": ("/tf", "tf2_msgs/msg/TFMessage")}, settings)
+    recorder.start().result(5)
+    recorder.put("extra:/tf", b"\x00\x01")  # nothing reads it here
+    stream.play(recorder, 5)
+    recorder.stop().result(5)
+    recorder.close()
+    assert (recorder.report.broken, recorder.report.steps) == (0, 4)
 
 
 def test_recorder_garbage_bytes_are_counted(tmp_path, make_arm) -> None:

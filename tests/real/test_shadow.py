@@ -25,7 +25,7 @@ from robot_rl.gaps import (
 from robot_rl.legs import gravity
 from robot_rl.real.core.shadow import Shadow, ShadowSample
 from robot_rl.real.core.shadow_report import card_digest, missing_leave, report_path
-from robot_rl.real.core.spec import RobotSpec
+from robot_rl.real.core.spec import JointSpec, RobotSpec
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
 from robot_rl.types.io import mosaic
@@ -196,6 +196,19 @@ def test_a_robot_that_is_where_training_never_was_is_told_by_the_component(arms)
     assert note.check == "range"
     assert note.text.startswith(f"{names[2]} is ")
     assert "training saw 7 to 8: bring the robot, or the task, to where training was" in note.text
+
+
+def test_a_wheel_whose_position_goes_round_is_healthy() -> None:
+    wheel = JointSpec("wheel", velocity=4.0, acceleration=20.0, effort=5.0, continuous=True)
+    spec = RobotSpec("base", (wheel,), command_mode="forward_velocity", controller_timeout=0.1, dead_time=0.0)
+    shadow, place = Shadow(spec, None, arm_io()), 0.0
+    for k in range(600):
+        speed = np.array([2.0 + np.sin(0.04 * k)])
+        place += 0.02 * float(speed[0])
+        told = np.array([(place + np.pi) % (2 * np.pi) - np.pi])
+        shadow.take(ShadowSample(0.02 * k, 0.02 * k, told, speed))
+        shadow.execute(0.02 * k, speed)
+    assert checks(shadow.judge()) == set()
 
 
 def test_too_little_is_told_as_such() -> None:

@@ -56,6 +56,12 @@ def test_pictures_come_in_the_policys_size_beside_or_without_the_state(state) ->
     assert (obs["image.wrist"][0, :, 3:] == 200).all()
     if state:
         np.testing.assert_allclose(obs["state"], [[0.25, 0.0]])
+    cut = SightedPort(
+        SpecPort(SPEC, 50.0),
+        IOSpec.from_dict({**io.to_dict(), "crop": {"image.wrist": [0.5, 0.0, 1.0, 1.0]}}),
+        SPEC.cameras,
+    )
+    assert (cut.observe(np.array([0.25]), np.zeros(1), {"image.wrist": big})["image.wrist"] == 200).all()
     np.testing.assert_allclose(port.act(np.array([[1.0]], np.float32)), SPEC.bounds()[1])
 
 

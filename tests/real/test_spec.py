@@ -78,6 +78,11 @@ def test_margin_is_five_percent_of_a_small_range():
         ),
         (lambda r: r["action"].update(mapping="magic"), "action.mapping is 'magic'"),
         (lambda r: r["action"].update(scale=[1, 2, 3]), "action.scale has 3 entries"),
+        (lambda r: r["action"].update(scale=[0.0]), r"action.scale\[0\] is 0.0, expected a finite number > 0"),
+        (
+            lambda r: r["joints"][1].update(limit_slack=float("nan")),
+            "limit_slack is nan, expected a finite number >= 0",
+        ),
         (lambda r: r.update(controller_timeout=-1.0), "controller_timeout is -1.0"),
     ],
 )

@@ -58,16 +58,13 @@ def test_steady_clock_sleeps_until_the_deadline():
         ManualClock().advance(-1.0)
 
 
-def test_watchdogs_age_first_message_and_reaction():
-    dogs = Watchdogs({"joints": (0.1, "fault"), "estop": (0.25, "estop")}, first_timeout=5.0, start=10.0)
-    assert dogs.expired(14.9) == []
-    assert [(s.name, s.never) for s in dogs.expired(15.1)] == [("joints", True), ("estop", True)]
+def test_watchdogs_age_and_reaction():
+    dogs = Watchdogs({"joints": (0.1, "fault"), "estop": (0.25, "estop")})
+    assert [(name, age) for name, _, _, age in dogs.late(15.1)] == [("joints", np.inf), ("estop", np.inf)]
     dogs.feed("joints", 15.0)
     dogs.feed("estop", 15.0)
-    assert dogs.expired(15.1) == []
-    (found,) = dogs.expired(15.2)
-    assert (found.name, found.reaction, found.never) == ("joints", "fault", False)
-    assert found.age == pytest.approx(0.2)
+    assert dogs.late(15.1 - 1e-9) == []
+    assert dogs.late(15.2) == [("joints", 0.1, "fault", pytest.approx(0.2))]
     with pytest.raises(KeyError, match="watched"):
         dogs.feed("imu", 0.0)
 
@@ -183,6 +180,16 @@ def test_missing_velocity_is_estimated_and_marked():
         merge.add(0.01 * k, ["a"], np.array([0.02 * k]))
     assert merge.estimated[0]
     assert merge.velocity[0] == pytest.approx(2.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_estimated_velocity_of_a_wheel_whose_position_goes_round(sign):
+    merge = JointMerger(("a",), (True,))
+    told = []
+    for k in range(700):
+        merge.add(0.01 * k, ["a"], np.array([(sign * 0.02 * k + np.pi) % (2 * np.pi) - np.pi]))
+        told.append(merge.velocity[0])
+    assert told[100:] == pytest.approx([2.0 * sign] * 600, rel=1e-6)
 
 
 def test_simulated_stamps_age_in_simulated_time_and_keep_their_order():

@@ -43,6 +43,7 @@ class Robot(threading.Thread):
         self.joints = self.node.create_publisher(JointState, "joint_states", 10)
         self.pictures = self.node.create_publisher(Image, CAMERA.topic, 10)
         self.over, self.goal = threading.Event(), 0
+        self.mute = 0.0  # seconds from a = 0.2 on in which the joints are not told
         self.said: list[str] = []
 
     def told(self, line: str) -> None:
@@ -50,7 +51,7 @@ class Robot(threading.Thread):
         self.goal += self.goal < len(POSES) - 1
 
     def run(self) -> None:
-        now, tick, since = POSES[0].copy(), 0, time.monotonic()
+        now, tick, since, told = POSES[0].copy(), 0, time.monotonic(), np.inf
         while not self.over.wait(0.02):
             step = POSES[self.goal] - now
             now += np.clip(step, -0.02, 0.02)
@@ -60,7 +61,9 @@ class Robot(threading.Thread):
                 self.goal = 3
             message = JointState(name=["b", "a"], position=[now[1], now[0]], velocity=[0.0, 0.0])
             message.header.stamp = self.node.get_clock().now().to_msg()
-            self.joints.publish(message)
+            told = min(told, time.monotonic()) if now[0] > 0.2 else told
+            if not 0.0 <= time.monotonic() - told < self.mute:
+                self.joints.publish(message)
             tick += 1
             if tick % 3 == 0:
                 grey = int(50 + 100 * now[0])
@@ -93,6 +96,13 @@ def test_a_picture_of_every_new_pose_at_rest(robot: Robot, tmp_path: Path) -> No
     assert "3 of 3" in robot.said[-1]
     with pytest.raises(ValueError, match=r"poses\.csv exists"):
         record(SPEC, CAMERA, tmp_path / "seen", count=3)
+
+
+def test_joints_that_are_silent_while_the_robot_moves_are_no_rest(robot: Robot, tmp_path: Path) -> None:
+    robot.mute = 1.5
+    assert record(SPEC, CAMERA, tmp_path / "seen", count=2, say=robot.told) == 2
+    rows = list(csv.DictReader((tmp_path / "seen/poses.csv").open()))
+    assert [float(row["a"]) for row in rows] == pytest.approx([0.0, 0.5], abs=0.005)
 
 
 def test_silent_camera_is_named(robot: Robot, tmp_path: Path) -> None:

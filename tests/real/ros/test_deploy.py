@@ -277,6 +277,27 @@ def test_essential_process_that_ends_ends_the_rest_and_teleop_is_restarted():
     assert not launcher.children
 
 
+def test_the_robot_goes_on_until_the_supervisor_has_braked(tmp_path):
+    """Whoever drives the motors is told to end when the supervisor has ended; both at once would drop the brake."""
+    ends = "import pathlib, signal, sys, time; file = pathlib.Path(sys.argv[1]); "
+    ends += "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}); file.touch(); signal.sigwait({signal.SIGINT}); "
+    ends += "file.with_suffix('.told').write_text(str(time.monotonic())); "
+    ends += "time.sleep(.3); file.write_text(str(time.monotonic()))"
+    launcher = Launcher(
+        graph(GraphArgs(robot_spec=find_file("desk_arm"), teleop="joy")),
+        say=lambda line: None,
+        command=lambda node: [sys.executable, "-S", "-c", ends, str(tmp_path / node.name)],
+    )
+    thread = threading.Thread(target=launcher.run)
+    thread.start()
+    wait(lambda: len(list(tmp_path.iterdir())) == 3, what="three processes")
+    launcher.stop()
+    thread.join(30.0)
+    when = {file.name: float(file.read_text() or "nan") for file in tmp_path.iterdir()}
+    assert when["sim_robot.told"] > when["safety_supervisor"]
+    assert when["safety_supervisor.told"] < when["teleop"]
+
+
 def full_pipe():
     """(reader, writer) of a pipe that takes nothing more: a terminal that is held."""
     reader, writer = os.pipe()
