@@ -50,6 +50,11 @@ class Plant(Protocol):
         ...
 
     @property
+    def wrench(self) -> np.ndarray:
+        """(6,) force [N] and torque [N m] of contacts on the tool, as a tared sensor at the flange tells them."""
+        ...
+
+    @property
     def trunk(self) -> Trunk | None:
         """Of a robot on legs; None of any other."""
         ...
@@ -128,6 +133,7 @@ class KinematicPlant:
     def __init__(self, spec: RobotSpec, *, lag: float = 0.02, timestep: float = 0.002) -> None:
         self._spec, self._lag, self._dt = spec, lag, timestep
         self.task: dict[str, np.ndarray] = {}
+        self.wrench = np.zeros(6)  # it touches nothing
         self.reset(0)
 
     @property

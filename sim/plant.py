@@ -67,6 +67,10 @@ class ModelPlant:
         self.names, self.mode = tuple(joints), mode
         self._data = mujoco.MjData(compiled)
         self._qpos, self._dof = addresses(mujoco, compiled, joints)
+        self._carried = [int(compiled.dof_bodyid[self._dof[-1]])]
+        for body in range(self._carried[0] + 1, compiled.nbody):  # parents come first
+            if int(compiled.body_parentid[body]) in self._carried:
+                self._carried.append(body)
         count = len(self.names)
         self._kp, self._kd = _row(kp, count, 0.0), _row(kd, count, 0.0)
         self._effort = _row(effort, count, np.inf)
@@ -92,6 +96,19 @@ class ModelPlant:
     def effort(self) -> np.ndarray:
         """(J,) of actuators and laws [N m or N]."""
         return self._data.qfrc_actuator[self._dof] + self._data.qfrc_applied[self._dof]
+
+    @property
+    def wrench(self) -> np.ndarray:
+        """(6,) force [N] and torque [N m] of contacts on what the last joint carries, at its link and in its axes.
+
+        So tells a sensor at the flange whose tool is tared.
+        """
+        data, link = self._data, self._carried[0]
+        self._mujoco.mj_rnePostConstraint(self._model, data)
+        torque, force = np.split(data.cfrc_ext[self._carried].sum(0), 2)  # about the centre of mass of all that moves
+        arm = data.xpos[link] - data.subtree_com[self._model.body_rootid[link]]
+        turn = data.xmat[link].reshape(3, 3)
+        return np.concatenate([force @ turn, (torque - np.cross(arm, force)) @ turn])
 
     @property
     def time(self) -> float:

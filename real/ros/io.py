@@ -149,6 +149,15 @@ def joint_state(
     return message
 
 
+def wrench_message(values: Array, stamp: float, frame: str) -> WrenchStamped:
+    """(6,) force [N] and torque [N m]."""
+    message = WrenchStamped()
+    message.header.stamp, message.header.frame_id = time_message(stamp), frame
+    f, t = message.wrench.force, message.wrench.torque
+    f.x, f.y, f.z, t.x, t.y, t.z = np.asarray(values, float).tolist()
+    return message
+
+
 def motion_message(
     kind: Any, velocity: Sequence[float], pose: Sequence[float], stamp: float, frame: str
 ) -> Odometry | TwistStamped:

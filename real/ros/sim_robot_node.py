@@ -26,12 +26,14 @@ from robot_rl.real.ros.camera_feed import FAULTS, CameraFeed, FeedOptions
 from robot_rl.real.ros.controller_node import ControllerNode
 from robot_rl.real.ros.io import (
     JointState,
+    WrenchStamped,
     hardware_type,
     hardware_values,
     joint_state,
     message_type,
     motion_message,
     time_message,
+    wrench_message,
 )
 from robot_rl.real.ros.node_base import OK, WARN, ControlLoop, Health, Seen, publisher, spare_garbage, subscribe
 from robot_rl.real.ros.parameters import check_parameters, declare
@@ -96,6 +98,8 @@ class SimRobotNode(Node):
         kind, topic = self._state_topic(spec)
         self._states = [publisher(self, kind, topic, "state_out", self.health)]
         self._trunk = TrunkTopics(self, spec, self.health) if self.plant.trunk is not None else None
+        topics = [sensor.topic for sensor in spec.sensors.values() if sensor.kind == "geometry_msgs/WrenchStamped"]
+        self._wrenches = [publisher(self, WrenchStamped, topic, "state_out", self.health) for topic in topics]
         self._imu = SimulatedImu(spec.sensors[spec.imu].acceleration if spec.imu else None)
         self._tasks: dict[str, Any] = {}
         self._told_status = tell_good(self, spec, self.health)
@@ -399,6 +403,8 @@ class SimRobotNode(Node):
         if self._trunk is not None and trunk is not None:
             imu = None if told.imu is None or self._inject["imu_silent"] else (told.imu, told.time)
             self._trunk.publish(trunk, stamp, imu)
+        for where in self._wrenches:
+            where.publish(wrench_message(self.plant.wrench, stamp, "flange"))
         for name, value in self.plant.task.items():
             if name not in self._tasks:
                 self._tasks[name] = publisher(

@@ -88,3 +88,18 @@ def test_servos_of_a_world_hold_as_they_did_in_training() -> None:
     plant.command(goal)
     plant.step(20 * float(model.opt.timestep))
     np.testing.assert_allclose(plant.position, data.qpos[model.jnt_qposadr[servos]], atol=1e-6)
+
+
+def test_the_flange_feels_the_floor_that_carries_its_tool() -> None:
+    """A link turned by 90 degrees about z; its ball of 2 kg lies on the floor, 0.1 m along the link's x."""
+    mjcf = """<mujoco><worldbody><geom type="plane" size="1 1 1"/>
+    <body pos="0 0 .05" euler="0 0 90"><inertial pos="0 0 0" mass="1e-6" diaginertia="1e-8 1e-8 1e-8"/>
+    <joint name="lift" type="slide" axis="0 0 1"/>
+    <body pos=".1 0 0"><geom type="sphere" size=".05" mass="2"/></body></body></worldbody></mujoco>"""
+    plant = ModelPlant(mjcf, ["lift"], mode="effort")
+    plant.step(1.0)
+    weight = 2.0 * 9.81  # straight up at (.1, 0, -.05): r x f = (0, -.1 weight, 0) in the link's own axes
+    np.testing.assert_allclose(plant.wrench, [0, 0, weight, 0, -0.1 * weight, 0], atol=0.02)
+    plant.command(np.array([100.0]))
+    plant.step(0.1)
+    np.testing.assert_allclose(plant.wrench, 0.0, atol=1e-9)  # in the air

@@ -9,7 +9,9 @@ import sys
 
 import numpy as np
 import pytest
-from ros_harness import ROOT, Station
+import yaml
+from geometry_msgs.msg import WrenchStamped
+from ros_harness import ROOT, Station, qos
 
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(200)]
 JOINTS = ("waist", "shoulder", "elbow", "wrist_pitch", "wrist_roll")
@@ -24,7 +26,11 @@ def test_card_of_an_unknown_arm_is_rehearsed_up_to_armed_within_its_workspace(tm
     subprocess.run(
         [*robot_rl, "robot", "new", "small_arm.urdf", "name=my_arm", *TOLD], cwd=tmp_path, env=env, check=True
     )
-    station = Station()
+    table = yaml.safe_load((tmp_path / "my_arm.yaml").read_text())
+    table["sensors"]["flange"] = {"topic": "force_torque", "type": "geometry_msgs/WrenchStamped", "timeout": 0.2}
+    (tmp_path / "my_arm.yaml").write_text(yaml.safe_dump(table, sort_keys=False))
+    station, felt = Station(), []
+    station.node.create_subscription(WrenchStamped, "force_torque", felt.append, qos("state"))
     process = subprocess.Popen(
         [*robot_rl, "deploy", "robot_spec=my_arm", "world=reach"],
         cwd=tmp_path,
@@ -37,6 +43,8 @@ def test_card_of_an_unknown_arm_is_rehearsed_up_to_armed_within_its_workspace(tm
         assert sorted(station.joints) == sorted(JOINTS)
         assert station.enable().success
         station.wait_state("ARMED")
+        assert felt, "the card's force sensor is required: without it nothing is enabled"
+        assert abs(felt[-1].wrench.force.z) < 1e-6  # it touches nothing
         where = [station.joints[name] for name in JOINTS]
         station.call("safety_supervisor/estop")
         station.wait_state("ESTOP", limit=2.0)
