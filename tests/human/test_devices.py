@@ -156,8 +156,11 @@ class FakePad:
     def get_button(self, index):
         return self.buttons[index]
 
+    def get_numhats(self):
+        return int(self.hat is not None)
+
     def get_hat(self, index):
-        return self.hat
+        return {0: self.hat}[index]
 
 
 def test_gamepad_sticks_enable_and_edges():
@@ -169,6 +172,8 @@ def test_gamepad_sticks_enable_and_edges():
     assert reading.enable
     assert [press.kind for press in reading.presses] == ["success"]
     assert device.read(1.1, OBS, ZERO).presses == ()  # still down: no second press
+    pad.hat = None  # a cross of four buttons: it drives, and the gripper stays
+    np.testing.assert_allclose(device.read(1.2, OBS, ZERO).value, [1.0, 0, 0, -1.0])
 
 
 def test_remote_keeps_the_newest_message_and_its_age():

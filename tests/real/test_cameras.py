@@ -134,3 +134,8 @@ def test_39_camera_counts_undecodable_pictures_and_keeps_the_last_good_one() -> 
         np.testing.assert_array_equal(c.picture(1.1 + 0.1 * k), COLOUR)
     assert c.errors == 5
     assert "nonsense" in c.problem(1.5)
+
+
+def test_distances_are_no_colours():
+    with pytest.raises(PictureError, match="numbers of type uint16, such as distances, expected 8 bit colours"):
+        resized(np.full((4, 4), 300, np.uint16), 4, 4)  # 44 before: the rest of a division by 256

@@ -40,6 +40,10 @@ class Pad(Protocol):
         """Whether it is down."""
         ...
 
+    def get_numhats(self) -> int:
+        """Number of crosses."""
+        ...
+
     def get_hat(self, index: int) -> tuple[int, int]:
         """The cross."""
         ...
@@ -94,7 +98,8 @@ class GamepadTeleop(TerminalTeleop):
             return Reading(-math.inf, zero, connected=False)
         pad = self._pad
         axes = {name: sign * pad.get_axis(i) for i, (name, sign) in STICKS.items() if i < pad.get_numaxes()}
-        axes["grip"] = float(pad.get_hat(0)[1])
+        if pad.get_numhats():  # the cross of some pads is four buttons
+            axes["grip"] = float(pad.get_hat(0)[1])
         value, norm = self._map(axes)
         down = {i for i in range(pad.get_numbuttons()) if pad.get_button(i)}
         fresh, self._down = down - self._down, down
