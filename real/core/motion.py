@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from robot_rl.real.core.settings import SafetySettings
+from robot_rl.real.core.spec import RobotSpec
 
 Seen = tuple[float, Sequence[float], Sequence[float]]
 """Stamp of a state [s], its (J,) positions [rad] and velocities [rad/s] in plain floats; -inf and nothing = none."""
@@ -27,11 +28,12 @@ class FreezeWatch:
 
     Args:
         settings: of the supervisor.
-        dead_time: of the robot, in which it rightly does not move [s].
+        spec: of the robot, which rightly does not move within its dead time and its stiction.
     """
 
-    def __init__(self, settings: SafetySettings, *, dead_time: float = 0.0) -> None:
-        self._set, self._patience = settings, settings.freeze_time + dead_time
+    def __init__(self, settings: SafetySettings, spec: RobotSpec) -> None:
+        self._set, self._patience = settings, settings.freeze_time + (spec.dead_time or 0.0)
+        self._most = settings.freeze_way + spec.stiction
         self._seen: Seen = -inf, (), ()
         self._speed = 0.0  # the largest of what was seen
         self._now = -inf
@@ -65,7 +67,7 @@ class FreezeWatch:
         if known and fastest > 0.0:  # a robot at rest may say the same for as long as it likes
             self._way += period * fastest
             self._moving += period
-        return self._samples >= 3 and self._way > self._set.freeze_way and self._moving > self._patience
+        return self._samples >= 3 and self._way > self._most and self._moving > self._patience
 
 
 class PlaceWatch:

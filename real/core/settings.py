@@ -51,7 +51,8 @@ class SafetySettings:
         lead_fault_time: see lead_fault; also how long a joint may stand at lead_soft without moving.
         hold_tolerance: how far a robot that is told to stay may go from there, while ARMED [rad]; further is a fault.
         freeze_way: way that is commanded or told by the velocities while all positions and velocities stay the same bit
-            for bit under new stamps; more of it, in `freeze_time` of motion, is a frozen driver [rad].
+            for bit under new stamps; more of it and of the robot's stiction, in `freeze_time` of motion, is a frozen
+            driver [rad].
         freeze_time: see freeze_way; above the robot's dead time.
         rest_velocity: below this a joint is at rest [rad/s].
         max_rearm_per_minute: soft stops in 60 s before a lost command becomes a fault.

@@ -130,6 +130,8 @@ class RobotSpec:
         controller_timeout: seconds after which the robot's own controller stops without commands; 0 = never.
         dead_time: seconds from a command's leaving to the joints' following it, the longest that occurs; velocity mode
             needs it to keep position limits, and `robot-rl doctor ros … wiggle=true` measures it.
+        stiction: how far commands go before joints at rest follow them [rad]: standing still for so long is no sign of
+            a driver that repeats its last numbers.
         sensors: name -> topic that is read.
         cameras: name -> topic, type, timeout.
         status: name -> value that the driver tells of itself.
@@ -153,6 +155,7 @@ class RobotSpec:
     controller: str = ""
     controller_timeout: float = 0.0
     dead_time: float | None = None
+    stiction: float = 0.0
     sensors: dict[str, SensorSpec] = field(default_factory=dict)
     cameras: dict[str, CameraSpec] = field(default_factory=dict)
     status: dict[str, StatusSpec] = field(default_factory=dict)
@@ -435,6 +438,8 @@ def _check(spec: RobotSpec) -> None:
     if spec.dead_time is not None and not (0.0 <= spec.dead_time <= 1.0):
         raise SpecError(f"dead_time is {spec.dead_time}, expected seconds in [0, 1]")
     _positive(spec.force, "force")
+    if not 0.0 <= spec.stiction <= 0.2:
+        raise SpecError(f"stiction is {spec.stiction}, expected radians in [0, 0.2]")
     for key in ("sensors", "cameras"):
         for name, sensor in getattr(spec, key).items():
             _positive(sensor.timeout, f"{key}.{name}.timeout")

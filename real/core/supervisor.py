@@ -70,7 +70,7 @@ class SafetySupervisor:
         self._period, self._longest = period, 2.0 * period
         self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
         self._monitor = StateMonitor(spec, self.settings)
-        self._freeze = FreezeWatch(self.settings, dead_time=spec.dead_time or 0.0)
+        self._freeze = FreezeWatch(self.settings, spec)
         self._overrun = Overrun(period, limit=self.settings.overrun_ticks)
         box = spec.workspace
         self._guard = WorkspaceGuard(box.lower, box.upper, forward) if box and forward else None
@@ -249,7 +249,7 @@ class SafetySupervisor:
                 self._codes.append("state_frozen")
                 self._monitor.numbers["state_frozen"] = self._freeze.numbers
         else:
-            self._freeze = FreezeWatch(self.settings, dead_time=self.spec.dead_time or 0.0)
+            self._freeze = FreezeWatch(self.settings, self.spec)
         if self._machine.state in MOVABLE:
             for code in self._codes:
                 self._fault(code, self._monitor.numbers.get(code, ""))

@@ -363,6 +363,8 @@ class Card(Options):
     """Seconds after which the controller stops by itself without commands; 0 = never."""
     dead_time: Annotated[float, Field(ge=0, le=1)] | None = None
     """Seconds from a command to the joints' following it; doctor ros wiggle=true measures it."""
+    stiction: Annotated[float, Field(ge=0, le=0.2)] = 0.0
+    """How far commands go before joints at rest follow them [rad]: friction and play of cheap gears."""
     sensors: dict[str, SensorCard] = Field(default_factory=dict)
     """Name -> topic that is read."""
     cameras: dict[str, CameraCard] = Field(default_factory=dict)

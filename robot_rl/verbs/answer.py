@@ -75,6 +75,7 @@ def bar(total: int, unit: str, what: str | None = None) -> Iterator[Callable[[in
             shown.update(done - shown.n)
 
         yield tell
+        shown.total = shown.n  # there may have been fewer than at most
 
 
 class Job(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from robot_rl import cli
-from robot_rl.verbs.answer import document, note
+from robot_rl.verbs.answer import bar, document, note
 
 Run = Any
 
@@ -127,3 +127,9 @@ def test_a_process_that_leaves_at_once_has_written_its_document():
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "seen\n")
     assert json.loads(done.stdout) == {"verb": "deploy", "robot": "arm"}
+
+
+def test_a_bar_of_at_most_so_many_ends_full(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar(600, "frame", "film") as tell:
+        tell(200)
+    assert "200/200" in capsys.readouterr().err.splitlines()[-1]
