@@ -17,15 +17,26 @@ REASONS = [EndReason.TIMEOUT, EndReason.SUCCESS, EndReason.FAULT, EndReason.SAFE
 
 def fill(memory, trace, base, reason, images=False, demo=False, gamma=0.9):
     """One episode whose moments start at `base`; returns the truth: action -> (moment, successor, discount)."""
-    out = traces.EpisodeDraft(EpisodeRules(gamma=gamma), 10.0)
+    out, rows = traces.EpisodeDraft(EpisodeRules(gamma=gamma), 10.0), []
+
+    def hand_on():
+        for step in out.settled():
+            rows.append(memory.count)
+            memory.extend([step], demo=demo)
+
     moment = base
     for letter in trace:
         if letter != "-":
             out.add(traces.step(moment, source=traces.SOURCES[letter], images=images))
-            memory.extend(out.settled(), demo=demo)  # as they settle, not at the end
+            hand_on()  # as they settle, not at the end
         moment += 1
     out.close(reason)
-    memory.extend(out.settled(), demo=demo)
+    hand_on()
+    last = out.last_valid()
+    if last is not None:  # as a session does: what came behind it may have turned out to be void
+        row, after = [*rows, memory.count][last : last + 2]
+        if row < after:
+            memory.amend(row, out.steps[last])
     return out.steps
 
 
