@@ -47,7 +47,6 @@ class Servo:
         self.memory = bytearray(256)
         self.place, self.speed = float(turned), 0.0  # of the encoder, ticks and ticks per second
         self.silent = self.garbled = False
-        self.stick = 0  # steps by which a goal may be away before a servo at rest moves
         self.faults = 0
         self.put(3, 777, 2)
         self.put(7, 250)
@@ -109,8 +108,6 @@ class Servo:
             return
         low, high = self.get(9, 2), self.get(11, 2)
         goal = min(max(self.get(42, 2) & 0x7FFF, low), high)
-        if not self.speed and abs(goal - self.told()) <= self.stick:
-            return
         most = (self.get(46, 2) & 0x7FFF or 3000) * seconds
         way = (goal - self.told()) * min(seconds / 0.03, 1.0)
         step = min(max(way, -most), most)
@@ -260,8 +257,6 @@ def main():
     with contextlib.suppress(OSError, AttributeError):  # servos do not wait for a processor
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(35))
     sim = arm(wire=True, link=sys.argv[1] if len(sys.argv) > 1 else None)
-    for servo in sim.servos:
-        servo.stick = 15  # 1.3 degrees, between the play of STS3215 and what they stand off under load
     tell = functools.partial(print, flush=True)
     tell(sim.path)
     for line in sys.stdin:

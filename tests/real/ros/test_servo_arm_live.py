@@ -219,7 +219,7 @@ def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
     while not any(path.read_text() for path in tmp_path.glob("runs/hil/*/log/manifest.jsonl")):  # the first episode
         assert session.poll() is None, said.read_text()
         assert time.monotonic() < begin + 40.0, said.read_text()[-2000:]
-        way = min(max(0.2 * (time.monotonic() - begin) - 0.2, 0.0), 0.4)  # it is gripped a second before it moves
+        way = min(max(0.2 * (time.monotonic() - begin) - 0.08, 0.0), 0.4)  # it is gripped a moment before it moves
         leader.say(f"turn 1 {2048 + way * TURN}")
         if way < 0.4:
             os.write(keys, b" ")
