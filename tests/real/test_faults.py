@@ -159,17 +159,6 @@ def test_13_states_freeze_with_new_stamps_is_a_fault(make_loop):
     loop.check_limits()
 
 
-@pytest.mark.parametrize(("stiction", "way"), [(0.0, 0.005), (0.05, 0.055)])
-def test_13_joints_that_stick_may_stand_for_as_long_as_their_card_says(make_loop, make_arm, stiction, way):
-    loop = make_loop(make_arm(stiction=stiction)).active()
-    held, begin = loop.robot.read(), loop.now
-    loop.alter = lambda state: replaced(held, stamp=loop.now)
-    while loop.safety.state == "ACTIVE" and loop.now < begin + 4.0:
-        loop.tick(lambda: loop.command(np.full(3, 0.02 * (loop.now - begin))))
-    assert loop.verdict.fault == "state_frozen"
-    assert 0.02 * (loop.now - begin) == pytest.approx(way, abs=0.002)
-
-
 @pytest.mark.parametrize(
     ("row", "change", "fault"),
     [

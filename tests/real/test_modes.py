@@ -1,5 +1,7 @@
 """Effort and twist modes of the core: limits, stops, acceptance."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -230,3 +232,14 @@ def test_twist_mode_follows_within_its_limits_and_brakes(make_loop):
     loop.run(0.1 + 0.5 + 0.02)  # command_timeout + v / a + 2 dt
     assert not np.any(loop.sent[-1])
     assert loop.safety.state == "ARMED"
+
+
+@pytest.mark.parametrize(("stiction", "way"), [(0.0, 0.005), (0.05, 0.055)])
+def test_joints_that_stick_may_stand_for_as_long_as_their_card_says(make_loop, make_arm, stiction, way):
+    loop = make_loop(make_arm(stiction=stiction)).active()
+    held, begin = loop.robot.read(), loop.now
+    loop.alter = lambda state: replace(held, stamp=loop.now)
+    while loop.safety.state == "ACTIVE" and loop.now < begin + 4.0:
+        loop.tick(lambda: loop.command(np.full(3, 0.02 * (loop.now - begin))))
+    assert loop.verdict.fault == "state_frozen"
+    assert 0.02 * (loop.now - begin) == pytest.approx(way, abs=0.002)
