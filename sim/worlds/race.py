@@ -51,7 +51,7 @@ class Race:
         track: file name in assets/race without its ending: control points of the centre line.
         half_width: half of the driveable width [m].
         checkpoints: how many, at equal distances along the track; the car starts at a random one.
-        practice: start again at the last checkpoint passed after a collision, and not at a random one (uninterrupted
+        practice: start again at the last checkpoint passed, after a collision or the time limit (uninterrupted
             practice on one real track, where nobody carries the car elsewhere).
 
     Raises:
