@@ -142,7 +142,8 @@ def test_keyboard_without_a_terminal_says_what_to_do():
 
 class FakePad:
     def __init__(self):
-        self.axes, self.buttons, self.hat = [0.0] * 6, [False] * 10, (0, 0)
+        self.axes, self.buttons = [0.0] * 6, [False] * 10
+        self.hat: tuple[int, int] | None = (0, 0)
 
     def get_numaxes(self):
         return len(self.axes)
@@ -160,7 +161,9 @@ class FakePad:
         return int(self.hat is not None)
 
     def get_hat(self, index):
-        return {0: self.hat}[index]
+        assert index == 0
+        assert self.hat is not None
+        return self.hat
 
 
 def test_gamepad_sticks_enable_and_edges():

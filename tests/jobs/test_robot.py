@@ -226,7 +226,7 @@ def test_bounds_of_a_card_are_those_of_its_own_tool(folder: Path, monkeypatch: p
     assert robot_rl("robot", "new", "small_arm.urdf", "name=my_arm", *TOLD) == 0
     names = RobotSpec.load("my_arm.yaml").names
     driven = [np.full(len(names), 0.1), np.full(len(names), 0.4)]
-    tools = {"driven_positions": lambda robot, **options: iter(driven)}
+    tools: dict[str, object] = {"driven_positions": lambda robot, **options: iter(driven)}
     before = build.tool
     monkeypatch.setattr(build, "tool", lambda name: tools.get(name) or before(name))
     found = bounds("my_arm", BoundsOptions())
