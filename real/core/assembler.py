@@ -46,7 +46,9 @@ class StepRules(Options):
 @dataclass
 class _Row:
     seen: float  # time of the observation's tick
-    acted: float  # time of receipt of the first executed message
+    when: float  # of its state
+    state: RobotState
+    acted: float  # time of the first executed message
     before: np.ndarray  # command when the step began
     last: np.ndarray  # action of the step before
     requested: np.ndarray | None
@@ -59,8 +61,10 @@ class _Row:
     success: bool = False
     valid: bool = True
     images: dict[str, Picture] = field(default_factory=dict)
-    state: RobotState = field(init=False)  # once it is closed: what was there at its tick may come a moment later
-    age: float = field(init=False)
+
+    @property
+    def age(self) -> float:
+        return self.seen - self.when
 
 
 class Assembler:
@@ -133,6 +137,9 @@ class Assembler:
                 dict(self._sensors),
             )
             self._line.add(time, state)
+            row = self._row
+            if row is not None and time <= row.seen and not time < row.when <= row.seen:
+                row.when, row.state = time, state  # it was there at the tick of the open step, and was taken late
 
     def sensor(self, name: str, value: np.ndarray) -> None:
         """A reading of any other sensor."""
@@ -193,7 +200,7 @@ class Assembler:
         """
         if self._row is not None and self._line:
             if going_on:
-                self._finals.append(self._codec().vector(self._newest(self._row.seen)[1], self._row.last))
+                self._finals.append(self._codec().vector(self._row.state, self._row.last))
             else:
                 self._close()
                 self._finals.append(self._codec().vector(self._newest(np.inf)[1], self._last))
@@ -268,8 +275,11 @@ class Assembler:
             gap = self.rules.ticks == "command" and time - self._row.acted > 1.5 / self.rules.rate + 0.05
             self._row.valid = self._row.valid and not gap
             self._close()
+        when, state = self._newest(tick)
         self._row = _Row(
             seen=tick,
+            when=when,
+            state=state,
             acted=time,
             before=self._sent,
             last=self._last,
@@ -290,10 +300,8 @@ class Assembler:
     def _close(self) -> None:
         row, self._row = self._row, None
         assert row is not None
-        when, row.state = self._newest(row.seen)
-        row.age = row.seen - when
         values = np.concatenate([row.state.position, row.state.velocity])
-        row.valid = bool(row.valid and row.age <= self.rules.patience and np.isfinite(values).all())
+        row.valid = bool(row.valid and 0.0 <= row.age <= self.rules.patience and np.isfinite(values).all())
         if self._rows:  # what follows the step before
             self._finals.append(self._codec().vector(row.state, row.last))
         self._rows.append(row)

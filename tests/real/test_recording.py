@@ -107,6 +107,20 @@ def test_assembler_executed_ticks_by_hand(make_arm) -> None:
     np.testing.assert_allclose(c["infos/obs_age"], 0.01, atol=1e-9)
 
 
+def test_a_step_keeps_its_state_however_long_it_lasts(make_arm) -> None:
+    """Ticks at 0.5 and 2.5 s, a state every millisecond, and the end at 5 s: far more than the newest that are kept."""
+    a = Assembler(make_arm(), StepRules(ticks="executed", rate=0.5))
+    for k in range(5000):
+        feed(a, 0.001 * k, 1e-4 * k)
+        if k in (1, 500, 2500):
+            a.executed(0.001 * k + 0.0005, np.zeros(3), "policy", f"p/{k}", "")
+    c = a.end()
+    assert c is not None
+    np.testing.assert_allclose(c["observations"][:, 0], [0.05, 0.25])
+    np.testing.assert_allclose(c["next_observations"][:, 0], [0.25, 0.4999])
+    np.testing.assert_allclose(c["infos/obs_age"], 0.0005)
+
+
 def test_assembler_stores_every_picture_once_though_steps_are_faster(make_arm) -> None:
     a = Assembler(make_arm(), StepRules(ticks="executed", rate=10.0))
     for k in range(6):
