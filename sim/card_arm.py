@@ -40,6 +40,7 @@ TOOL = "robot_rl_tool"
 CAMERAS = {"front": 0.0, "side": 0.5 * np.pi}
 """About the vertical, from where the first one stands [rad]: two at a right angle, which together show depth."""
 _POSES = 3000
+_TAKEN = ("goal", "cube", "peg")
 _SPEED, JOINT_SPEED, _REACH = 0.4, 1.5, 0.8  # m/s and rad/s at action 1 of an arm that reaches so far [m]
 
 
@@ -211,8 +212,9 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
 
 def _surroundings(spec: MjSpec, card: Card) -> None:
     """Physics options, floor, light, camera, goal."""
-    if spec.body("goal") is not None:
-        raise ValueError(f"{card.model.path} has a body 'goal', as tasks call their target: rename or remove it there")
+    for item in (*spec.bodies, *spec.geoms):  # a file's own must not clash with what tasks add
+        if item.name in _TAKEN:
+            item.name = f"own_{item.name}"
     option = spec.option
     option.timestep, option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     option.iterations, option.ls_iterations = 20, 10

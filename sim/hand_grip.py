@@ -19,7 +19,7 @@ from robot_rl.types.card import GripperCard
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel, MjSpec
 
-CUBE, GRASP = "cube", "robot_rl_grasp"
+CUBE, GRASP, _SLAB = "cube", "robot_rl_grasp", "robot_rl_slab"
 _SLACK = 0.03  # how much wider than the cube fingers open for it, where they can [m]
 _LEAST = 0.006  # ... and at least [m]
 _SLIP = 0.006  # by which a cube that is held may sink in a second [m]
@@ -64,11 +64,11 @@ class HandTrial:
         spec = spec.copy()
         spec.body(CUBE).gravcomp = 1.0
         spec.option.noslip_iterations = 0  # what holds without that pass holds with it; forces are told without
-        slab = spec.worldbody.add_body(name="slab", mocap=True)
+        slab = spec.worldbody.add_body(name=_SLAB, mocap=True)
         slab.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.2, 0.2, 0.01], friction=[0.4, 0.005, 0.0001])
         self._card, self._half, self._model = card, half, spec.compile()
         self._rest = {int(self._model.joint(name).qposadr[0]): value for name, value in rest.items()}
-        self._cube, self._slab = self._model.body(CUBE), self._model.body("slab")
+        self._cube, self._slab = self._model.body(CUBE), self._model.body(_SLAB)
         self._free = int(self._model.joint(CUBE).qposadr[0])
         self._finger = int(self._model.joint(card.joints[0]).qposadr[0])
         self._arm = [i for i in range(self._model.nu) if self._model.actuator(i).name in rest]

@@ -284,7 +284,7 @@ def largest_effort(model: MjModel, made: RobotModel, joint: int) -> float | None
 
 def _smaller(limits: np.ndarray) -> float:
     """What an actuator can do in both directions: a card has one number."""
-    sides = [abs(float(limit)) for limit in limits if limit]
+    sides = [abs(float(limit)) for limit in limits if limit and math.isfinite(limit)]
     return min(sides, default=0.0)
 
 

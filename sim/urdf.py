@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,7 +121,7 @@ def _read_joint(made: Urdf, joint: ElementTree.Element, links: set[str]) -> None
         if low == high:  # MuJoCo takes it for one without limits
             made.endless.append(name)
     values = {key: float(limit.get(key, 0.0)) for key in ("velocity", "effort")} if limit is not None else {}
-    made.limits[name] = {key: value for key, value in values.items() if value > 0.0}
+    made.limits[name] = {key: value for key, value in values.items() if 0.0 < value < math.inf}
     if joint.find("mimic") is not None:
         made.mimic.add(name)
 

@@ -93,10 +93,12 @@ def test_a_base_without_a_tool_is_where_an_arm_begins(cell: Path) -> None:
     assert card.base == "column"
 
 
-def test_a_body_that_is_called_as_a_target_of_tasks_is_refused_by_a_sentence(cell: Path) -> None:
-    cell.write_text(CELL.replace('"base"', '"goal"'))
-    with pytest.raises(ValueError, match=r"has a body 'goal', as tasks call their target: rename or remove it"):
-        CardArm(new_card(str(cell), "cell")[0], action="ee", control_hz=10.0)
+@pytest.mark.parametrize("name", ["goal", "cube", "peg"])
+def test_bodies_and_shapes_that_are_called_as_what_tasks_add_give_way(cell: Path, name: str) -> None:
+    cell.write_text(CELL.replace('"base"', f'"{name}"').replace("<geom ", f'<geom name="{name}" ', 1))
+    arm = CardArm(new_card(str(cell), "cell")[0], action="ee", control_hz=10.0)
+    spec = mujoco.MjSpec.from_string(arm.xml)
+    assert (spec.body("goal").mocap, spec.body(f"own_{name}") is None) == (1, False)
 
 
 def test_a_hand_of_two_long_fingers_that_point_ahead_stands_on_no_legs(tmp_path: Path) -> None:

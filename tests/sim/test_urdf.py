@@ -162,3 +162,10 @@ def test_a_base_that_stands_on_a_frame_without_shapes_is_shown(tmp_path: Path) -
         pytest.skip(told[-1])
     shot = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn[0][1]))))
     assert shot[:, -100:].std() > 1.0  # to its edge: sky and floor
+
+
+def test_limits_that_are_infinite_are_unknown(tmp_path: Path) -> None:
+    parts = [link("base", mass(2.0)), link("upper", mass(1.0)), link("lower", mass(0.5))]
+    free = joint("base", "upper").replace('velocity="2" effort="10"', 'velocity="inf" effort="INF"')
+    card, _ = new_card(str(urdf(tmp_path, *parts, free, joint("upper", "lower"))), "arm")
+    assert [(each.velocity, each.effort) for each in card.joints] == [("?", "?"), (2.0, 10.0)]
