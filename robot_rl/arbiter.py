@@ -11,7 +11,7 @@ from enum import Enum
 
 import numpy as np
 
-LABELS = ("success", "failure", "undo", "rerecord", "abort", "mark")
+LABELS = ("success", "failure", "undo", "rerecord", "abort")
 ORDERS = ("estop", "reset", "resume", "hold", "pause", "scene")
 
 

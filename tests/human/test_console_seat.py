@@ -170,7 +170,7 @@ def test_a_page_in_the_seat_that_has_died_silently_is_replaced():
             assert receive(dead, "role")["operator"]
             alive.send(json.dumps({"type": "seat", "do": "hand"}))
             assert "not for this page" in receive(alive, "refused")["why"]
-            dead.send(json.dumps({"type": "press", "kind": "mark", "sent": 1}))
+            dead.send(json.dumps({"type": "press", "kind": "undo", "sent": 1}))
             assert receive(dead, "echo")
             alive.send(json.dumps({"type": "seat", "do": "take"}))
             while not (role := receive(alive, "role"))["asked"]:

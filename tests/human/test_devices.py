@@ -145,6 +145,9 @@ class FakePad:
         self.axes, self.buttons = [0.0] * 6, [False] * 10
         self.hat: tuple[int, int] | None = (0, 0)
 
+    def get_instance_id(self):
+        return 7
+
     def get_numaxes(self):
         return len(self.axes)
 
@@ -177,6 +180,31 @@ def test_gamepad_sticks_enable_and_edges():
     assert device.read(1.1, OBS, ZERO).presses == ()  # still down: no second press
     pad.hat = None  # a cross of four buttons: it drives, and the gripper stays
     np.testing.assert_allclose(device.read(1.2, OBS, ZERO).value, [1.0, 0, 0, -1.0])
+
+
+def test_a_gamepad_that_was_unplugged_drives_again_once_it_is_plugged_in(monkeypatch):
+    game = pytest.importorskip("pygame")
+    pads = [FakePad()]
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    game.init()  # the pads that are really there are seen before
+    game.event.clear()
+    monkeypatch.setattr(game.joystick, "get_count", lambda: len(pads))
+    monkeypatch.setattr(game.joystick, "Joystick", lambda index: pads[index])
+    device = GamepadTeleop(io())
+    try:
+        game.event.post(game.event.Event(game.JOYDEVICEREMOVED, instance_id=3))
+        assert device.read(1.0, OBS, ZERO).connected  # another pad went
+        game.event.post(game.event.Event(game.JOYDEVICEREMOVED, instance_id=pads.pop().get_instance_id()))
+        assert not device.read(1.1, OBS, ZERO).connected
+        pads.append(FakePad())
+        pads[0].axes[1], pads[0].buttons[0] = -1.0, True
+        game.event.post(game.event.Event(game.JOYDEVICEADDED, device_index=0))
+        reading = device.read(1.2, OBS, ZERO)
+        assert reading.connected
+        assert reading.value[0] > 0.9
+        assert reading.presses == ()  # it was down when the pad came back
+    finally:
+        device.close()
 
 
 def test_remote_keeps_the_newest_message_and_its_age():

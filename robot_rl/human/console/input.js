@@ -7,12 +7,12 @@ const KEYS = {
 };
 const PRESSES = {
   Escape: "estop", KeyG: "resume", KeyH: "hold", KeyU: "reset", Digit1: "success", Digit0: "failure",
-  Numpad1: "success", Numpad0: "failure", Backspace: "rerecord", KeyM: "mark", KeyZ: "undo", KeyP: "pause", KeyN: "scene",
+  Numpad1: "success", Numpad0: "failure", Backspace: "rerecord", KeyZ: "undo", KeyP: "pause", KeyN: "scene",
 };
 const SPEEDS = { Minus: -1, NumpadSubtract: -1, Equal: 1, NumpadAdd: 1 };
 // standard gamepad: 5 right shoulder, 0 A, 1 B, 2 X, 3 Y, 8 back, 9 start, 10 left stick pressed, 16 guide,
 // 12 and 13 the cross; 4, the left shoulder, turns the right stick into roll and pitch
-const PAD_PRESSES = { 0: "success", 1: "failure", 2: "rerecord", 3: "mark", 8: "estop", 9: "resume", 10: "reset", 16: "reset" };
+const PAD_PRESSES = { 0: "success", 1: "failure", 2: "rerecord", 3: "undo", 8: "estop", 9: "resume", 10: "reset", 16: "reset" };
 
 class Hands {
   // press(kind): a discrete key; moved(): axes or dead-man changed, to be sent at once

@@ -17,7 +17,7 @@ from robot_rl.types.options import Positive, Share, Whole
 
 # standard layout (XInput): axis -> (named axis, sign), button -> meaning
 STICKS = {1: ("x", -1.0), 0: ("y", -1.0), 4: ("z", -1.0), 3: ("yaw", -1.0)}
-PRESSES = {0: "success", 1: "failure", 2: "rerecord", 3: "mark", 6: "estop", 7: "resume", 8: "reset", 10: "scene"}
+PRESSES = {0: "success", 1: "failure", 2: "rerecord", 3: "undo", 6: "estop", 7: "resume", 8: "reset", 10: "scene"}
 ENABLE = 5
 
 
@@ -69,7 +69,7 @@ class GamepadTeleop(TerminalTeleop):
     ) -> None:
         super().__init__(go="start", unlock="the guide button")
         self._map = ActionMap(io, dead_zone=dead_zone, speed=speed)
-        self._game = None
+        self._game, self._index = None, index
         if pad is None:
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -88,23 +88,33 @@ class GamepadTeleop(TerminalTeleop):
         self._map.follow(action)
 
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
-        """Sticks and buttons; a pad that was unplugged is not connected until it is opened again."""
-        zero = np.zeros(len(self._map.axes), np.float32)
+        """Sticks and buttons; a pad that was unplugged is not connected until it is plugged in again."""
         if self._game is not None:
-            events = [event.type for event in self._game.event.get()]
-            if self._game.JOYDEVICEREMOVED in events:
-                self._lost = True
+            self._watch()
         if self._lost:
-            return Reading(-math.inf, zero, connected=False)
+            return Reading(-math.inf, np.zeros(len(self._map.axes), np.float32), connected=False)
         pad = self._pad
         axes = {name: sign * pad.get_axis(i) for i, (name, sign) in STICKS.items() if i < pad.get_numaxes()}
         if pad.get_numhats():  # the cross of some pads is four buttons
             axes["grip"] = float(pad.get_hat(0)[1])
         value, norm = self._map(axes)
-        down = {i for i in range(pad.get_numbuttons()) if pad.get_button(i)}
+        down = self._pressed()
         fresh, self._down = down - self._down, down
         presses = tuple(Press(PRESSES[i], now) for i in sorted(fresh) if i in PRESSES)
         return Reading(now, value, norm, enable=ENABLE in down, presses=presses)
+
+    def _watch(self) -> None:
+        """Whether the pad was unplugged, or plugged in again: a button that is down then is no press."""
+        game: Any = self._game
+        for event in game.event.get():
+            if event.type == game.JOYDEVICEREMOVED and event.instance_id == self._pad.get_instance_id():
+                self._lost = True
+            elif event.type == game.JOYDEVICEADDED and self._lost and self._index < game.joystick.get_count():
+                self._pad, self._lost = game.joystick.Joystick(self._index), False
+                self._down = self._pressed()
+
+    def _pressed(self) -> set[int]:
+        return {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
 
     def close(self) -> None:
         """Release pygame."""

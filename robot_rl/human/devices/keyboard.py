@@ -41,7 +41,6 @@ PRESSES = {
     "1": "success",
     "0": "failure",
     "\x7f": "rerecord",
-    "m": "mark",
     "z": "undo",
     "\x1b": "estop",
     "u": "reset",

@@ -21,7 +21,7 @@ from robot_rl.types import IOSpec, Obs
 from robot_rl.types.options import Number, Positive, Share, Whole
 
 AXES: dict[str, int | None] = {"x": 1, "y": 0, "z": 4, "yaw": 3, "roll": None, "pitch": None, "grip": 7}
-_LAYOUT = {"success": 0, "failure": 1, "rerecord": 2, "mark": 3, "estop": 6, "resume": 7, "reset": 8}
+_LAYOUT = {"success": 0, "failure": 1, "rerecord": 2, "undo": 3, "estop": 6, "resume": 7, "reset": 8}
 PRESSES: dict[str, int | None] = {**_LAYOUT, "hold": None, "pause": None, "scene": None}
 HAND = (*KNOWN, "grip")
 TWIST = ("x", "y", "z", "roll", "pitch", "yaw")
