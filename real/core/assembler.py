@@ -133,7 +133,7 @@ class Assembler:
                 np.array(self._merger.position),
                 np.array(self._merger.velocity),
                 None if np.isnan(self._effort).any() else self._effort.copy(),
-                self._sensors.get("wrench"),
+                self._sensors.get(self.spec.wrench),
                 dict(self._sensors),
             )
             self._line.add(time, state)

@@ -213,6 +213,11 @@ class RobotSpec:
         return self._first("sensor_msgs/Imu")
 
     @cached_property
+    def wrench(self) -> str:
+        """Name of the first sensor of type geometry_msgs/WrenchStamped, or ""."""
+        return self._first("geometry_msgs/WrenchStamped")
+
+    @cached_property
     def velocity_command(self) -> str:
         """Name of the first sensor that tells a wanted velocity of the base, or ""."""
         return self._first("geometry_msgs/Twist")

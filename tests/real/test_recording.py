@@ -82,6 +82,16 @@ def test_assembler_joins_efforts_of_several_senders(make_arm) -> None:
     np.testing.assert_array_equal((c or {})["observations"], [[2.0, 3.0, 4.0]])
 
 
+def test_a_recording_has_the_wrench_whatever_its_sensor_is_called(make_arm) -> None:
+    sensors = {"ft": {"topic": "ft/raw", "type": "geometry_msgs/WrenchStamped"}}
+    a = Assembler(make_arm(observation=["wrench"], sensors=sensors), StepRules(tolerance=1.0))
+    a.sensor("ft", np.arange(6.0))
+    feed(a, 0.0, 0.0)
+    for k in range(2):
+        a.executed(0.1 + 0.1 * k, np.zeros(3), "policy", f"p/{k}", "")
+    np.testing.assert_array_equal((a.end() or {})["observations"], [np.arange(6.0)])
+
+
 def test_assembler_executed_ticks_by_hand(make_arm) -> None:
     """States at 0.00 and 0.10 s; executed at 0.01, 0.11, 0.21: the first executed message only says where it stands."""
     a = Assembler(make_arm(), StepRules(ticks="executed", rate=10.0, end_on_success=True))
