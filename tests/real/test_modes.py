@@ -51,6 +51,24 @@ def test_a_workspace_holds_for_velocities_that_are_followed_late(make_loop, make
     assert np.abs(places).max() > 0.48
 
 
+def test_a_workspace_holds_on_the_way_of_a_brake_too(make_loop, make_arm):
+    """Of two long links that stop at different times the tool swings out further than where it comes to rest."""
+    box = {"lower": [-3.0, -3.0, -3.0], "upper": [3.0, 1.2, 3.0]}
+    spec = make_arm(command_mode="forward_velocity", controller_timeout=0.1, dead_time=0.005, workspace=box)
+    tool = lambda q: np.array([np.cos(q[0]) + np.cos(q[0] + q[1]), np.sin(q[0]) + np.sin(q[0] + q[1]), q[2]])  # noqa: E731
+    loop = make_loop(spec=spec, forward=tool).active()
+    rng, seen, places = np.random.default_rng(0), set(), []
+    for _ in range(60):
+        goal = rng.uniform(-3.0, 3.0, 3)
+        for _ in range(30):
+            loop.tick(lambda goal=goal: loop.command(goal))
+            seen |= set(loop.verdict.reasons)
+            places.append(tool(loop.robot.position)[1])
+    assert "workspace" in seen
+    assert max(places) > 1.18
+    assert max(places) <= 1.2
+
+
 # ---------------------------------------------------------------- effort
 
 
