@@ -198,15 +198,24 @@ def cropped(pixels: np.ndarray, crop: tuple[float, float, float, float]) -> np.n
     return pixels[top:bottom, left:right]
 
 
-def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(height, width, 3) uint8 of a colour picture, or of a grey one repeated in all channels.
+def coloured(pixels: np.ndarray) -> np.ndarray:
+    """The pixels, if they are 8 bit colours or greys.
 
     Raises:
         PictureError: other numbers, such as distances.
     """
     if pixels.dtype != np.uint8:
         raise PictureError(f"the picture has numbers of type {pixels.dtype}, such as distances, expected 8 bit colours")
-    if pixels.ndim == 2:
+    return pixels
+
+
+def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(height, width, 3) uint8 of a colour picture, or of a grey one repeated in all channels.
+
+    Raises:
+        PictureError: other numbers, such as distances.
+    """
+    if coloured(pixels).ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, axis=2)
     if pixels.shape[:2] != (height, width):
         cv2 = require("cv2")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.cameras import Camera, PictureError, compressed_pixels, raw_pixels, resized, straightened
+from robot_rl.real.cameras import Camera, PictureError, coloured, compressed_pixels, raw_pixels, resized, straightened
 from robot_rl.real.core.spec import CameraSpec
 from robot_rl.real.ros.io import CompressedImage, Image
 from robot_rl.real.ros.node_base import Health, subscribe
@@ -48,7 +48,8 @@ class CameraInputs(Mapping[str, Camera]):
         if name in self._cameras:
             return
         compressed = "Compressed" in sensor.type
-        decode = (lambda message: compressed_pixels(message.data)) if compressed else raw_pixels
+        read = (lambda message: compressed_pixels(message.data)) if compressed else raw_pixels
+        decode = lambda message: coloured(read(message))  # noqa: E731
         camera = Camera(
             name,
             decode if sensor.calibration is None else straightened(decode, sensor.calibration),
@@ -96,7 +97,7 @@ class CameraInputs(Mapping[str, Camera]):
             names: of cameras that are subscribed to.
 
         Returns:
-            Camera -> (H, W, 3) uint8 or (H, W) of another type, and "" or what is wrong with a camera.
+            Camera -> (H, W, 3) or (H, W) uint8, and "" or what is wrong with a camera.
         """
         found: dict[str, np.ndarray] = {}
         for name in names:

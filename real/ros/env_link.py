@@ -169,8 +169,10 @@ class EnvLink:
             lines += [f"no message on robot_rl/task/{name}" for name in self.external if name not in known]
         now = time.monotonic()
         for name, sensor in self.spec.cameras.items():
-            if sensor.required and self.cameras[name].picture(now) is None:
-                lines.append(f"no picture of camera {name} on {sensor.topic}")
+            camera = self.cameras[name]
+            if sensor.required and camera.picture(now) is None:
+                why = f": {camera.last_error}" if camera.last_error else ""
+                lines.append(f"no picture of camera {name} on {sensor.topic}{why}")
         if not self.state:
             lines.append("no safety supervisor: nothing on robot_rl/safety/state")
         lines += [f"QoS {policy} of {topic} does not match" for topic, policy in self.health.mismatches.items()]

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import yaml
 
+from robot_rl.real.core.sensor_spec import CameraSpec
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
 from robot_rl.real.robot import RobotState
+from robot_rl.real.ros import camera_inputs
 from robot_rl.real.ros import env as module
 from robot_rl.real.ros.env import Ros2Env, Ros2Options
 from robot_rl.real.ros.env_link import EnvLink
 from robot_rl.real.ros.env_reset import StartOptions, StartWay
 from robot_rl.real.ros.env_vector import Ros2VectorEnv, _Robot
-from robot_rl.real.ros.io import Executed
+from robot_rl.real.ros.io import Executed, Image
 from robot_rl.types import IOSpec
 
 pytestmark = pytest.mark.ros
@@ -117,6 +119,23 @@ def test_what_training_saw_of_a_picture_travels_with_its_interface(monkeypatch):
     made = Ros2Env(Ros2Options(robot_spec="", rate=50.0, crop={"front": (0.5, 0.0, 1.0, 1.0)}), robot=spec)
     assert IOSpec.from_dict(made.io.to_dict()).crop == {"image.front": (0.5, 0.0, 1.0, 1.0)}
     made.close()
+
+
+def test_a_camera_of_distances_is_named_before_anything_moves(monkeypatch):
+    kept = []
+    clocks = SimpleNamespace(receipt=lambda info, now, clock: now, acquired=lambda name, message, receipt: receipt)
+    monkeypatch.setattr(camera_inputs, "subscribe", lambda node, kind, topic, keep, *rest: kept.append(keep))
+    monkeypatch.setattr(camera_inputs, "SenderClocks", lambda node: clocks)
+    cameras = camera_inputs.CameraInputs(None, None, {"depth": CameraSpec("depth/raw", "sensor_msgs/Image")})
+    kept[0](Image(height=2, width=2, encoding="16UC1", step=4, data=bytes(8)), None)
+    link = SimpleNamespace(
+        spec=SimpleNamespace(cameras={"depth": CameraSpec("depth/raw", "sensor_msgs/Image")}), cameras=cameras,
+        latest=lambda: 0, variables=lambda state: {}, external=(), state="IDLE", health=SimpleNamespace(mismatches={}),
+    )  # fmt: skip
+    assert EnvLink.missing(link) == [
+        "no picture of camera depth on depth/raw: the picture has numbers of type uint16, such as distances, expected "
+        "8 bit colours"
+    ]
 
 
 def test_success_stands_until_the_next_message_and_a_label_is_of_one_step():
