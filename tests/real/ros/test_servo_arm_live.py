@@ -211,16 +211,17 @@ def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
         "hil", *page("hil env=reach robot=my_arm"), "human.port=0", "demos=0", "total_steps=1000",
         "eval_every=0", "policy.hidden=[16,16]", "policy.batch_size=16",
     )  # fmt: skip
-    harness.wait(lambda: session.poll() or list(tmp_path.glob("runs/hil/*/log")), 60.0, "a session")
+    harness.wait(lambda: session.poll() or "0/1000" in said.read_text(), 60.0, "a session")
     assert session.poll() is None, said.read_text()
     harness.wait(lambda: "hold the space bar to drive" in leads.read_text(), 60.0, "a leader")
-    time.sleep(1.5)  # the policy drives
-    begin = time.monotonic()
+    time.sleep(1.5)  # a grip that is there when it begins to listen is none
+    begin, led = time.monotonic(), [(0.0, 0.0)]
     while not any(path.read_text() for path in tmp_path.glob("runs/hil/*/log/manifest.jsonl")):  # the first episode
         assert session.poll() is None, said.read_text()
         assert time.monotonic() < begin + 40.0, said.read_text()[-2000:]
         way = min(max(0.2 * (time.monotonic() - begin) - 0.08, 0.0), 0.4)  # it is gripped a moment before it moves
         leader.say(f"turn 1 {2048 + way * TURN}")
+        led.append((time.monotonic(), way))
         if way < 0.4:
             os.write(keys, b" ")
         time.sleep(0.05)
@@ -234,7 +235,9 @@ def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
     np.testing.assert_allclose(driven[:, 1:], 0.0, atol=1e-6)  # the joints that the leader did not move
     told = json.loads(next(tmp_path.rglob("io.json")).read_text())
     way = told["action_high"][0] * driven[:, 0].sum()
-    assert 0.25 < way < 0.41  # without what it moved before the grip was seen
+    seen = np.interp([1e-9 * step.t_obs for step in steps if step.human], *np.transpose(led))
+    assert seen[-1] - seen[0] > 0.1
+    assert abs(way - (seen[-1] - seen[0])) < 0.06  # three ticks: without what it moved before the grip was seen
     assert np.abs([step.action_exec[1:] for step in steps if not step.human]).max() > 0.1
 
 
