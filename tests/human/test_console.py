@@ -199,6 +199,25 @@ def test_every_page_learns_the_clock_of_the_robot_and_when_a_picture_was_taken()
         console.close()
 
 
+def test_a_page_that_is_slow_gets_the_newest_picture_and_numbers_that_wait_behind_none():
+    console, _ = server()
+    try:
+        with connect(console) as page:
+            receive(page, "history")
+            for k in range(40):
+                console.show(0, b"%d" % k, 0.0)
+                time.sleep(0.01)
+            console.publish({"driver": "HOLD"})
+            came: list[str | bytes] = []
+            while not came or isinstance(came[-1], bytes) or json.loads(came[-1]).get("type") != "state":
+                came.append(page.recv(timeout=10))
+            assert [data[9:] for data in came if isinstance(data, bytes)] == [b"0", b"1"]
+            page.send(json.dumps({"type": "seen"}))
+            assert page.recv(timeout=10)[9:] == b"39"
+    finally:
+        console.close()
+
+
 def test_nonsense_from_the_wire_is_refused_and_harmless():
     human = BrowserTeleop(BrowserOptions(port=0, token="secret"), LineEnv().io, announce=False)
     try:

@@ -334,7 +334,7 @@ function connect() {
   mine.onmessage = (event) => {
     if (mine !== socket) return;
     alive = performance.now();
-    if (event.data instanceof ArrayBuffer) { paint(new Uint8Array(event.data)); return; }
+    if (event.data instanceof ArrayBuffer) { paint(new Uint8Array(event.data)); send({ type: "seen" }); return; }
     const message = JSON.parse(event.data);
     if (message.type === "state") show(message);
     else if (message.type === "echo") { told(message); if (message.kind) heard(message.kind); }

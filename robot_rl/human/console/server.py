@@ -107,6 +107,7 @@ class ConsoleServer:
         self._on_message, self._on_leave, self._now = on_message, on_leave, now
         self._operator: web.WebSocketResponse | None = None
         self._page_of: dict[web.WebSocketResponse, str] = {}  # client -> what its page calls itself
+        self._owed: dict[web.WebSocketResponse, int] = {}  # client -> pictures that it has not said it saw
         self._asks: web.WebSocketResponse | None = None  # the client that wants the seat
         self._heard = 0.0  # when the operator last said anything
         self._clients: dict[web.WebSocketResponse, asyncio.Event] = {}
@@ -272,7 +273,7 @@ class ConsoleServer:
         client = web.WebSocketResponse(heartbeat=2.0, max_msg_size=LARGEST_MESSAGE)
         await client.prepare(request)
         page = request.query.get("page", "")[:64]
-        self._clients[client], self._page_of[client] = asyncio.Event(), page
+        self._clients[client], self._page_of[client], self._owed[client] = asyncio.Event(), page, 0
         if self._operator is None or (page and page == self._page_of.get(self._operator)):
             self._seat(client)  # nobody sits there, or the same page over a connection that died
         await client.send_str(self._role(client))
@@ -285,8 +286,8 @@ class ConsoleServer:
                     await self._take(client, message.data)
         finally:
             sender.cancel()
-            self._clients.pop(client, None)
-            self._page_of.pop(client, None)
+            for table in (self._clients, self._page_of, self._owed):
+                table.pop(client, None)
             if client is self._asks:
                 self._asks = None
             if client is self._operator:
@@ -299,7 +300,10 @@ class ConsoleServer:
             message = json.loads(text)
             if not isinstance(message, dict):
                 raise ValueError("expected an object")
-            if message.get("type") == "ping":
+            if message.get("type") == "seen":
+                self._owed[client] -= 1
+                self._clients[client].set()
+            elif message.get("type") == "ping":
                 pass
             elif message.get("type") == "seat":
                 self._ask(client, str(message.get("do")))
@@ -350,7 +354,11 @@ class ConsoleServer:
         return json.dumps({"type": "role", **facts, "asked": self._asks is not None, "pages": len(self._clients)})
 
     async def _send(self, client: web.WebSocketResponse) -> None:
-        """Newest numbers and picture to one client, at its pace."""
+        """Newest numbers and pictures to one client, at its pace.
+
+        It says of each picture that it was seen, and no third round is sent before the first was: a slow link, or a
+        browser that is busy, would be given what lies in buffers, and numbers behind it, seconds late.
+        """
         shown: dict[int, int] = {}
         told = ""
         while True:
@@ -360,9 +368,12 @@ class ConsoleServer:
             if self._telemetry is not told:  # the same text twice is news, the same object is not
                 told = self._telemetry
                 await client.send_str(told)
+            if self._owed[client] > len(self._pictures):
+                continue
             for which, (count, picture) in list(self._pictures.items()):
                 if shown.get(which) != count:
                     shown[which] = count
+                    self._owed[client] += 1
                     await client.send_bytes(picture)
 
 
