@@ -6,6 +6,7 @@ its writer died, and `recover` brings back what had reached the disk.
 
 from __future__ import annotations
 
+import glob
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -218,10 +219,9 @@ def _reader(path: str | Path) -> AnyReader:
                 f"{path} has no metadata.yaml: its recorder was killed; robot-rl data session recover {path} <new>"
             )
         raise ValueError(f"{path} is no rosbag2 folder, expected one with a metadata.yaml")
-    parts = [
-        path,
-        *sorted(p for p in path.parent.glob(f"{path.name}_[0-9][0-9][0-9]") if (p / "metadata.yaml").exists()),
-    ]
+    found = path.parent.glob(f"{glob.escape(path.name)}_[0-9][0-9][0-9]*")
+    numbered = [p for p in found if p.name[len(path.name) + 1 :].isdigit() and (p / "metadata.yaml").exists()]
+    parts = [path, *sorted(numbered, key=lambda p: (len(p.name), p.name))]
     try:
         return AnyReader(parts, default_typestore=typestore())
     except ReaderError as error:

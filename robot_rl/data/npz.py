@@ -51,7 +51,7 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     """
     path = Path(path)
     sources.check_file(path)
-    content: Any = foreign.unpickle(path) if path.suffix in (".pkl", ".pickle") else foreign.npz(path)
+    content: Any = foreign.unpickle(path) if path.suffix.lower() in (".pkl", ".pickle") else foreign.npz(path)
     findings: list[Finding] = []
     groups = _groups(path, content)
     if groups is None:

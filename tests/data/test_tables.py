@@ -197,3 +197,47 @@ def test_what_is_no_utf8_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("t,q,w,u,c\n0,0,0,0,0\n", encoding="utf-16")
     with pytest.raises(BadData, match="is no text in UTF-8; save it as CSV in UTF-8"):
         tables.read(tmp_path / "a.csv", ReadOptions(map=MAP))
+
+
+def test_csv_with_one_row_is_left_out(tmp_path: Path) -> None:
+    csv(tmp_path / "a.csv")
+    csv(tmp_path / "b.csv", end=0.0)
+    logs = tables.read(tmp_path, ReadOptions(map=MAP))
+    assert len(logs.episodes) == 1
+    assert any("b.csv has fewer than two rows: left out" in str(f) for f in logs.findings)
+
+
+def test_csv_rate_and_bounds_of_variants(tmp_path: Path) -> None:
+    for name in ("left", "right"):
+        (tmp_path / name).mkdir()
+        csv(tmp_path / name / "a.csv")
+    plain = {key: value for key, value in MAP.items() if key != "control_hz"}
+    both = {"variants": {"left": {"control_hz": 5}, "right": {"control_hz": 5}}}
+    logs = tables.read(tmp_path, ReadOptions(map={**plain, **both}))
+    assert ([len(e) for e in logs.episodes], logs.io.control_hz) == ([5, 5], 5.0)
+    for change in ({"control_hz": 5}, {"action": [{"column": "u", "scale": 0.2}]}):
+        with pytest.raises(BadData, match=r"left/a.csv and .*right/a.csv have another rate, or other actions"):
+            tables.read(tmp_path, ReadOptions(map={**MAP, "variants": {"right": change}}))
+
+
+def test_csv_names_that_nothing_reads_or_that_stand_twice_are_refused(tmp_path: Path) -> None:
+    plan = {**MAP, "action": [{"column": "u", "scal": 0.1}]}
+    with pytest.raises(
+        BadData, match=r"'action' has unknown entries \['scal'\]; there are column, name, offset, scale"
+    ):
+        tables.read(csv(tmp_path / "a.csv"), ReadOptions(map=plan))
+    with pytest.raises(BadData, match="has several columns called q; give each a name of its own"):
+        tables.read(csv(tmp_path / "a.csv", rows="t,q,w,u,c,q\n0,0,0,0,0,1\n1,0,0,0,0,1\n"), ReadOptions(map=MAP))
+
+
+def test_steps_keep_their_distance_at_times_since_1970() -> None:
+    times = tables.even_times(1.7e9, 1.7e9 + 1000.0, 1000.0)
+    assert (len(times), times[-1]) == (1_000_001, 1.7e9 + 1000.0)
+
+
+def test_names_in_capitals_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "A.CSV.GZ").write_bytes(gzip.compress(csv(tmp_path / "a.csv").read_bytes()))
+    assert len(formats.load(tmp_path / "A.CSV.GZ", map=MAP).episodes[0]) == 10
+    rows = {"observations": np.zeros((4, 2)), "actions": np.zeros((4, 1)), "rewards": np.arange(4.0)}
+    (tmp_path / "A.PKL").write_bytes(pickle.dumps([rows]))
+    assert len(formats.load(tmp_path / "A.PKL").episodes[0]) == 4
