@@ -73,13 +73,14 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
         dropped = int(np.count_nonzero(~keep))
         findings.append(note("first_hit", f"{dropped} rows after the first hit of the goal left out", count=dropped))
         table.column = {key: value[keep] for key, value in table.column.items()}
+        table.lost = None if table.lost is None else table.lost[keep]
         terminal, timeout, cut = terminal[keep], timeout[keep] & ~terminal[keep], cut[keep] & ~terminal[keep]
     episodes = _episodes(table, terminal, timeout, cut)
+    if table.lost is not None:
+        episodes = _salvage(table, episodes)
     if o.maze2d_shift == "fix":
         episodes = [_shift(episode) for episode in episodes if len(episode) > 1]
         findings.append(note("maze2d_shift", "rewards moved one step back; the last step of every episode left out"))
-    if table.lost is not None:
-        episodes = _salvage(table, episodes)
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
     known = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
     return Logs(episodes, findings, io, known, _bounds(table, io.action_dim))
@@ -103,7 +104,8 @@ def write(
 
     Args:
         path: the file; it appears when it is complete.
-        episodes: with one vector observation, or several, which are put one behind another.
+        episodes: with one vector observation, or several, which are put one behind another; those without a step have
+            no place in a table of steps.
         compress: gzip, as D4RL does.
         metadata: name -> plain value, kept as `metadata/<name>` (numbers and texts as they are, others as JSON).
         io: interface; what -1 and +1 mean is kept in attributes.
@@ -112,8 +114,8 @@ def write(
     Raises:
         ValueError: there are no episodes, or an observation is not a vector of numbers.
     """
-    path = Path(path)
-    if not episodes or not any(len(e) for e in episodes):
+    path, episodes = Path(path), [e for e in episodes if len(e)]
+    if not episodes:
         raise ValueError("got no steps to write, expected at least one episode")
     keys = list(episodes[0].obs)
     for key in keys:

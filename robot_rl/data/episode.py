@@ -248,6 +248,7 @@ def _piece(episode: Episode, begin: int, end: int) -> Episode:
     last = end == len(episode)
     if not last:
         meta.pop("final_obs_valid", None)
+        meta |= {"success": False} if "success" in meta else {}  # what the recording came to is the last one's
     return Episode(
         obs={key: value[begin : end + 1] for key, value in episode.obs.items()},
         action=episode.action[begin:end],

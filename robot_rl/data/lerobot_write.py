@@ -47,7 +47,8 @@ def write(
 
     Args:
         path: its folder; replaced as a whole.
-        episodes: what to write; images are (T + 1, H, W, 3) uint8 with even height and width.
+        episodes: what to write, those without a step left out; images are (T + 1, H, W, 3) uint8 with even height and
+            width.
         io: interface, for names and the rate; that of the first episode when None.
         fps: rows per second; the interface's rate, rounded, when None.
         lossless: keep every pixel value of videos, at many times the size.
@@ -56,7 +57,8 @@ def write(
     Raises:
         ValueError: there are no episodes, or an observation is neither a vector nor an image.
     """
-    if not episodes or not any(len(e) for e in episodes):
+    episodes = [e for e in episodes if len(e)]
+    if not episodes:
         raise ValueError("got no steps to write, expected at least one episode")
     given = episodes[0].meta.get("io")
     io = io or (IOSpec.from_dict(given) if isinstance(given, dict) else given)

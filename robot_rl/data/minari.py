@@ -265,7 +265,7 @@ def _flat(path: Path, item: Any, name: str, exact: bool = False) -> dict[str, np
 
 
 def _columns(value: np.ndarray) -> np.ndarray:
-    return value.reshape(len(value), -1).astype(np.float32)
+    return value.reshape(len(value), int(np.prod(value.shape[1:]))).astype(np.float32)
 
 
 def _box(value: np.ndarray, key: str) -> dict[str, object]:

@@ -143,7 +143,8 @@ class Recorder:
         self.close()
 
     def _open(self) -> FileIO:
-        taken = [int(path.stem.rpartition("-")[2]) for path in _segments(self.path)]
+        names = (path.stem.removeprefix("segment-") for path in _segments(self.path))
+        taken = [int(name) for name in names if name.isdecimal()]  # a file that somebody renamed has no number
         number = max(taken, default=-1) + 1
         while True:
             try:

@@ -116,7 +116,8 @@ def episodes(folder: str | os.PathLike[str]) -> list[Path]:
 
 def next_path(folder: str | os.PathLike[str]) -> Path:
     """Name for the next episode of a session."""
-    numbers = [int(path.stem.rpartition("_")[2]) for path in episodes(folder)]
+    found = (path.stem.removeprefix("episode_") for path in episodes(folder))
+    numbers = [int(name) for name in found if name.isdecimal()]  # a file that somebody renamed has none
     return Path(folder) / f"episode_{max(numbers, default=-1) + 1:06d}.hdf5"
 
 

@@ -189,7 +189,7 @@ class Store:
         if not 0.0 < fraction <= 1.0 or unit not in ("episodes", "steps"):
             raise ValueError(f"got fraction {fraction}, unit '{unit}'; expected (0, 1] and 'episodes' or 'steps'")
         order = np.argsort(-self.returns(), kind="stable")
-        count = max(1, int(fraction * len(self)))
+        count = max(1, int(fraction * len(self) + 1e-9))  # 0.29 * 100 is a little less than 29
         if unit == "steps":
             reached = np.cumsum(self.length[order]) >= fraction * self.steps
             count = int(np.argmax(reached)) + 1

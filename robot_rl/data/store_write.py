@@ -32,7 +32,7 @@ CHUNK = 1 << 25
 class StoreWriter:
     """Writes a store episode by episode; the folder appears when the block ends well.
 
-    Columns are those of the first episode; a further column that a later episode lacks is dropped with a finding.
+    Columns are those of the first episode; a further column that another episode lacks is left out with a finding.
 
     Args:
         path: the folder; one that exists is replaced when the new one is complete.
@@ -61,6 +61,7 @@ class StoreWriter:
         self._episode: dict[str, list[int]] = {name: [] for name in PER_EPISODE}
         self._metas: list[dict[str, Any]] = []
         self._norms: dict[str, DataNorm] = {}
+        self._later: set[str] = set()  # further columns that the first episode lacks
         self._steps = self._observations = 0
 
     def __enter__(self) -> StoreWriter:
@@ -132,6 +133,7 @@ class StoreWriter:
         shapes |= {"reward": ((), np.dtype("<f4")), "terminal": ((), np.dtype(bool))}
         shapes |= {"truncated": ((), np.dtype(bool)), "intervened": ((), np.dtype(bool))}
         shapes["stamp"] = ((), np.dtype("<f8"))
+        self._first = set(episode.meta.get("columns", {}))
         for key, value in episode.meta.get("columns", {}).items():
             value = np.asarray(value)
             if value.dtype.kind not in "biuf":
@@ -166,6 +168,7 @@ class StoreWriter:
                 rows = np.concatenate([e.obs[key][:-1] for e in batch])
                 self._norms[key].update(rows[np.isfinite(rows).all(1)])
         self._flush_proposed(batch, values["action"])
+        self._later |= {name for e in batch for name in e.meta.get("columns", {})} - self._first
         for name in [name for name in self._columns if name.startswith("info/")]:
             shape, kind = self._columns[name].shape, self._columns[name].dtype.kind
             pieces = [np.asarray(e.meta.get("columns", {}).get(name[5:])) for e in batch]
@@ -192,6 +195,8 @@ class StoreWriter:
         self._flush()
         if not self._columns or self.io is None:
             raise ValueError("got no episodes, expected at least one")
+        lost = sorted(self._later)
+        self.report += [f"column '{name}' is not in every episode in one form: left out" for name in lost]
         for name, values in self._episode.items():
             kind = {"final_obs_valid": "?", "complete": "?", "success": "i1"}.get(name, "<i8")
             column = self._columns[f"episode_{name}"] = _Column(self._folder, f"episode_{name}", (), np.dtype(kind))

@@ -162,3 +162,9 @@ def test_recorder_unrecordable_meta_is_refused_before_anything_is_written(tmp_pa
 def test_recording_without_segments_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"segment-\*.episodes"):
         Recording(tmp_path)
+
+
+def test_a_file_that_somebody_renamed_stops_no_recording(tmp_path: Path) -> None:
+    (tmp_path / "segment-000000-old.episodes").touch()
+    with Recorder(tmp_path) as recorder:
+        assert recorder.append(episode(1)).name == "segment-000000.episodes"

@@ -151,3 +151,10 @@ def test_bag_of_a_killed_writer_is_refused_and_recovered(tmp_path, fork) -> None
     count = bag.recover(tmp_path / "b", tmp_path / "c")
     assert count > 150_000  # all but the chunk that was being filled
     assert bag.info(tmp_path / "c").topics["/reward"][1] == count
+
+
+def test_a_file_that_somebody_renamed_stops_no_recording(tmp_path):
+    (tmp_path / "episode_000003_good.hdf5").touch()
+    assert session.next_path(tmp_path).name == "episode_000000.hdf5"
+    (tmp_path / "episode_000004.hdf5").touch()
+    assert session.next_path(tmp_path).name == "episode_000005.hdf5"

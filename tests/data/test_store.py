@@ -354,3 +354,15 @@ def test_a_large_source_is_told_by_samples_of_it(tmp_path: Path) -> None:
         assert "sha256" not in facts
         found.add(facts["sha256_sampled"])
     assert len(found) == 3
+
+
+def test_columns_of_later_episodes_alone_are_told(tmp_path: Path) -> None:
+    more = episode(2, 4, columns={"force": np.zeros(4)})
+    store = write_store(tmp_path / "x.store", [episode(1, 3), more])
+    assert "info/logp" in store.names
+    assert store.report[-1] == "column 'force' is not in every episode in one form: left out"
+
+
+def test_a_share_of_the_episodes_is_counted_exactly(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "x.store", [episode(i, 1) for i in range(100)])
+    assert [len(store.top_episodes(share)) for share in (0.29, 0.57, 0.291)] == [29, 57, 29]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.data import formats, npz, tables
+from robot_rl.data import convert, formats, npz, tables
 from robot_rl.data.findings import BadData
 from robot_rl.data.read_options import ReadOptions
 
@@ -241,3 +241,35 @@ def test_names_in_capitals_are_the_same(tmp_path: Path) -> None:
     rows = {"observations": np.zeros((4, 2)), "actions": np.zeros((4, 1)), "rewards": np.arange(4.0)}
     (tmp_path / "A.PKL").write_bytes(pickle.dumps([rows]))
     assert len(formats.load(tmp_path / "A.PKL").episodes[0]) == 4
+
+
+def test_npz_rows_without_groups_keep_the_observation_after_the_last(tmp_path: Path) -> None:
+    rows = {"actions": np.zeros((3, 1)), "rewards": np.zeros(3), "timeouts": np.array([False, False, True])}
+    np.savez(tmp_path / "x.npz", observations=np.arange(4.0)[:, None], **rows)
+    (one,) = npz.read(tmp_path / "x.npz").episodes
+    assert one.obs["state"][:, 0].tolist() == [0, 1, 2, 3]
+    assert one.meta.get("final_obs_valid", True)
+
+
+def test_npz_index_is_looked_at(tmp_path: Path) -> None:
+    rows = {"obs": np.zeros((4, 1)), "action": np.zeros((4, 1)), "reward": np.zeros(4), "done": np.array([0, 1, 0, 1])}
+    np.savez(tmp_path / "x.npz", **rows, index=np.array([0, 3]))
+    assert any(
+        "1 ends before the last step of an episode: ignored" in str(f) for f in npz.read(tmp_path / "x.npz").findings
+    )
+    for wrong in ([0, 9], [2, 3], [0, 3, 1]):
+        np.savez(tmp_path / "x.npz", **rows, index=np.array(wrong))
+        with pytest.raises(BadData, match="expected the first row of every episode, from 0 to 4"):
+            npz.read(tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", **{key: value[:0] for key, value in rows.items()})
+    with pytest.raises(BadData, match=r"x\.npz has no rows"):
+        npz.read(tmp_path / "x.npz")
+
+
+def test_another_map_is_another_log(tmp_path: Path) -> None:
+    log, plan = csv(tmp_path / "a.csv"), tmp_path / "map.yaml"
+    for column in ("w", "c"):
+        plan.write_text(f"time: t\nstate: [{column}]\naction: [u]\n")
+        for named in (plan, str(plan)):
+            state = convert.convert_once(log, map=named).obs()
+        assert state[-1, 0] == (10.0 if column == "w" else 7.0)
