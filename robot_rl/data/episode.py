@@ -135,6 +135,8 @@ def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:
     """
     if not logs.episodes:
         raise BadData([*logs.findings, error("no_rows", f"{path} holds no episode")])
+    if not any(len(episode.action) for episode in logs.episodes):
+        raise BadData([*logs.findings, error("no_rows", f"no episode of {path} has a step")])
     first = logs.episodes[0]
     known = {key: value.shape[1:] for key, value in _columns(first).items()}
     for i, episode in enumerate(logs.episodes):
@@ -150,6 +152,8 @@ def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:
                 wrong.append(f"'{key}' has {list(value.shape[1:])} numbers per row, episode 0 has {list(known[key])}")
         if episode.action.ndim != 2 or not episode.action.shape[1] or not episode.obs:
             wrong.append(f"its actions have shape {list(episode.action.shape)}, it observes {list(episode.obs)}")
+        if episode.proposed.shape != episode.action.shape:
+            wrong.append(f"what was proposed has shape {list(episode.proposed.shape)}, the actions not")
         if episode.reward.ndim != 1 or episode.stamp.ndim != 1:
             wrong.append("reward and stamp are not one number per step")
         if wrong:

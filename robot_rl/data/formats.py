@@ -149,7 +149,7 @@ def _recording(path: Path) -> Logs:
         folder = folder / "log"  # a run folder of robot-rl hil
     for file in folder.glob("segment-*.episodes"):
         foreign.inside(folder, file.name)
-    recording = Recording(folder)
+    recording = Recording(path if path.is_file() else folder)
     findings = [
         warning(
             "torn",

@@ -70,6 +70,11 @@ def write(
                 f"observation '{key}' is {value.dtype}{list(value.shape[1:])}; a LeRobot data set holds float vectors "
                 "and uint8 images (H, W, 3)"
             )
+        if image and not lossless and (value.shape[1] % 2 or value.shape[2] % 2):
+            raise ValueError(
+                f"images '{key}' have {value.shape[1]} x {value.shape[2]} pixels, expected even numbers, which H.264 "
+                "needs; scale or crop them, or write a store"
+            )
     with new_folder(Path(path)) as root:
         _Writer(root, episodes, io, rate, lossless, said).run()
 

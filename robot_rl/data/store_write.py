@@ -98,6 +98,11 @@ class StoreWriter:
                     f"episode {len(self._metas)}: '{name}' has shape {list(value.shape[1:])} per step, the episodes "
                     f"before have {list(column.shape)}; convert them into separate stores"
                 )
+            if not _holds(column.dtype, value.dtype):
+                raise ValueError(
+                    f"episode {len(self._metas)}: '{name}' is {value.dtype}, in the first one {column.dtype}, which "
+                    "does not hold it; write both alike"
+                )
         if episode.obs.keys() != {name[4:] for name in self._columns if name.startswith("obs/")}:
             raise ValueError(f"episode {len(self._metas)} observes {sorted(episode.obs)}, the first one did not")
         meta = dict(episode.meta)
@@ -170,10 +175,10 @@ class StoreWriter:
         self._flush_proposed(batch, values["action"])
         self._later |= {name for e in batch for name in e.meta.get("columns", {})} - self._first
         for name in [name for name in self._columns if name.startswith("info/")]:
-            shape, kind = self._columns[name].shape, self._columns[name].dtype.kind
+            shape, dtype = self._columns[name].shape, self._columns[name].dtype
             pieces = [np.asarray(e.meta.get("columns", {}).get(name[5:])) for e in batch]
             if any(p.ndim == 0 or len(p) != len(e) or p.shape[1:] != shape for p, e in zip(pieces, batch)) or (
-                kind in "biu" and any(p.dtype.kind == "f" for p in pieces)
+                not all(_holds(dtype, p.dtype) for p in pieces)
             ):
                 self._columns.pop(name).discard()
                 self.report.append(f"column '{name[5:]}' is not in every episode in one form: left out")
@@ -313,6 +318,11 @@ class _Column:
             "shape": [self.rows, *self.shape],
             "sha256": self._sha.hexdigest(),
         }
+
+
+def _holds(column: np.dtype, given: np.dtype) -> bool:
+    """Whether numbers of one type keep their values, up to the precision of a float, in a column of another."""
+    return column.kind == "f" or np.can_cast(given, column)
 
 
 def _stored_dtype(dtype: np.dtype) -> np.dtype:

@@ -115,3 +115,18 @@ def test_load_gives_an_interface_for_a_buffer(tmp_path: Path) -> None:
     logs = load(store(tmp_path, "recording", EPISODES))
     assert logs.io.action_dim == 2
     assert logs.io.obs["state"] == ((3,), "float32")
+
+
+def test_what_a_person_says_of_the_actions_counts(tmp_path: Path) -> None:
+    path = store(tmp_path, "d4rl", EPISODES)
+    assert info(path)["action"]["meaning"] == "unknown"
+    facts = info(path, said={"low": -2.0, "high": 2.0})
+    assert facts["action"]["meaning"] == "-2 to 2"
+    assert max(facts["action"]["max"]) == pytest.approx(max(info(path)["action"]["max"]) / 2, abs=1e-4)
+
+
+def test_a_log_without_a_step_is_told(tmp_path: Path) -> None:
+    none = {name: np.zeros((0, 2), np.float32) for name in ("action", "proposed")}
+    empty = episode(1, 0, **none, meta={})
+    with pytest.raises(ValueError, match=r"no episode of .* has a step"):
+        info(store(tmp_path, "recording", [empty]))

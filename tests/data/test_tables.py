@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl import plain_pickle
 from robot_rl.data import convert, formats, npz, tables
 from robot_rl.data.findings import BadData
 from robot_rl.data.read_options import ReadOptions
@@ -273,3 +274,11 @@ def test_another_map_is_another_log(tmp_path: Path) -> None:
         for named in (plan, str(plan)):
             state = convert.convert_once(log, map=named).obs()
         assert state[-1, 0] == (10.0 if column == "w" else 7.0)
+
+
+def test_pickled_arrays_of_any_layout_come_back(tmp_path: Path) -> None:
+    block = np.arange(24.0).reshape(4, 2, 3)
+    turned = {"obs": block.transpose(1, 0, 2), "act": block[:, :, 0].T, "some": block[::2]}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(turned, 5))
+    for name, value in plain_pickle.load(tmp_path / "x.pkl").items():
+        np.testing.assert_array_equal(value, turned[name])
