@@ -191,7 +191,7 @@ def recover(path: str | Path, out: str | Path) -> int:
         Messages recovered.
 
     Raises:
-        ValueError: there is no mcap file in it, or the new folder exists.
+        ValueError: there is no mcap file in it, the new folder exists, or a message is of no standard type.
     """
     from robot_rl.data import mcap_salvage
 
@@ -200,10 +200,14 @@ def recover(path: str | Path, out: str | Path) -> int:
     if not files:
         raise ValueError(f"{path} holds no .mcap file; only mcap recordings can be recovered")
     writer = BagWriter(out)
-    for file in files:
-        for raw in mcap_salvage.messages(file):
-            writer.write(raw.topic, raw.kind, raw.data, raw.received_ns)
-    writer.close()
+    try:
+        for file in files:
+            for raw in mcap_salvage.messages(file):
+                writer.write(raw.topic, raw.kind, raw.data, raw.received_ns)
+        writer.close()
+    except BaseException:
+        writer.remove()
+        raise
     return writer.messages
 
 

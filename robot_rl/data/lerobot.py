@@ -102,8 +102,6 @@ def action_lag(episodes: Sequence[Episode], most: int = 30) -> int | None:
     first = episodes[0]
     if "state" not in first.obs or first.obs["state"].shape[1:] != first.action.shape[1:]:
         return None
-    if len(first.obs) == 0:
-        return None
     total, count = np.zeros(most + 1), np.zeros(most + 1)
     for episode in episodes[:50]:
         state = episode.obs["state"][: len(episode)]

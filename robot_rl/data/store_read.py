@@ -244,14 +244,10 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
-        return _digest(file)
-
-
-def _digest(file: Any) -> str:
     total = hashlib.sha256()
-    while block := file.read(1 << 22):
-        total.update(block)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            total.update(block)
     return total.hexdigest()
 
 
