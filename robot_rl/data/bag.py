@@ -10,7 +10,6 @@ import glob
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +20,6 @@ if TYPE_CHECKING:
     from rosbags.interfaces import Connection
 
 STORAGES = ("mcap", "sqlite3")
-
-
-@dataclass
-class BagInfo:
-    """What a finished bag holds.
-
-    Attributes:
-        topics: topic -> (message type, messages).
-        start: nanoseconds of the first message.
-        end: nanoseconds of the last one.
-    """
-
-    topics: dict[str, tuple[str, int]] = field(default_factory=dict)
-    start: int = 0
-    end: int = 0
 
 
 def typestore() -> Any:
@@ -149,17 +133,6 @@ class BagWriter:
         self._writer.open()
         self.parts.append(path)
         self._connections, self._bytes, self._begun = {}, 0, 0
-
-
-def info(path: str | Path) -> BagInfo:
-    """Topics, counts and times of a finished bag.
-
-    Raises:
-        ValueError: no bag, or one without its end.
-    """
-    with _reader(path) as reader:
-        topics = {c.topic: (c.msgtype, c.msgcount) for c in reader.connections}
-        return BagInfo(topics, reader.start_time, reader.end_time)
 
 
 def read(path: str | Path, topics: Callable[[str], bool] | None = None) -> Iterator[tuple[str, str, bytes, int]]:

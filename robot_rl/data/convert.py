@@ -18,6 +18,7 @@ from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
 from robot_rl.data.repairs import Repairs
 from robot_rl.data.store import Store, open_store, write_store
 from robot_rl.data.store_read import META, file_sha256
+from robot_rl.data.store_write import extent
 
 
 def examine(
@@ -164,8 +165,8 @@ def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
     Args:
         path: the log.
         out: folder of the store; the file's name with ".store" beside it when None. An existing one is opened as it is
-            if it came from this very file with these options, else replaced. One that `convert` wrote may hold repairs:
-            it is opened if it came from this very file, and never replaced.
+            if it came from this very file or folder with these options, else replaced. One that `convert` wrote may
+            hold repairs: it is opened if it came from this very file or folder, and never replaced.
         options: of `robot_rl.data.read_options.ReadOptions`.
 
     Raises:
@@ -227,8 +228,6 @@ def _earlier(out: Path) -> Store | None:
 
 
 def _is_of(store: Store, path: Path) -> bool:
-    """It was made of this file alone, as far as size and time of change tell."""
-    if not path.is_file():
-        return False
-    made, now = store.meta["sources"], path.stat()
-    return len(made) == 1 and (made[0].get("bytes"), made[0].get("modified_ns")) == (now.st_size, now.st_mtime_ns)
+    """It was made of this file or folder alone, as far as sizes and times of change tell."""
+    made = [(one.get("files", 1), one.get("bytes", 0), one.get("modified_ns", 0)) for one in store.meta["sources"]]
+    return tuple(map(sum, zip(*made))) == extent(path)

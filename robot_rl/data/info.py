@@ -14,10 +14,8 @@ from robot_rl.data import checks, scores
 from robot_rl.data.actions import settle
 from robot_rl.data.episode import Logs, success_of
 from robot_rl.data.foreign import reading
-from robot_rl.data.formats import FORMATS, detect, load
+from robot_rl.data.formats import load
 from robot_rl.types import Episode
-
-__all__ = ["FORMATS", "detect", "info", "load", "report"]
 
 
 def info(path: str | os.PathLike[str], *, said: Mapping[str, Any] | None = None, **options: object) -> dict[str, Any]:

@@ -253,15 +253,22 @@ def write_store(
     return open_store(path)
 
 
+def extent(path: Path) -> tuple[int, int, int]:
+    """How many files a file or folder is, their bytes, and the sum of their times of change [ns]."""
+    files = [file.stat() for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    return len(files), sum(one.st_size for one in files), sum(one.st_mtime_ns for one in files)
+
+
 def source_facts(path: Path) -> dict[str, object]:
-    """Name, size, time of change and SHA-256 of a source file; of a folder, of its name only.
+    """Name, size, time of change and SHA-256 of a source file; of a folder its name and the `extent` of its files.
 
     Of a file above 16 MB only 64 blocks of 64 KB are hashed, evenly spaced, the first and the last among them
     ("sha256_sampled"): what was read from it is pinned by the columns' own checksums, and hashing all of it would
     take a fifth of the time of a conversion.
     """
     if path.is_dir():
-        return {"name": path.name, "folder": True}
+        files, size, changed = extent(path)
+        return {"name": path.name, "folder": True, "files": files, "bytes": size, "modified_ns": changed}
     status = path.stat()
     facts = {"name": path.name, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
     if status.st_size <= _WHOLE:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from robot_rl.data import d4rl, minari
-from robot_rl.data.info import detect, info, load, report
+from robot_rl.data.formats import detect, load
+from robot_rl.data.info import info, report
 from robot_rl.data.recorder import Recorder
 from robot_rl.types import Episode
 
