@@ -176,6 +176,11 @@ def success_of(meta: Mapping[str, Any]) -> bool | None:
     return None if column is None or not len(column) else bool(np.asarray(column)[-1])
 
 
+def success_number(meta: Mapping[str, Any]) -> int:
+    """1 for the episode of a success, 0 for another, -1 where these facts do not say."""
+    return int(meta["success"]) if meta.get("success") is not None else -1
+
+
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:
     """Interface of data that names nothing: actions a0 ... of unknown range, observations as in `obs` (T, ...)."""
     return IOSpec(

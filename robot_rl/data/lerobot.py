@@ -474,7 +474,8 @@ def _reward_facts(data: _Set, episodes: list[Episode], mode: str) -> None:
 
 
 def _io(data: _Set, episode: Episode) -> IOSpec:
-    io = unnamed_io(episode.obs, episode.action.shape[1], float(data.info["fps"]))
+    told = data.info.get("control_hz") or data.info["fps"]  # ours tells both
+    io = unnamed_io(episode.obs, episode.action.shape[1], float(told))
 
     def names(key: str, size: int) -> tuple[str, ...]:
         given = data.info["features"].get(key, {}).get("names")

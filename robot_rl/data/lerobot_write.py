@@ -62,7 +62,7 @@ def write(
         raise ValueError("got no steps to write, expected at least one episode")
     given = episodes[0].meta.get("io")
     io = io or (IOSpec.from_dict(given) if isinstance(given, dict) else given)
-    rate = fps or (round(io.control_hz) if io is not None else 20)
+    rate = fps or (max(1, round(io.control_hz)) if io is not None else 20)
     for key, value in episodes[0].obs.items():
         image = value.ndim == 4 and value.dtype == np.uint8 and value.shape[3] == 3
         if not image and (value.ndim != 2 or value.dtype.kind != "f"):
@@ -243,6 +243,7 @@ class _Writer:
             "data_files_size_in_mb": 100,
             "video_files_size_in_mb": 500,
             "fps": self.fps,
+            "control_hz": float(self.fps if self.io is None else self.io.control_hz),  # fps is a whole number
             "splits": {"train": f"0:{len(self.episodes)}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",

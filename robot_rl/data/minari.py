@@ -19,7 +19,7 @@ import numpy as np
 from robot_rl.atomic import new_folder, new_hdf5
 from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.bounds import attributes, facts, read_declared
-from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.episode import Logs, success_number, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, refusal, warning
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions, rate_of
 from robot_rl.data.video import picture
@@ -108,7 +108,8 @@ def write(
     """Write episodes as a dataset that Minari loads; images are stored as they are, not JPEG-encoded.
 
     Episodes that neither terminated nor were truncated are marked as truncated, because Minari has no cut recordings,
-    and by `infos/cut`; `infos/final_obs_valid` tells of last observations that were never recorded.
+    and by `infos/cut`; `infos/final_obs_valid` tells of last observations that were never recorded, `infos/succeeded`
+    of successes.
     `meta["columns"]`, proposals, interventions and stamps go to `infos`, whose first entry repeats the first step's.
 
     Args:
@@ -219,6 +220,9 @@ def _episode(path: Path, name: str, group: Any, infos: bool, findings: list[Find
     columns = {key: value[1:] for key, value in info.items() if len(value) == steps + 1}
     kind = columns.pop("cut", None)
     known = columns.pop("final_obs_valid", None)
+    succeeded = columns.pop("succeeded", None)
+    if succeeded is not None and steps:
+        meta["success"] = bool(succeeded[-1])
     if known is not None and steps and not known[-1]:
         meta["final_obs_valid"] = False
     if kind is not None and steps:
@@ -304,6 +308,8 @@ def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> No
         columns["cut"] = np.full(len(episode), cut, np.int8)
     if not episode.meta.get("final_obs_valid", True):
         columns["final_obs_valid"] = np.zeros(len(episode), bool)
+    if success_number(episode.meta) >= 0:
+        columns["succeeded"] = np.full(len(episode), success_number(episode.meta), np.int8)
     for key, value in columns.items():
         if len(episode):
             group[f"infos/{key}"] = np.concatenate((value[:1], value))

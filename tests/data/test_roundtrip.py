@@ -16,8 +16,9 @@ from broken import robomimic, toy
 
 from robot_rl.data import formats
 from robot_rl.data import robomimic as robomimic_reader
+from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.convert import convert
-from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.episode import Logs, success_of, unnamed_io
 from robot_rl.data.read_options import ReadOptions
 from robot_rl.data.store import Store, write_store
 from robot_rl.types import Episode
@@ -158,3 +159,17 @@ def test_robomimic_tells_its_rate(tmp_path: Path) -> None:
         file["data"].attrs["env_args"] = '{"env_name": "Lift", "env_kwargs": {"control_freq": 10}}'
     assert robomimic_reader.read(path).io.control_hz == 10.0
     assert robomimic_reader.read(path, ReadOptions(control_hz=5.0)).io.control_hz == 5.0
+
+
+@pytest.mark.parametrize("to", ["d4rl", "minari", "lerobot", "recording", "store"])
+def test_success_rate_and_what_actions_mean_come_back(tmp_path: Path, to: str) -> None:
+    if to == "lerobot":
+        pytest.importorskip("pyarrow")
+    episodes = [replace(e, meta={**e.meta, "success": i == 1}) for i, e in enumerate(toy())]
+    path = tmp_path / ("x.hdf5" if to == "d4rl" else "x-v0")
+    bounds = ActionBounds(None, None, normalised=True)
+    formats.write(path, Logs(episodes, [], unnamed_io(episodes[0].obs, 2, 12.5), bounds=bounds), to)
+    logs = formats.load(path)
+    assert [success_of(e.meta) for e in logs.episodes] == [False, True, False]
+    assert logs.io.control_hz == 12.5
+    assert logs.bounds == bounds
