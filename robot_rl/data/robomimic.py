@@ -125,7 +125,7 @@ def _observe(path: Path, name: str, demo: Any, group: str, order: list[str]) -> 
     for key in order:
         if key not in demo.get(group, {}):
             raise sources.missing_key(
-                path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo[group]]
+                path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo.get(group, {})]
             )
         value = foreign.take(path, demo[group][key])
         if value.ndim >= 3:

@@ -78,7 +78,9 @@ def picture(data: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
         data: of one picture.
         size: (height, width) to scale to, in RGB.
     """
-    image = extras.require("PIL.Image").open(io.BytesIO(data))
+    image = extras.require("PIL.Image").open(
+        io.BytesIO(data), formats=("PNG", "JPEG")
+    )  # no other decoder sees bytes of others
     return np.asarray(image if size is None else image.convert("RGB").resize(size[::-1]))
 
 

@@ -19,6 +19,7 @@ from robot_rl.data import robomimic as robomimic_reader
 from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.convert import convert
 from robot_rl.data.episode import Logs, success_of, unnamed_io
+from robot_rl.data.findings import BadData
 from robot_rl.data.read_options import ReadOptions
 from robot_rl.data.store import Store, write_store
 from robot_rl.types import Episode
@@ -173,3 +174,11 @@ def test_success_rate_and_what_actions_mean_come_back(tmp_path: Path, to: str) -
     assert [success_of(e.meta) for e in logs.episodes] == [False, True, False]
     assert logs.io.control_hz == 12.5
     assert logs.bounds == bounds
+
+
+def test_robomimic_demonstration_without_observations_is_named(tmp_path: Path) -> None:
+    path = robomimic(tmp_path / "demo.hdf5", toy()[:2])
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_1/obs"]
+    with pytest.raises(BadData, match="key 'data/demo_1/obs/object' is missing; the file has: nothing"):
+        robomimic_reader.read(path)
