@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def store(path: Path, kind: str, episodes: list[Episode]) -> Path:
 def test_info_same_data_in_every_format(tmp_path: Path, kind: str) -> None:
     path = store(tmp_path, kind, EPISODES)
     assert detect(path) == kind
-    facts = info(path, **({} if kind == "recording" else {"infos": True}))
+    options: dict[str, Any] = {} if kind == "recording" else {"infos": True}
+    facts = info(path, **options)
     # returns 0, 2, 8; lengths 4, 2, 4; interventions 0, 1 and 2 of 10 steps
     assert facts["format"] == kind
     assert (facts["episodes"], facts["steps"], facts["terminated"], facts["truncated"]) == (3, 10, 1, 2)

@@ -235,7 +235,7 @@ def test_an_episode_whose_begin_was_cut_off_keeps_its_time(tmp_path: Path) -> No
 @pytest.mark.parametrize("odd", [None, [1.0, 2.0]])
 def test_rows_without_all_their_numbers_are_refused(tmp_path: Path, odd: list[float] | None) -> None:
     path = made(tmp_path / "s", 1)
-    rows = [[1.0, 2.0, 3.0]] * 10
+    rows: list[list[float] | None] = [[1.0, 2.0, 3.0]] * 10
     rows[2:4] = [odd, [3.0, 1.0, 2.0, 3.0]]  # with two of them, numbers would move to other rows
     change_column(path, "observation.state", pa.array(rows, pa.list_(pa.float32())))
     with pytest.raises(BadData, match=r"'observation\.state' has rows of different lengths, or without numbers"):
