@@ -59,9 +59,11 @@ def write_json(path: Path, value: object) -> None:
 
 def append_line(path: Path, value: object) -> None:
     """Add a line of JSON to a file; it is on the disk when this returns, and nothing of it is when that fails."""
-    data = memoryview((json.dumps(value) + "\n").encode())
-    with FileIO(path, "ab") as file:
+    line = (json.dumps(value) + "\n").encode()
+    with FileIO(path, "ab+") as file:
         size = file.seek(0, os.SEEK_END)
+        torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a power cut has left half a line: not glued
+        data = memoryview(b"\n" * torn + line)
         try:
             while data:
                 data = data[file.write(data) or 0 :]
@@ -76,8 +78,10 @@ def append_line(path: Path, value: object) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block ends well, and vanishes when it does not.
 
-    An older folder of that name is replaced; it is moved aside first and is back if anything fails.
+    An older folder of that name is replaced; it is moved aside first and is back if anything fails. A link stays one:
+    the folder that it leads to is replaced.
     """
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex[:8]
     temporary, old = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
@@ -98,7 +102,7 @@ def new_folder(path: Path) -> Iterator[Path]:
                     os.rename(old, path)
                 raise
         sync_folder(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

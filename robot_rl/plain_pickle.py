@@ -171,13 +171,14 @@ class _Made(_Array):
         return self._value
 
 
-def _from_buffer(raw: object, kind: object, shape: Any, order: object = "C") -> _Made:
+def _from_buffer(raw: object, kind: object, shape: Any, order: object = "C", axes: Any = None) -> _Made:
     if not isinstance(kind, _Kind) or not isinstance(raw, (bytes, bytearray, str)):
         raise pickle.UnpicklingError("an array's content is no bytes of a known type")
     data = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 wrote them as text
     sizes = tuple(int(n) for n in shape)
     flat = np.frombuffer(bytearray(data), kind.real())
-    return _Made(flat.reshape(sizes, order="F" if order == "F" else "C"))
+    made = flat.reshape(sizes, order="F" if order == "F" else "C")
+    return _Made(made if axes is None else made.transpose([int(axis) for axis in axes]))  # NumPy 2.3: order "K"
 
 
 def _scalar(kind: object, raw: object = None) -> Any:

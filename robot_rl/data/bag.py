@@ -6,10 +6,10 @@ its writer died, and `recover` brings back what had reached the disk.
 
 from __future__ import annotations
 
+import glob
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from rosbags.interfaces import Connection
 
 STORAGES = ("mcap", "sqlite3")
-
-
-@dataclass
-class BagInfo:
-    """What a finished bag holds.
-
-    Attributes:
-        topics: topic -> (message type, messages).
-        start: nanoseconds of the first message.
-        end: nanoseconds of the last one.
-    """
-
-    topics: dict[str, tuple[str, int]] = field(default_factory=dict)
-    start: int = 0
-    end: int = 0
 
 
 def typestore() -> Any:
@@ -150,17 +135,6 @@ class BagWriter:
         self._connections, self._bytes, self._begun = {}, 0, 0
 
 
-def info(path: str | Path) -> BagInfo:
-    """Topics, counts and times of a finished bag.
-
-    Raises:
-        ValueError: no bag, or one without its end.
-    """
-    with _reader(path) as reader:
-        topics = {c.topic: (c.msgtype, c.msgcount) for c in reader.connections}
-        return BagInfo(topics, reader.start_time, reader.end_time)
-
-
 def read(path: str | Path, topics: Callable[[str], bool] | None = None) -> Iterator[tuple[str, str, bytes, int]]:
     """Messages of a bag in the order of their receipt, whatever wrote it: (topic, type, CDR bytes, ns).
 
@@ -190,7 +164,7 @@ def recover(path: str | Path, out: str | Path) -> int:
         Messages recovered.
 
     Raises:
-        ValueError: there is no mcap file in it, or the new folder exists.
+        ValueError: there is no mcap file in it, the new folder exists, or a message is of no standard type.
     """
     from robot_rl.data import mcap_salvage
 
@@ -199,10 +173,14 @@ def recover(path: str | Path, out: str | Path) -> int:
     if not files:
         raise ValueError(f"{path} holds no .mcap file; only mcap recordings can be recovered")
     writer = BagWriter(out)
-    for file in files:
-        for raw in mcap_salvage.messages(file):
-            writer.write(raw.topic, raw.kind, raw.data, raw.received_ns)
-    writer.close()
+    try:
+        for file in files:
+            for raw in mcap_salvage.messages(file):
+                writer.write(raw.topic, raw.kind, raw.data, raw.received_ns)
+        writer.close()
+    except BaseException:
+        writer.remove()
+        raise
     return writer.messages
 
 
@@ -218,10 +196,9 @@ def _reader(path: str | Path) -> AnyReader:
                 f"{path} has no metadata.yaml: its recorder was killed; robot-rl data session recover {path} <new>"
             )
         raise ValueError(f"{path} is no rosbag2 folder, expected one with a metadata.yaml")
-    parts = [
-        path,
-        *sorted(p for p in path.parent.glob(f"{path.name}_[0-9][0-9][0-9]") if (p / "metadata.yaml").exists()),
-    ]
+    found = path.parent.glob(f"{glob.escape(path.name)}_[0-9][0-9][0-9]*")
+    numbered = [p for p in found if p.name[len(path.name) + 1 :].isdigit() and (p / "metadata.yaml").exists()]
+    parts = [path, *sorted(numbered, key=lambda p: (len(p.name), p.name))]
     try:
         return AnyReader(parts, default_typestore=typestore())
     except ReaderError as error:

@@ -185,9 +185,9 @@ def _images(episodes: list[Episode]) -> list[Finding]:
         facts = f"images '{key}' are {value.dtype} in [{low:.3g}, {high:.3g}]"
         if value.dtype == np.float64:
             facts += f" ({size:.2g} GB as they are, {size / 8:.2g} GB as uint8)"
-        if low >= 0.0 and high <= 1.0:
+        if value.dtype.kind == "f" and low >= 0.0 and high <= 1.0:
             found.append(warning("image_range", facts, "convert takes them as fractions: x 255, rounded", count=steps))
-        elif low >= 0.0 and 1.0 < high <= 255.0:
+        elif low >= 0.0 and high <= 255.0:
             found.append(warning("image_range", facts, "convert rounds them to uint8", count=steps))
         else:
             found.append(error("image_range", facts + ": neither [0, 1] nor [0, 255]", "write them as uint8"))

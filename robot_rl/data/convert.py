@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from robot_rl.data import actions, checks, foreign, formats, repairs
 from robot_rl.data.episode import Logs
-from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors
+from robot_rl.data.findings import BadData, Finding, error, note, stop_on_errors, warning
 from robot_rl.data.repairs import Repairs
 from robot_rl.data.store import Store, open_store, write_store
-from robot_rl.data.store_read import META
+from robot_rl.data.store_read import META, file_sha256
+from robot_rl.data.store_write import extent
 
 
 def examine(
@@ -107,7 +111,8 @@ def convert(
         left = [replace(f, severity="warning", repair="") if f.case == "action_bounds" else f for f in left]
     if mend.trust_terminals:
         left = [f for f in left if f.case != "timeout_as_terminal"]
-    findings = [*logs.findings, *done, *left, *actions.find_unknown_bounds(mended)]
+    mended, dropped = _drop_columns(mended, alike=to not in ("minari", "recording"))
+    findings = [*logs.findings, *done, *dropped, *left, *actions.find_unknown_bounds(mended)]
     stop_on_errors(findings)
     facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
     source = Path(path)
@@ -118,6 +123,32 @@ def convert(
         **({"sources": _files(source), "origin": logs.meta["format"], **facts} if to == "store" else {}),
     )
     return findings
+
+
+def _drop_columns(logs: Logs, *, alike: bool) -> tuple[Logs, list[Finding]]:
+    """The log without further columns that are no numbers, or, with `alike`, not in every episode in one form."""
+    tables = [e.meta.get("columns", {}) for e in logs.episodes]
+
+    def fits(name: str) -> bool:
+        values = [np.asarray(table[name]) for table in tables if name in table]
+        one = len(values) == len(tables) and len({value.shape[1:] for value in values}) == 1
+        return all(value.dtype.kind in "biuf" for value in values) and (one or not alike)
+
+    lost = [name for name in dict.fromkeys(name for table in tables for name in table) if not fits(name)]
+    if not lost:
+        return logs, []
+    kept = [{name: value for name, value in table.items() if name not in lost} for table in tables]
+    episodes = [replace(e, meta={**e.meta, "columns": columns}) for e, columns in zip(logs.episodes, kept)]
+    message = f"columns that are no numbers, or not in every episode in one form, left out: {', '.join(lost)}"
+    return replace(logs, episodes=episodes), [warning("columns", message, count=len(lost))]
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a store keeps them, with a digest of the map that they name: another map is another log."""
+    found, file = json.loads(json.dumps(options, default=str)), options.get("map")
+    if isinstance(file, (str, Path)) and Path(file).is_file():
+        found["map_sha256"] = file_sha256(Path(file))
+    return found
 
 
 def _files(source: Path) -> list[Path]:
@@ -134,8 +165,8 @@ def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
     Args:
         path: the log.
         out: folder of the store; the file's name with ".store" beside it when None. An existing one is opened as it is
-            if it came from this very file with these options, else replaced. One that `convert` wrote may hold repairs:
-            it is opened if it came from this very file, and never replaced.
+            if it came from this very file or folder with these options, else replaced. One that `convert` wrote may
+            hold repairs: it is opened if it came from this very file or folder, and never replaced.
         options: of `robot_rl.data.read_options.ReadOptions`.
 
     Raises:
@@ -153,7 +184,8 @@ def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
             f"{path.name} is read from would be {out}, and it is not replaced. Name the log that is meant: {out}, or "
             f"{path} after that store was moved to another name"
         )
-    if store is not None and fresh and store.meta.get("options", {}) == options:
+    told = _plain(options)
+    if store is not None and fresh and store.meta.get("options", {}) == told:
         return store
     logs, done = repairs.apply(formats.load(path, **options), Repairs())
     return write_store(
@@ -163,7 +195,7 @@ def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         report=[str(item) for item in (*logs.findings, *done)],
         sources=[path],
         facts={
-            "options": options,
+            "options": told,
             "name": str(logs.meta.get("name", path.stem)),
             "action": None if logs.bounds is None else logs.bounds.said,
         },
@@ -196,8 +228,6 @@ def _earlier(out: Path) -> Store | None:
 
 
 def _is_of(store: Store, path: Path) -> bool:
-    """It was made of this file alone, as far as size and time of change tell."""
-    if not path.is_file():
-        return False
-    made, now = store.meta["sources"], path.stat()
-    return len(made) == 1 and (made[0].get("bytes"), made[0].get("modified_ns")) == (now.st_size, now.st_mtime_ns)
+    """It was made of this file or folder alone, as far as sizes and times of change tell."""
+    made = [(one.get("files", 1), one.get("bytes", 0), one.get("modified_ns", 0)) for one in store.meta["sources"]]
+    return tuple(map(sum, zip(*made))) == extent(path)

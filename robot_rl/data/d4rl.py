@@ -26,7 +26,7 @@ from robot_rl.atomic import new_hdf5
 from robot_rl.data import scores
 from robot_rl.data.bounds import ActionBounds, attributes, facts
 from robot_rl.data.d4rl_table import D4rlTable, load
-from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.episode import Logs, success_number, unnamed_io
 from robot_rl.data.findings import note, refusal, warning
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.types import Episode, IOSpec
@@ -73,13 +73,14 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
         dropped = int(np.count_nonzero(~keep))
         findings.append(note("first_hit", f"{dropped} rows after the first hit of the goal left out", count=dropped))
         table.column = {key: value[keep] for key, value in table.column.items()}
+        table.lost = None if table.lost is None else table.lost[keep]
         terminal, timeout, cut = terminal[keep], timeout[keep] & ~terminal[keep], cut[keep] & ~terminal[keep]
     episodes = _episodes(table, terminal, timeout, cut)
+    if table.lost is not None:
+        episodes = _salvage(table, episodes)
     if o.maze2d_shift == "fix":
         episodes = [_shift(episode) for episode in episodes if len(episode) > 1]
         findings.append(note("maze2d_shift", "rewards moved one step back; the last step of every episode left out"))
-    if table.lost is not None:
-        episodes = _salvage(table, episodes)
     io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
     known = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
     return Logs(episodes, findings, io, known, _bounds(table, io.action_dim))
@@ -97,13 +98,15 @@ def write(
     """Write episodes as a D4RL file (gym v2 layout), which D4RL's own reader loads.
 
     Episodes that neither terminated nor were truncated are marked by a timeout, because the format has no other
-    boundary, and by `infos/cut`; `infos/final_obs_valid` tells of last observations that were never recorded.
+    boundary, and by `infos/cut`; `infos/final_obs_valid` tells of last observations that were never recorded,
+    `infos/succeeded` whether the episode was a success (-1: not known).
     `meta["columns"]` become `infos/*` where all episodes have them; proposals and interventions are kept as
     `infos/proposed` and `infos/intervened`, stamps as `infos/stamp` and `infos/next_stamp`.
 
     Args:
         path: the file; it appears when it is complete.
-        episodes: with one vector observation, or several, which are put one behind another.
+        episodes: with one vector observation, or several, which are put one behind another; those without a step have
+            no place in a table of steps.
         compress: gzip, as D4RL does.
         metadata: name -> plain value, kept as `metadata/<name>` (numbers and texts as they are, others as JSON).
         io: interface; what -1 and +1 mean is kept in attributes.
@@ -112,8 +115,8 @@ def write(
     Raises:
         ValueError: there are no episodes, or an observation is not a vector of numbers.
     """
-    path = Path(path)
-    if not episodes or not any(len(e) for e in episodes):
+    path, episodes = Path(path), [e for e in episodes if len(e)]
+    if not episodes:
         raise ValueError("got no steps to write, expected at least one episode")
     keys = list(episodes[0].obs)
     for key in keys:
@@ -143,6 +146,9 @@ def write(
     cut = [2 if e.meta.get("cut") else int(not (e.terminated or e.truncated)) for e in episodes]
     known = [e.meta.get("final_obs_valid", True) for e in episodes]
     length = [len(e) for e in episodes]
+    won = [success_number(e.meta) for e in episodes]
+    if max(won) >= 0:
+        columns["infos/succeeded"] = np.repeat(np.array(won, np.int8), length)
     if any(cut):
         columns["infos/cut"] = np.repeat(np.array(cut, np.int8), length)
     if not all(known):
@@ -349,6 +355,7 @@ def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: 
     human = more.pop("infos/intervened", human).astype(bool)
     proposed = more.pop("infos/proposed", table["actions"])
     recorded, kind = more.pop("infos/final_obs_valid", None), more.pop("infos/cut", np.zeros(rows, np.int8))
+    succeeded = more.pop("infos/succeeded", np.full(rows, -1))
     stamp, after = more.pop("infos/stamp", None), more.pop("infos/next_stamp", None)
     episodes = []
     for i, (a, b) in enumerate(zip(starts.tolist(), (ends + 1).tolist())):
@@ -358,6 +365,8 @@ def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: 
             meta["final_obs_valid"] = False
         if (tail_cut and b == rows) or kind[b - 1] == 2:
             meta["cut"] = True
+        if succeeded[b - 1] >= 0:
+            meta["success"] = bool(succeeded[b - 1])
         time = steps[: b - a + 1]
         if stamp is not None and after is not None:
             time = np.append(stamp[a:b], after[b - 1])

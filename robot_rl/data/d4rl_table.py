@@ -71,7 +71,16 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> D4rlTable:
             if key not in present:
                 findings += sources.missing_key(path, key, present).findings
         wanted = [key for key in (*REQUIRED, "timeouts", "next_observations") if key in present]
-        kept = ("cut", "final_obs_valid", "action_log_probs", "intervened", "proposed", "stamp", "next_stamp")
+        kept = (
+            "cut",
+            "final_obs_valid",
+            "succeeded",
+            "action_log_probs",
+            "intervened",
+            "proposed",
+            "stamp",
+            "next_stamp",
+        )
         wanted += [key for key in present if key.startswith("infos/") and (infos or key[6:] in kept)]
         for key in wanted:
             try:

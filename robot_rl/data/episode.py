@@ -135,6 +135,8 @@ def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:
     """
     if not logs.episodes:
         raise BadData([*logs.findings, error("no_rows", f"{path} holds no episode")])
+    if not any(len(episode.action) for episode in logs.episodes):
+        raise BadData([*logs.findings, error("no_rows", f"no episode of {path} has a step")])
     first = logs.episodes[0]
     known = {key: value.shape[1:] for key, value in _columns(first).items()}
     for i, episode in enumerate(logs.episodes):
@@ -150,6 +152,8 @@ def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:
                 wrong.append(f"'{key}' has {list(value.shape[1:])} numbers per row, episode 0 has {list(known[key])}")
         if episode.action.ndim != 2 or not episode.action.shape[1] or not episode.obs:
             wrong.append(f"its actions have shape {list(episode.action.shape)}, it observes {list(episode.obs)}")
+        if episode.proposed.shape != episode.action.shape:
+            wrong.append(f"what was proposed has shape {list(episode.proposed.shape)}, the actions not")
         if episode.reward.ndim != 1 or episode.stamp.ndim != 1:
             wrong.append("reward and stamp are not one number per step")
         if wrong:
@@ -170,6 +174,11 @@ def success_of(meta: Mapping[str, Any]) -> bool | None:
     columns = meta.get("columns", {})
     column = columns.get("success", columns.get("infos/success"))
     return None if column is None or not len(column) else bool(np.asarray(column)[-1])
+
+
+def success_number(meta: Mapping[str, Any]) -> int:
+    """1 for the episode of a success, 0 for another, -1 where these facts do not say."""
+    return int(meta["success"]) if meta.get("success") is not None else -1
 
 
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:
@@ -248,6 +257,7 @@ def _piece(episode: Episode, begin: int, end: int) -> Episode:
     last = end == len(episode)
     if not last:
         meta.pop("final_obs_valid", None)
+        meta |= {"success": False} if "success" in meta else {}  # what the recording came to is the last one's
     return Episode(
         obs={key: value[begin : end + 1] for key, value in episode.obs.items()},
         action=episode.action[begin:end],

@@ -417,7 +417,7 @@ def csv(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def _binary(path: Path) -> gzip.GzipFile | BufferedReader:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
 def parquet(path: Path, what: str, *, numeric: bool = False) -> Any:

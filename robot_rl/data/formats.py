@@ -149,7 +149,7 @@ def _recording(path: Path) -> Logs:
         folder = folder / "log"  # a run folder of robot-rl hil
     for file in folder.glob("segment-*.episodes"):
         foreign.inside(folder, file.name)
-    recording = Recording(folder)
+    recording = Recording(path if path.is_file() else folder)
     findings = [
         warning(
             "torn",
@@ -175,7 +175,9 @@ def _recording(path: Path) -> Logs:
     io = episodes[0].meta.get("io")
     if not isinstance(io, IOSpec):
         io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], 20.0)
-    return Logs(episodes, list(findings), io, {"path": str(folder), "format": "recording"})
+    said = episodes[0].meta.get("actions")
+    bounds = None if said is None else bounds_of_io(io, said)
+    return Logs(episodes, list(findings), io, {"path": str(folder), "format": "recording"}, bounds)
 
 
 def _sample(episodes: list[Episode], findings: list[Finding]) -> list[Episode]:
@@ -247,9 +249,10 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
     elif to == "recording":
         from robot_rl.data.recorder import Recorder
 
+        told = {} if said is None else {"actions": said}
         with new_folder(path) as folder, Recorder(folder) as recorder:
             for episode in logs.episodes:
-                recorder.append(replace(episode, meta={**episode.meta, "io": logs.io}))
+                recorder.append(replace(episode, meta={**episode.meta, "io": logs.io, **told}))
     else:
         raise ValueError(f"to is '{to}', expected one of {', '.join(WRITERS)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,16 @@ from robot_rl.data import checks, scores
 from robot_rl.data.actions import settle
 from robot_rl.data.episode import Logs, success_of
 from robot_rl.data.foreign import reading
-from robot_rl.data.formats import FORMATS, detect, load
+from robot_rl.data.formats import load
 from robot_rl.types import Episode
 
-__all__ = ["FORMATS", "detect", "info", "load", "report"]
 
-
-def info(path: str | os.PathLike[str], **options: object) -> dict[str, Any]:
+def info(path: str | os.PathLike[str], *, said: Mapping[str, Any] | None = None, **options: object) -> dict[str, Any]:
     """Everything worth knowing about a log, as plain values.
 
     Args:
         path: file or folder of any known format.
+        said: what a person says of the actions, see `actions.settle`.
         options: for the format's reader.
 
     Returns:
@@ -40,7 +40,7 @@ def info(path: str | os.PathLike[str], **options: object) -> dict[str, Any]:
     path = Path(path)
     logs = load(path, allow_nan=True, **options)
     with reading(path):
-        logs, done = settle(logs)
+        logs, done = settle(logs, **(said or {}))
         return _facts(path, replace(logs, findings=[*logs.findings, *done]))
 
 

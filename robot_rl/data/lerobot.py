@@ -44,6 +44,7 @@ class _Set:
     tasks: dict[int, str] = field(default_factory=dict)
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # by episode_index
     findings: list[Finding] = field(default_factory=list)
+    pictures: tuple[Path, pa.Table] | None = None  # the last table of which pictures were read
 
 
 def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
@@ -100,8 +101,6 @@ def action_lag(episodes: Sequence[Episode], most: int = 30) -> int | None:
     """
     first = episodes[0]
     if "state" not in first.obs or first.obs["state"].shape[1:] != first.action.shape[1:]:
-        return None
-    if len(first.obs) == 0:
         return None
     total, count = np.zeros(most + 1), np.zeros(most + 1)
     for episode in episodes[:50]:
@@ -163,12 +162,21 @@ def _path_of(data: _Set, kind: str, **values: object) -> Path:
     return foreign.inside(data.root, foreign.fill(data.info.get(kind), **values))
 
 
+def _table_file(data: _Set, number: int) -> Path:
+    """The table that holds an episode."""
+    if data.version.startswith("v3"):
+        row = data.rows[number]
+        where = {"chunk_index": int(row["data/chunk_index"]), "file_index": int(row["data/file_index"])}
+        return _path_of(data, "data_path", **where)
+    chunk = number // int(data.info.get("chunks_size", 1000))
+    return _path_of(data, "data_path", episode_chunk=chunk, episode_index=number)
+
+
 def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
     tables: dict[int, dict[str, np.ndarray]] = {}
     missing = []
     for number in sorted(data.rows):
-        chunk = number // int(data.info.get("chunks_size", 1000))
-        file = _path_of(data, "data_path", episode_chunk=chunk, episode_index=number)
+        file = _table_file(data, number)
         if not file.is_file():
             missing.append(number)
             continue
@@ -181,13 +189,12 @@ def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
 
 
 def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
-    wanted: dict[tuple[int, int], list[int]] = {}
-    for number, row in data.rows.items():
-        wanted.setdefault((int(row["data/chunk_index"]), int(row["data/file_index"])), []).append(number)
+    wanted: dict[Path, list[int]] = {}
+    for number in data.rows:
+        wanted.setdefault(_table_file(data, number), []).append(number)
     tables: dict[int, dict[str, np.ndarray]] = {}
     missing: list[int] = []
-    for (chunk, number), held in sorted(wanted.items()):
-        file = _path_of(data, "data_path", chunk_index=chunk, file_index=number)
+    for file, held in sorted(wanted.items()):
         if not file.is_file():
             missing += held
             continue
@@ -250,6 +257,11 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
         width: tuple[int, ...] = ()
         while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             outer = len(column)
+            if len(extras.require("pyarrow.compute").list_value_length(column).unique()) > 1 or column.null_count:
+                if name != "action" and not name.startswith("observation."):
+                    break  # nothing reads it
+                message = f"'{name}' has rows of different lengths, or without numbers"
+                raise refusal("bad_parquet", message, "export the data set again")
             column = column.flatten()
             kind = column.type
             width = (*width, len(column) // outer if outer else 0)
@@ -342,7 +354,10 @@ def _images(
     found = {}
     row, fps = data.rows[number], float(data.info["fps"])
     for key in cameras:
-        begin = 0.0
+        begin, short = 0.0, "image." + key.removeprefix("observation.images.").removeprefix("observation.")
+        if data.info["features"][key]["dtype"] == "image":
+            found[short] = _embedded(data, number, key, size)
+            continue
         if data.version.startswith("v3"):
             begin = float(row[f"videos/{key}/from_timestamp"])
             where = {
@@ -368,8 +383,21 @@ def _images(
             message = f"{file}: {len(frames)} frames from {begin:.2f} s on, episode {number} has {rows} rows"
             data.findings.append(error("video_short", message, sources.AGAIN, where=f"episode {number}"))
             continue
-        found["image." + key.removeprefix("observation.images.").removeprefix("observation.")] = frames
+        found[short] = frames
     return found
+
+
+def _embedded(data: _Set, number: int, key: str, size: tuple[int, int] | None) -> np.ndarray:
+    """(T, H, W, 3) uint8: pictures that lie in the table itself, as PNG or JPEG."""
+    file = _table_file(data, number)
+    if data.pictures is None or data.pictures[0] != file:  # an episode after another from one file, read once
+        data.pictures = file, _parquet(data.root, file, "pictures")
+    table = data.pictures[1]
+    mine = table.filter(extras.require("pyarrow.compute").equal(table["episode_index"], number))
+    rows = [item["bytes"] for item in mine[key].to_pylist()]
+    first = video.picture(rows[0], size)
+    foreign.room(file, len(rows) * first.nbytes, f"'{key}', decoded,")
+    return np.stack([first, *(video.picture(one, size) for one in rows[1:])])
 
 
 def _episode(
@@ -406,7 +434,8 @@ def _episode(
     more = {k: v for k, v in table.items() if k not in known and not k.startswith(("observation", "next."))}
     if options.infos and more:
         meta["columns"] = {k.removeprefix("info."): v for k, v in more.items()}
-    stamp = np.append(table["frame_index"].reshape(-1), steps) / float(data.info["fps"])
+    frame = table["frame_index"].reshape(-1)
+    stamp = np.append(frame, frame[-1:] + 1) / float(data.info["fps"])
     if "stamp" in flat:
         stamp = np.append(flat["stamp"], row.get("final_stamp") or stamp[-1])
     vectors_known = bool(final) and not images and set(final) == set(obs)
@@ -445,7 +474,8 @@ def _reward_facts(data: _Set, episodes: list[Episode], mode: str) -> None:
 
 
 def _io(data: _Set, episode: Episode) -> IOSpec:
-    io = unnamed_io(episode.obs, episode.action.shape[1], float(data.info["fps"]))
+    told = data.info.get("control_hz") or data.info["fps"]  # ours tells both
+    io = unnamed_io(episode.obs, episode.action.shape[1], float(told))
 
     def names(key: str, size: int) -> tuple[str, ...]:
         given = data.info["features"].get(key, {}).get("names")

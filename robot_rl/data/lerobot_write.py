@@ -47,7 +47,8 @@ def write(
 
     Args:
         path: its folder; replaced as a whole.
-        episodes: what to write; images are (T + 1, H, W, 3) uint8 with even height and width.
+        episodes: what to write, those without a step left out; images are (T + 1, H, W, 3) uint8 with even height and
+            width.
         io: interface, for names and the rate; that of the first episode when None.
         fps: rows per second; the interface's rate, rounded, when None.
         lossless: keep every pixel value of videos, at many times the size.
@@ -56,17 +57,23 @@ def write(
     Raises:
         ValueError: there are no episodes, or an observation is neither a vector nor an image.
     """
-    if not episodes or not any(len(e) for e in episodes):
+    episodes = [e for e in episodes if len(e)]
+    if not episodes:
         raise ValueError("got no steps to write, expected at least one episode")
     given = episodes[0].meta.get("io")
     io = io or (IOSpec.from_dict(given) if isinstance(given, dict) else given)
-    rate = fps or (round(io.control_hz) if io is not None else 20)
+    rate = fps or (max(1, round(io.control_hz)) if io is not None else 20)
     for key, value in episodes[0].obs.items():
         image = value.ndim == 4 and value.dtype == np.uint8 and value.shape[3] == 3
         if not image and (value.ndim != 2 or value.dtype.kind != "f"):
             raise ValueError(
                 f"observation '{key}' is {value.dtype}{list(value.shape[1:])}; a LeRobot data set holds float vectors "
                 "and uint8 images (H, W, 3)"
+            )
+        if image and not lossless and (value.shape[1] % 2 or value.shape[2] % 2):
+            raise ValueError(
+                f"images '{key}' have {value.shape[1]} x {value.shape[2]} pixels, expected even numbers, which H.264 "
+                "needs; scale or crop them, or write a store"
             )
     with new_folder(Path(path)) as root:
         _Writer(root, episodes, io, rate, lossless, said).run()
@@ -236,6 +243,7 @@ class _Writer:
             "data_files_size_in_mb": 100,
             "video_files_size_in_mb": 500,
             "fps": self.fps,
+            "control_hz": float(self.fps if self.io is None else self.io.control_hz),  # fps is a whole number
             "splits": {"train": f"0:{len(self.episodes)}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",

@@ -32,7 +32,8 @@ class LogView:
         gamma: discount per step.
         window: steps per sample.
         next_action: also `extras["next_action"]` (B, A) and `extras["next_action_valid"]` (B,) bool: the action of the
-            step that follows the n-step return in the same episode; where there is none, zeros and False.
+            step that follows the n-step return in the same episode; where there is none, or it is no transition, zeros
+            and False.
         return_to_go: also `extras["return_to_go"]` (B,): discounted sum of rewards to the end of the episode.
         return_gamma: discount of that sum; `gamma` when None, 1 for undiscounted returns.
         return_bootstrap: an episode that no terminal ends and that is shorter than the longest earns, for that sum, its
@@ -279,9 +280,11 @@ class LogDataset:
                     f"{int(lost.sum()):,} last steps have no recorded successor: left out of transition batches"
                 )
         episode = chosen
+        self._valid: np.ndarray | None = None  # (N,) where some steps are no transitions
         if "info/valid" in store.names:
             valid = np.asarray(store.column("info/valid"), bool)
             if not valid.all():
+                self._valid = valid
                 begin, length, episode = _valid_runs(valid, begin, length, episode)
                 self.notes.append(f"{int((~valid).sum()):,} steps are marked as no transitions: left out")
         used = length > 0
@@ -365,8 +368,10 @@ class LogDataset:
         found: dict[str, Tensor] = {}
         if self._next_action:
             last = self._last.take(episode)
-            valid = final < last
-            following = self._read("action", np.minimum(final + 1, last))
+            valid, after = final < last, np.minimum(final + 1, last)
+            if self._valid is not None:
+                valid &= self._valid.take(after)
+            following = self._read("action", after)
             if self._clip is not None:
                 following.clamp_(-self._clip, self._clip)
             found["next_action_valid"] = torch.from_numpy(valid)

@@ -8,7 +8,6 @@ Source: Farama-Foundation/Minari minari/dataset/_storages/hdf5_storage.py and mi
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,10 +19,10 @@ import numpy as np
 from robot_rl.atomic import new_folder, new_hdf5
 from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.bounds import attributes, facts, read_declared
-from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.episode import Logs, success_number, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, refusal, warning
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions, rate_of
-from robot_rl.extras import require
+from robot_rl.data.video import picture
 from robot_rl.types import Episode, IOSpec
 
 FILE, META = "main_data.hdf5", "metadata.json"
@@ -97,11 +96,6 @@ def _groups(path: Path) -> Iterator[tuple[str, Any]]:
             yield name, file[name]
 
 
-def _pillow(data: bytes) -> np.ndarray:
-    """JPEG bytes -> (H, W, C) uint8."""
-    return np.asarray(require("PIL.Image").open(io.BytesIO(data)))
-
-
 def write(
     path: str | Path,
     episodes: Sequence[Episode],
@@ -114,7 +108,8 @@ def write(
     """Write episodes as a dataset that Minari loads; images are stored as they are, not JPEG-encoded.
 
     Episodes that neither terminated nor were truncated are marked as truncated, because Minari has no cut recordings,
-    and by `infos/cut`; `infos/final_obs_valid` tells of last observations that were never recorded.
+    and by `infos/cut`; `infos/final_obs_valid` tells of last observations that were never recorded, `infos/succeeded`
+    of successes.
     `meta["columns"]`, proposals, interventions and stamps go to `infos`, whose first entry repeats the first step's.
 
     Args:
@@ -181,6 +176,11 @@ def _episode(path: Path, name: str, group: Any, infos: bool, findings: list[Find
         if key not in group:
             raise sources.missing_key(path, f"{name}/{key}", [f"{name}/{k}" for k in group])
     obs = _flat(path, group["observations"], "state")
+    words = [key for key, value in obs.items() if value.dtype.kind in "OSU"]
+    if words and len(words) < len(obs):
+        obs = {key: value for key, value in obs.items() if key not in words}
+        if not any(item.case == "text" for item in findings):
+            findings.append(warning("text", f"{path}: observations that are text are left out: {', '.join(words)}"))
     action = np.concatenate([_columns(a) for a in _flat(path, group["actions"], "action").values()], 1)
     try:
         reward, terminated, truncated = (
@@ -210,7 +210,7 @@ def _episode(path: Path, name: str, group: Any, infos: bool, findings: list[Find
         message = f"{name} is terminated and truncated at once: terminated wins"
         findings.append(warning("both_ends", message, where=name))
     meta: dict[str, object] = {"id": int(group.attrs.get("id", name[8:]))}
-    if "seed" in group.attrs:
+    if str(group.attrs.get("seed")).isdecimal():  # Minari 0.3 wrote "None"
         meta["seed"] = int(group.attrs["seed"])
     if "rewards_sum" in group.attrs and not np.isclose(float(group.attrs["rewards_sum"]), reward.sum(), atol=1e-3):
         said, found = float(group.attrs["rewards_sum"]), float(reward.sum())
@@ -220,6 +220,9 @@ def _episode(path: Path, name: str, group: Any, infos: bool, findings: list[Find
     columns = {key: value[1:] for key, value in info.items() if len(value) == steps + 1}
     kind = columns.pop("cut", None)
     known = columns.pop("final_obs_valid", None)
+    succeeded = columns.pop("succeeded", None)
+    if succeeded is not None and steps:
+        meta["success"] = bool(succeeded[-1])
     if known is not None and steps and not known[-1]:
         meta["final_obs_valid"] = False
     if kind is not None and steps:
@@ -256,16 +259,16 @@ def _flat(path: Path, item: Any, name: str, exact: bool = False) -> dict[str, np
     except OSError as problem:
         raise sources.unreadable_error(path, item.name, problem) from problem
     if h5py.check_vlen_dtype(value.dtype) == np.uint8:
-        first = _pillow(bytes(value[0])) if len(value) else None
+        first = picture(bytes(value[0])) if len(value) else None
         foreign.room(path, len(value) * (0 if first is None else first.nbytes), f"'{item.name}', decoded,")
-        value = np.stack([_pillow(bytes(row)) for row in value])
+        value = np.stack([picture(bytes(row)) for row in value])
     if value.dtype == np.float64 and not exact:
         value = value.astype(np.float32)
     return {name: value}
 
 
 def _columns(value: np.ndarray) -> np.ndarray:
-    return value.reshape(len(value), -1).astype(np.float32)
+    return value.reshape(len(value), int(np.prod(value.shape[1:]))).astype(np.float32)
 
 
 def _box(value: np.ndarray, key: str) -> dict[str, object]:
@@ -305,6 +308,8 @@ def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> No
         columns["cut"] = np.full(len(episode), cut, np.int8)
     if not episode.meta.get("final_obs_valid", True):
         columns["final_obs_valid"] = np.zeros(len(episode), bool)
+    if success_number(episode.meta) >= 0:
+        columns["succeeded"] = np.full(len(episode), success_number(episode.meta), np.int8)
     for key, value in columns.items():
         if len(episode):
             group[f"infos/{key}"] = np.concatenate((value[:1], value))

@@ -51,7 +51,7 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     """
     path = Path(path)
     sources.check_file(path)
-    content: Any = foreign.unpickle(path) if path.suffix in (".pkl", ".pickle") else foreign.npz(path)
+    content: Any = foreign.unpickle(path) if path.suffix.lower() in (".pkl", ".pickle") else foreign.npz(path)
     findings: list[Finding] = []
     groups = _groups(path, content)
     if groups is None:
@@ -144,13 +144,24 @@ def _flat(path: Path, content: Mapping[str, object], findings: list[Finding]) ->
     found = _arrays(path, "", content, findings)
     stop_on_errors(findings)
     rows = len(found["action"])
+    if not rows:
+        raise BadData([*findings, error("no_rows", f"{path} has no rows", sources.AGAIN)])
     done = found["done"].astype(bool) if "done" in found else np.zeros(rows, bool)
     timeout = found["timeout"].astype(bool) if "timeout" in found else np.zeros(rows, bool)
     last = done | timeout
     if "index" in content:
-        starts = foreign.numbers(path, content["index"]).astype(np.int64)
-        last = np.zeros(rows, bool)
-        last[starts[1:] - 1] = True
+        starts = foreign.numbers(path, content["index"]).astype(np.int64).reshape(-1)
+        if not len(starts) or starts[0] or starts[-1] > rows or (np.diff(starts) < 0).any():
+            message = (
+                f"{path}: 'index' is {starts[:8].tolist()}, expected the first row of every episode, from 0 to {rows}"
+            )
+            raise BadData([*findings, error("no_boundary", message, "write it again")])
+        told, last = last, np.zeros(rows, bool)
+        last[starts[starts > 0] - 1] = last[-1] = True
+        if early := int((told & ~last).sum()):
+            findings.append(
+                warning("early_end", f"{early} ends before the last step of an episode: ignored", count=early)
+            )
     else:
         limit = scores.episode_limit(path.stem)
         if not last.any() and (limit is None or rows > limit):
@@ -164,6 +175,8 @@ def _flat(path: Path, content: Mapping[str, object], findings: list[Finding]) ->
     episodes, begin = [], 0
     for end in (ends + 1).tolist():
         after = found["next_obs"][end - 1] if "next_obs" in found else None
+        if after is None and end == rows < len(found["obs"]):
+            after = found["obs"][rows]
         terminated = bool(done[end - 1] and not timeout[end - 1])
         episodes.append(
             episode_from_columns(

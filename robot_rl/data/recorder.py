@@ -143,7 +143,8 @@ class Recorder:
         self.close()
 
     def _open(self) -> FileIO:
-        taken = [int(path.stem.rpartition("-")[2]) for path in _segments(self.path)]
+        names = (path.stem.removeprefix("segment-") for path in _segments(self.path))
+        taken = [int(name) for name in names if name.isdecimal()]  # a file that somebody renamed has no number
         number = max(taken, default=-1) + 1
         while True:
             try:
@@ -161,7 +162,7 @@ class Recording:
     The arrays of an episode are read-only views of the mapped file, so a recording may be larger than memory.
 
     Args:
-        path: folder written by `Recorder`s, finished or not.
+        path: folder written by `Recorder`s, finished or not; or one of its segments.
 
     Raises:
         ValueError: the folder has no segments.
@@ -169,7 +170,7 @@ class Recording:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        segments = _segments(self.path)
+        segments = [self.path] if self.path.is_file() else _segments(self.path)
         if not segments:
             raise ValueError(f"{self.path} holds no recording, expected files named segment-*.episodes")
         self._where: list[tuple[Path, int, int, int]] = []  # segment, offset, header and body length

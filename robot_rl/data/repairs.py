@@ -128,14 +128,12 @@ def _images(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
             continue
         layout = checks.image_layout(value.shape[1:])
         turn = layout == "chw"
-        scale = 1.0
-        if value.dtype.kind == "f":
-            low, top = min(float(e.obs[key].min()) for e in episodes), max(float(e.obs[key].max()) for e in episodes)
-            if layout is None or not (low >= 0.0 and top <= 255.0):
-                continue  # nobody can tell what was meant: the check stops the conversion
-            scale = 255.0 if top <= 1.0 else 1.0
-        elif value.dtype == np.uint8 and not turn:
+        if value.dtype == np.uint8 and not turn:
             continue
+        low, top = min(float(e.obs[key].min()) for e in episodes), max(float(e.obs[key].max()) for e in episodes)
+        if layout is None or not (low >= 0.0 and top <= 255.0):
+            continue  # nobody can tell what was meant: the check stops the conversion
+        scale = 255.0 if value.dtype.kind == "f" and top <= 1.0 else 1.0
 
         def mend(frames: np.ndarray, turn: bool = turn, scale: float = scale) -> np.ndarray:
             frames = frames.transpose(0, 2, 3, 1) if turn else frames

@@ -20,7 +20,7 @@ from robot_rl.data import foreign, sources
 from robot_rl.data.bounds import attributes
 from robot_rl.data.episode import Logs, episode_from_columns, unnamed_io
 from robot_rl.data.findings import Finding, error, note, refusal, stop_on_errors, warning
-from robot_rl.data.read_options import AS_IT_IS, RATE, ReadOptions
+from robot_rl.data.read_options import AS_IT_IS, ReadOptions, rate_of
 from robot_rl.types import Episode
 
 HEEDS = ("keys", "filter", "success_reward", "infos", "control_hz")
@@ -59,10 +59,12 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
             findings.append(note("states", "no 'obs': the simulator's states are taken as observations"))
         episodes = [_episode(path, name, group[name], order, o, findings) for name in names]
         stop_on_errors(findings)
-        facts: dict[str, object] = {"path": str(path), "format": "robomimic", "filter": o.filter, "order": order}
+        facts: dict[str, Any] = {"path": str(path), "format": "robomimic", "filter": o.filter, "order": order}
+        told_hz = None
         if "env_args" in group.attrs:
             facts["env_args"] = foreign.parse(path, group.attrs["env_args"])
             facts["name"] = str(facts["env_args"].get("env_name", path.stem))
+            told_hz = (facts["env_args"].get("env_kwargs") or {}).get("control_freq")
         total = int(group.attrs.get("total", -1))
         told = attributes(episodes[0].action.shape[1], file.attrs, group.attrs, group[names[0]]["actions"].attrs)
     steps = sum(len(e) for e in episodes)
@@ -72,7 +74,7 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     if missing:
         message = f"{missing} demonstrations have no next_obs: their last observation was never recorded"
         findings.append(note("final_obs", message, count=missing))
-    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], o.control_hz or RATE)
+    io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], o.control_hz or rate_of(told_hz))
     return Logs(episodes, findings, io, facts, told)
 
 
@@ -123,7 +125,7 @@ def _observe(path: Path, name: str, demo: Any, group: str, order: list[str]) -> 
     for key in order:
         if key not in demo.get(group, {}):
             raise sources.missing_key(
-                path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo[group]]
+                path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo.get(group, {})]
             )
         value = foreign.take(path, demo[group][key])
         if value.ndim >= 3:

@@ -39,12 +39,14 @@ from robot_rl.data.episode import Logs
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, warning
 from robot_rl.data.lerobot import action_lag
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions
-from robot_rl.data.tables import hold, interpolate
+from robot_rl.data.tables import even_times, hold, interpolate
 from robot_rl.types import Episode, IOSpec
 
 _RANGE = ("action_low", "action_high", "action_units")
 _KEYS = {"clock", "observation", "action", "reward", "episode", "max_age_s", *_RANGE}
 HEEDS = ("map", "ros_distro", "salvage")
+_ENTRY = {"topic", "field", "joints", "kind"}
+_EPISODE = {"start", "stop", "gap_s"}
 _KINDS = ("linear", "zoh", "angle", "quaternion")
 _STORES = ("humble", "jazzy", "kilted", "iron", "foxy", "galactic", "dashing", "eloquent", "latest")
 
@@ -97,11 +99,20 @@ def _plan(given: str | Path | dict[str, object]) -> dict[str, Any]:
         what = f"unknown keys {sorted(unknown)}" if unknown else "no 'clock', 'observation' or 'action'"
         raise refusal("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}")
     parts = plan["observation"] if isinstance(plan["observation"], list) else [None]
-    for item in (*parts, plan["action"], *([plan["reward"]] if isinstance(plan.get("reward"), Mapping) else [])):
+    held = [(plan["action"], {"latency_s"}), (plan.get("reward"), set())]  # a reward may be a number
+    held = [(item, more, ("zoh",)) for item, more in held if item is plan["action"] or isinstance(item, Mapping)]
+    for item, more, kinds in (*((item, {"key"}, _KINDS) for item in parts), *held):
         if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("topic", "field")):
             raise refusal("map", f"{name}: {str(item)[:200]} names no topic and field; docs/data.md has a map")
-        if item.get("kind", "linear") not in _KINDS:
-            raise refusal("map", f"{name}: kind '{item['kind']}' is unknown; there are {', '.join(_KINDS)}")
+        if item.keys() - _ENTRY - more:
+            extra, known = sorted(map(str, item.keys() - _ENTRY - more)), ", ".join(sorted(_ENTRY | more))
+            raise refusal("map", f"{name}: {item['topic']} has unknown entries {extra}; there are {known}")
+        if item.get("kind", "zoh") not in kinds:
+            raise refusal("map", f"{name}: kind '{item['kind']}' is unknown; there are {', '.join(kinds)}")
+    rule = plan.get("episode") or {}
+    if not isinstance(rule, Mapping) or rule.keys() - _EPISODE or (rule.get("stop") and not rule.get("start")):
+        message = f"{name}: episode is {str(rule)[:200]}, expected start (a topic), with it stop, and gap_s (seconds)"
+        raise refusal("map", message)
     if not isinstance(plan["clock"], str) and not 0.0 < foreign.number(name, "clock", plan["clock"]) <= 1e5:
         raise refusal("map", f"{name}: clock is {plan['clock']}, expected Hz, up to 100,000, or a topic")
     return plan
@@ -111,7 +122,7 @@ def _topics_of(plan: Mapping[str, Any]) -> list[str]:
     names = [item["topic"] for item in plan["observation"]] + [plan["action"]["topic"]]
     if isinstance(plan.get("reward"), Mapping):
         names.append(plan["reward"]["topic"])
-    names += [plan.get("episode", {}).get(key) for key in ("start", "stop")]
+    names += [(plan.get("episode") or {}).get(key) for key in ("start", "stop")]
     if isinstance(plan["clock"], str):
         names.append(plan["clock"])
     return list(dict.fromkeys(name for name in names if name))
@@ -255,8 +266,8 @@ def _fields(message: object) -> dict[str, Any]:
 
 def _stamp(message: object) -> float:
     fields = _fields(message)
-    stamp = _fields(fields.get("header")).get("stamp") or fields.get("stamp")
-    return 0.0 if stamp is None else float(stamp.sec) + float(stamp.nanosec) * 1e-9
+    stamp = _fields(_fields(fields.get("header")).get("stamp") or fields.get("stamp"))
+    return float(stamp.get("sec", 0)) + float(stamp.get("nanosec", 0)) * 1e-9
 
 
 def _times(name: str, topic: _Topic, findings: list[Finding]) -> None:
@@ -289,10 +300,11 @@ def _values(name: str, topic: _Topic, item: Mapping[str, Any]) -> np.ndarray:
                 raise refusal("missing_key", f"{name} has no field '{part}'; it has {', '.join(fields)}")
             value = fields[part]
         if item.get("joints"):
-            have = list(message.name)
+            have = list(_fields(message).get("name", ()))[: len(value)]  # velocities and efforts may be left out
             lost = [joint for joint in item["joints"] if joint not in have]
             if lost:
-                raise refusal("missing_key", f"{name} has no joint {', '.join(lost)}; it has {', '.join(have)}")
+                told = f"it has {', '.join(have) or 'none'} in '{item['field']}'"
+                raise refusal("missing_key", f"{name} has no joint {', '.join(lost)}; {told}")
             value = [value[have.index(joint)] for joint in item["joints"]]
         elif {"x", "y"} <= _fields(value).keys():  # Vector3, Point, Quaternion
             value = [number for axis, number in _fields(value).items() if axis in ("x", "y", "z", "w")]
@@ -341,9 +353,14 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
     command_time = topics[command["topic"]].time + float(command.get("latency_s", 0.0))
     command_value = _values(command["topic"], topics[command["topic"]], command)
     episodes = []
-    for begin, end, stopped in _spans(plan, topics, max(t.time[0] for t in topics.values()), findings):
+    spans = _spans(plan, topics)
+    if not spans:
+        told = ", ".join(f"{name} from {t.time[0]:.3f} to {t.time[-1]:.3f} s" for name, t in topics.items())
+        message = f"{path}: there is no time at which every topic speaks: {told}"
+        raise BadData([*findings, error("no_rows", message, "leave a topic out of the map, or correct its stamps")])
+    for begin, end, stopped in spans:
         foreign.room(path, int(8 * (end - begin) * hz), "its steps at this rate")
-        grid = np.arange(begin, end + 1e-9, 1.0 / hz) if steps is None else steps[(steps >= begin) & (steps <= end)]
+        grid = even_times(begin, end, hz) if steps is None else steps[(steps >= begin) & (steps <= end)]
         for part, whole in _fresh(grid, [t.time for _, t, _ in inputs], max_age, findings):
             if len(part) < 2:
                 continue
@@ -366,14 +383,13 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
     return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem}, bounds=bounds)
 
 
-def _spans(
-    plan: Mapping[str, Any], topics: dict[str, _Topic], first: float, findings: list[Finding]
-) -> list[tuple[float, float, bool]]:
-    """(begin, end, whole) of every episode; the last time at which every topic still speaks bounds them."""
+def _spans(plan: Mapping[str, Any], topics: dict[str, _Topic]) -> list[tuple[float, float, bool]]:
+    """(begin, end, whole) of every episode; the time at which every topic speaks bounds them."""
     rule = plan.get("episode") or {}
     signal = {rule.get("start"), rule.get("stop")}
     streams = [t for name, t in topics.items() if name not in signal]
     begin, end = max(t.time[0] for t in streams), min(t.time[-1] for t in streams)
+    spans = [(begin, end, True)]
     if rule.get("start"):
         starts = topics[rule["start"]].time
         stops = topics[rule["stop"]].time if rule.get("stop") else np.append(starts[1:], end)
@@ -382,14 +398,16 @@ def _spans(
             later = stops[stops > start]
             stop = float(later[0]) if len(later) else end
             spans.append((max(start, begin), min(stop, float(again), end), bool(len(later)) and stop <= again))
-        return [span for span in spans if span[1] > span[0]]
     if rule.get("gap_s"):
         time = np.sort(np.concatenate([t.time for t in streams]))
-        breaks = np.flatnonzero(np.diff(time) > float(rule["gap_s"]))
-        edges = [begin, *time[breaks].tolist()], [*time[breaks].tolist(), end]
-        starts = [begin, *time[breaks + 1].tolist()]
-        return [(a, b, True) for a, b in zip(starts, edges[1]) if b > a]
-    return [(begin, end, True)] if end > begin else []
+        left = np.flatnonzero(np.diff(time) > float(rule["gap_s"]))
+        uncut, spans = spans, []
+        for a, b, whole in uncut:
+            inside = left[(time[left] >= a) & (time[left + 1] <= b)]
+            ends = [*time[inside].tolist(), b]
+            pieces = zip([a, *time[inside + 1].tolist()], ends)
+            spans += [(x, y, whole and (y == b or not rule.get("start"))) for x, y in pieces]
+    return [span for span in spans if span[1] > span[0]]
 
 
 def _fresh(

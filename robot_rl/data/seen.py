@@ -109,6 +109,7 @@ class StepSample(RowSample):
     def step(self, obs: Obs, action: np.ndarray, valid: np.ndarray | None = None) -> None:
         """A step of all copies: what was acted on (N, ...), the action (N, A), and which rows count (N,), or all."""
         vectors = {key: np.array(value) for key, value in obs.items() if np.ndim(value) == 2}
+        vectors |= {key: mosaic(value) for key, value in obs.items() if _looks(np.shape(value)[1:])}
         mask = np.ones(len(action), bool) if valid is None else np.array(valid, bool)
         self._steps.append((vectors, np.array(action), mask))
         if len(self._steps) == self.BLOCK:

@@ -116,7 +116,8 @@ def episodes(folder: str | os.PathLike[str]) -> list[Path]:
 
 def next_path(folder: str | os.PathLike[str]) -> Path:
     """Name for the next episode of a session."""
-    numbers = [int(path.stem.rpartition("_")[2]) for path in episodes(folder)]
+    found = (path.stem.removeprefix("episode_") for path in episodes(folder))
+    numbers = [int(name) for name in found if name.isdecimal()]  # a file that somebody renamed has none
     return Path(folder) / f"episode_{max(numbers, default=-1) + 1:06d}.hdf5"
 
 
@@ -169,16 +170,19 @@ def join(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
     if out.exists():
         raise FileExistsError(f"{out} exists already; nothing is overwritten, choose another name")
     shared: set[str] = set()
+    every: set[str] = set()
     widths: dict[str, tuple[int, ...]] = {}
     for i, path in enumerate(paths):
         with foreign.hdf5(path) as file:
             keys: set[str] = set()
             file.visititems(lambda k, v, keys=keys: keys.add(k) if isinstance(v, h5py.Dataset) else None)
-            shared = keys if not i else shared & keys
+            shared, every = keys if not i else shared & keys, every | keys
             for key in ("observations", "actions"):
                 shape = foreign.dataset(path, file, key).shape[1:]
                 if widths.setdefault(key, shape) != shape:
                     raise ValueError(f"{path}: {key} has shape {shape}, the first episode {widths[key]}")
+    # pictures of which some episodes do not say which row saw them would be taken for those of other rows
+    shared -= {PICTURES + key.removeprefix(SEEN) for key in every - shared if key.startswith(SEEN)}
     rows = 0
     with new_hdf5(out) as target:
         for path in paths:

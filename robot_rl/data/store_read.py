@@ -189,7 +189,7 @@ class Store:
         if not 0.0 < fraction <= 1.0 or unit not in ("episodes", "steps"):
             raise ValueError(f"got fraction {fraction}, unit '{unit}'; expected (0, 1] and 'episodes' or 'steps'")
         order = np.argsort(-self.returns(), kind="stable")
-        count = max(1, int(fraction * len(self)))
+        count = max(1, int(fraction * len(self) + 1e-9))  # 0.29 * 100 is a little less than 29
         if unit == "steps":
             reached = np.cumsum(self.length[order]) >= fraction * self.steps
             count = int(np.argmax(reached)) + 1
@@ -244,14 +244,10 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
-        return _digest(file)
-
-
-def _digest(file: Any) -> str:
     total = hashlib.sha256()
-    while block := file.read(1 << 22):
-        total.update(block)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            total.update(block)
     return total.hexdigest()
 
 

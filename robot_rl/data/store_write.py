@@ -32,7 +32,7 @@ CHUNK = 1 << 25
 class StoreWriter:
     """Writes a store episode by episode; the folder appears when the block ends well.
 
-    Columns are those of the first episode; a further column that a later episode lacks is dropped with a finding.
+    Columns are those of the first episode; a further column that another episode lacks is left out with a finding.
 
     Args:
         path: the folder; one that exists is replaced when the new one is complete.
@@ -61,6 +61,7 @@ class StoreWriter:
         self._episode: dict[str, list[int]] = {name: [] for name in PER_EPISODE}
         self._metas: list[dict[str, Any]] = []
         self._norms: dict[str, DataNorm] = {}
+        self._later: set[str] = set()  # further columns that the first episode lacks
         self._steps = self._observations = 0
 
     def __enter__(self) -> StoreWriter:
@@ -97,6 +98,11 @@ class StoreWriter:
                     f"episode {len(self._metas)}: '{name}' has shape {list(value.shape[1:])} per step, the episodes "
                     f"before have {list(column.shape)}; convert them into separate stores"
                 )
+            if not _holds(column.dtype, value.dtype):
+                raise ValueError(
+                    f"episode {len(self._metas)}: '{name}' is {value.dtype}, in the first one {column.dtype}, which "
+                    "does not hold it; write both alike"
+                )
         if episode.obs.keys() != {name[4:] for name in self._columns if name.startswith("obs/")}:
             raise ValueError(f"episode {len(self._metas)} observes {sorted(episode.obs)}, the first one did not")
         meta = dict(episode.meta)
@@ -132,6 +138,7 @@ class StoreWriter:
         shapes |= {"reward": ((), np.dtype("<f4")), "terminal": ((), np.dtype(bool))}
         shapes |= {"truncated": ((), np.dtype(bool)), "intervened": ((), np.dtype(bool))}
         shapes["stamp"] = ((), np.dtype("<f8"))
+        self._first = set(episode.meta.get("columns", {}))
         for key, value in episode.meta.get("columns", {}).items():
             value = np.asarray(value)
             if value.dtype.kind not in "biuf":
@@ -166,11 +173,12 @@ class StoreWriter:
                 rows = np.concatenate([e.obs[key][:-1] for e in batch])
                 self._norms[key].update(rows[np.isfinite(rows).all(1)])
         self._flush_proposed(batch, values["action"])
+        self._later |= {name for e in batch for name in e.meta.get("columns", {})} - self._first
         for name in [name for name in self._columns if name.startswith("info/")]:
-            shape, kind = self._columns[name].shape, self._columns[name].dtype.kind
+            shape, dtype = self._columns[name].shape, self._columns[name].dtype
             pieces = [np.asarray(e.meta.get("columns", {}).get(name[5:])) for e in batch]
             if any(p.ndim == 0 or len(p) != len(e) or p.shape[1:] != shape for p, e in zip(pieces, batch)) or (
-                kind in "biu" and any(p.dtype.kind == "f" for p in pieces)
+                not all(_holds(dtype, p.dtype) for p in pieces)
             ):
                 self._columns.pop(name).discard()
                 self.report.append(f"column '{name[5:]}' is not in every episode in one form: left out")
@@ -192,6 +200,8 @@ class StoreWriter:
         self._flush()
         if not self._columns or self.io is None:
             raise ValueError("got no episodes, expected at least one")
+        lost = sorted(self._later)
+        self.report += [f"column '{name}' is not in every episode in one form: left out" for name in lost]
         for name, values in self._episode.items():
             kind = {"final_obs_valid": "?", "complete": "?", "success": "i1"}.get(name, "<i8")
             column = self._columns[f"episode_{name}"] = _Column(self._folder, f"episode_{name}", (), np.dtype(kind))
@@ -243,15 +253,22 @@ def write_store(
     return open_store(path)
 
 
+def extent(path: Path) -> tuple[int, int, int]:
+    """How many files a file or folder is, their bytes, and the sum of their times of change [ns]."""
+    files = [file.stat() for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    return len(files), sum(one.st_size for one in files), sum(one.st_mtime_ns for one in files)
+
+
 def source_facts(path: Path) -> dict[str, object]:
-    """Name, size, time of change and SHA-256 of a source file; of a folder, of its name only.
+    """Name, size, time of change and SHA-256 of a source file; of a folder its name and the `extent` of its files.
 
     Of a file above 16 MB only 64 blocks of 64 KB are hashed, evenly spaced, the first and the last among them
     ("sha256_sampled"): what was read from it is pinned by the columns' own checksums, and hashing all of it would
     take a fifth of the time of a conversion.
     """
     if path.is_dir():
-        return {"name": path.name, "folder": True}
+        files, size, changed = extent(path)
+        return {"name": path.name, "folder": True, "files": files, "bytes": size, "modified_ns": changed}
     status = path.stat()
     facts = {"name": path.name, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
     if status.st_size <= _WHOLE:
@@ -308,6 +325,11 @@ class _Column:
             "shape": [self.rows, *self.shape],
             "sha256": self._sha.hexdigest(),
         }
+
+
+def _holds(column: np.dtype, given: np.dtype) -> bool:
+    """Whether numbers of one type keep their values, up to the precision of a float, in a column of another."""
+    return column.kind == "f" or np.can_cast(given, column)
 
 
 def _stored_dtype(dtype: np.dtype) -> np.dtype:

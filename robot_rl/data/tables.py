@@ -16,7 +16,8 @@ A map is a YAML file:
     success: "..."                      # expression that has to hold for the last `success_hold_s` seconds
     success_hold_s: 0.5
     complete_s: 9.9                     # a shorter recording is a cut one
-    variants: {acrobot: {...}}          # entries that replace those above when the name is part of the path
+    variants: {acrobot: {...}}          # entries that replace those above when the name is part of the path; all files
+                                        # have one rate, and -1 and +1 of their actions mean one thing
 
 Expressions are those of `expression.Expression` over the columns and pi.
 Commands are held (the last value before t), other columns interpolated.
@@ -45,6 +46,7 @@ _TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "co
 _KEYS = {
     "time", "control_hz", "state", "action", "info", "reward", "success", "success_hold_s", "complete_s", "variants",
 }  # fmt: skip
+_ENTRY = {"column", "transform", "scale", "offset", "name", "unit"}
 
 
 def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
@@ -70,6 +72,13 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
         repair = f"give map=<file.yaml> that names state and action columns; maps of the package: {_list_known()}"
         raise refusal("no_map", f"{path} has the columns {header}, but nothing says what they are", repair)
     plan = _plan(options.map)
+    first = _variant(plan, files[0])
+    io = _io(first)
+    for file in files:
+        other = _io(_variant(plan, file))
+        if (other.control_hz, other.action_low, other.action_high) != (io.control_hz, io.action_low, io.action_high):
+            message = f"{files[0]} and {file} have another rate, or other actions, by the variants of the map"
+            raise refusal("map", message, "convert them into separate stores")
     findings: list[Finding] = []
     episodes: list[Episode] = []
     periods: list[tuple[float, float, str]] = []
@@ -78,12 +87,10 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
         if made is not None:
             episodes.append(made)
     if periods:
-        findings.append(_report_resampled(periods, float(plan["control_hz"])))
+        findings.append(_report_resampled(periods, io.control_hz))
     stop_on_errors(findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
-    first = _variant(plan, files[0])
-    io = _io(first)
     if first.get("time") and not first.get("control_hz"):  # the rows are kept, and tell the rate themselves
         period = np.median(np.concatenate([np.diff(e.stamp) for e in episodes]))
         io = replace(io, control_hz=round(1.0 / float(period), 6))
@@ -110,6 +117,11 @@ def evaluate(expression: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
 def hold(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Last value at or before each time `at` (to a microsecond: stamps are rounded); the first before the first."""
     return value[np.maximum(np.searchsorted(stamp, at + 1e-6, "right") - 1, 0)]
+
+
+def even_times(begin: float, end: float, hz: float) -> np.ndarray:
+    """(n,) seconds from `begin` to `end`, which may be seconds since 1970: `np.arange` rounds their distance."""
+    return begin + np.arange(int((end - begin) * hz + 1e-3) + 1) / hz
 
 
 def interpolate(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -159,6 +171,11 @@ def _check_plan(plan: Mapping[str, Any], name: str) -> None:
                 raise refusal(
                     "map", f"{name}: '{kind}' has {str(item)[:200]}, expected a list of entries with a column"
                 )
+            if item.keys() - _ENTRY:
+                extra = sorted(map(str, item.keys() - _ENTRY))
+                raise refusal(
+                    "map", f"{name}: '{kind}' has unknown entries {extra}; there are {', '.join(sorted(_ENTRY))}"
+                )
             if item.get("transform", "sin") not in _TRANSFORMS:
                 known = ", ".join(_TRANSFORMS)
                 raise refusal("map", f"{name}: transform '{item['transform']}' is unknown; there are {known}")
@@ -196,6 +213,11 @@ def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
     if rows.shape[1] != len(names):
         message = f"{path} has {rows.shape[1]} columns of data, but {len(names)} names"
         findings.append(error("bad_csv", message, where=path.name))
+        return None
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        message = f"{path} has several columns called {', '.join(twice)}"
+        findings.append(error("bad_csv", message, "give each a name of its own", where=path.name))
         return None
     return dict(zip(names, rows.T))
 
@@ -238,10 +260,10 @@ def _episode(
         keep = stamp > np.maximum.accumulate(np.concatenate(([-np.inf], stamp[:-1])))
         stamp, columns = stamp[keep], {name: value[keep] for name, value in columns.items()}
     commands = {item["column"] for item in plan["action"]} | set(_info(plan).values())
-    if hz:
+    if hz and len(stamp) > 1:
         periods.append((float(np.median(np.diff(stamp))), float(np.diff(stamp).max()), path.name))
         foreign.room(path, int(8 * len(columns) * (stamp[-1] - stamp[0]) * hz), "its rows at this rate")
-        grid = np.arange(stamp[0], stamp[-1] + 1e-9, 1.0 / hz)
+        grid = even_times(stamp[0], stamp[-1], hz)
         columns = {
             name: hold(stamp, value, grid) if name in commands else interpolate(stamp, value, grid)
             for name, value in columns.items()

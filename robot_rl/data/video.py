@@ -1,4 +1,4 @@
-"""Frames out of video files, and into them.
+"""Frames out of video files, and into them, and single pictures.
 
 OpenCV's wheels open AV1 files and return no frame without an error; PyAV decodes them. Where neither gives a first
 frame, the codec and the decoders that were tried are named.
@@ -6,6 +6,7 @@ frame, the codec and the decoders that were tried are named.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,19 @@ def frames(
     if not found:
         raise _unreadable_error(path, codec, "no frame came out")
     return np.stack(found)
+
+
+def picture(data: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
+    """PNG or JPEG bytes -> (H, W, C) uint8.
+
+    Args:
+        data: of one picture.
+        size: (height, width) to scale to, in RGB.
+    """
+    image = extras.require("PIL.Image").open(
+        io.BytesIO(data), formats=("PNG", "JPEG")
+    )  # no other decoder sees bytes of others
+    return np.asarray(image if size is None else image.convert("RGB").resize(size[::-1]))
 
 
 def facts(path: Path) -> tuple[float, int, str]:

@@ -37,8 +37,8 @@ class DataOptions(VerbOptions, ReadOptions, Repairs):
 
 def data(cfg: DictConfig) -> None:
     """Look at a log, validate it, convert it, plot it."""
+    from robot_rl.data import actions, formats, info
     from robot_rl.data import convert as conversion
-    from robot_rl.data import formats, info
     from robot_rl.data.findings import BadData, Finding, exit_code
 
     given: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -51,12 +51,12 @@ def data(cfg: DictConfig) -> None:
                 print(f"  {'':<8}   -> {item.repair}")
 
     try:
+        said = {"action": given["action"], "low": given["action_low"], "high": given["action_high"]}
         if cfg.what == "info":
-            facts = info.info(cfg.path, **options)
+            facts = info.info(cfg.path, said=said, **options)
             answer.note(**facts)
             print(info.report(facts))
         elif cfg.what == "validate":
-            said = {"action": given["action"], "low": given["action_low"], "high": given["action_high"]}
             findings = conversion.validate(cfg.path, batch=cfg.batch, said=said, **options)
             answer.note(findings=[item.to_dict() for item in findings])
             print(cfg.path)
@@ -76,7 +76,8 @@ def data(cfg: DictConfig) -> None:
         else:
             from robot_rl.data import plot
 
-            picture = plot.plot(formats.load(cfg.path, allow_nan=True, **options), cfg.out or "data.png")
+            logs, _ = actions.settle(formats.load(cfg.path, allow_nan=True, **options), **said)
+            picture = plot.plot(logs, cfg.out or "data.png")
             answer.note(picture=str(picture))
             print(f"  picture  {picture}")
     except BadData as bad:

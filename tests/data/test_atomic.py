@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from broken import d4rl_columns, episode, hdf5
 
 from robot_rl import cli
-from robot_rl.atomic import new_folder, new_hdf5
+from robot_rl.atomic import append_line, new_folder, new_hdf5
 from robot_rl.data import d4rl, minari, store_write
 from robot_rl.data.d4rl import read
 from robot_rl.data.recorder import Recorder
@@ -115,3 +115,24 @@ def test_what_somebody_is_writing_is_left_alone(tmp_path: Path) -> None:
 def test_reading_keeps_the_rate_of_a_written_file(tmp_path: Path) -> None:
     path = hdf5(tmp_path / "log.hdf5", {**d4rl_columns(), "metadata/control_hz": 50.0})
     assert read(path).io.control_hz == 50.0
+
+
+def test_a_line_behind_half_a_line_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"b"')  # as a power cut leaves it
+    append_line(path, {"c": 2})
+    append_line(path, {"d": 3})
+    assert path.read_text() == '{"a": 1}\n{"b"\n{"c": 2}\n{"d": 3}\n'
+
+
+def test_a_link_stays_one_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    large, link, file = tmp_path / "large", tmp_path / "log.store", tmp_path / "other.store"
+    large.mkdir()
+    link.symlink_to(large)
+    file.touch()
+    for path in (link, file):
+        with new_folder(path) as folder:
+            (folder / "new").touch()
+    assert link.is_symlink()
+    assert (large / "new").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "log.store", "other.store"]

@@ -122,3 +122,11 @@ def test_episode_from_columns_without_final_observation_says_so() -> None:
     )
     assert episode.meta["final_obs_valid"] is False
     assert episode.obs["state"].shape == (3, 1)
+
+
+def test_only_the_last_piece_of_a_success_is_one() -> None:
+    whole = episode_from_columns(
+        {"state": np.zeros((5, 2))}, np.zeros((5, 1)), np.zeros(5), terminated=True, truncated=False,
+        final_obs={"state": np.zeros(2)}, meta={"success": True},
+    )  # fmt: skip
+    assert [piece.meta["success"] for piece in split(whole, [2, 4])] == [False, False, True]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from robot_rl.data import d4rl, minari
-from robot_rl.data.info import detect, info, load, report
+from robot_rl.data.formats import detect, load
+from robot_rl.data.info import info, report
 from robot_rl.data.recorder import Recorder
 from robot_rl.types import Episode
 
@@ -47,7 +49,8 @@ def store(path: Path, kind: str, episodes: list[Episode]) -> Path:
 def test_info_same_data_in_every_format(tmp_path: Path, kind: str) -> None:
     path = store(tmp_path, kind, EPISODES)
     assert detect(path) == kind
-    facts = info(path, **({} if kind == "recording" else {"infos": True}))
+    options: dict[str, Any] = {} if kind == "recording" else {"infos": True}
+    facts = info(path, **options)
     # returns 0, 2, 8; lengths 4, 2, 4; interventions 0, 1 and 2 of 10 steps
     assert facts["format"] == kind
     assert (facts["episodes"], facts["steps"], facts["terminated"], facts["truncated"]) == (3, 10, 1, 2)
@@ -115,3 +118,18 @@ def test_load_gives_an_interface_for_a_buffer(tmp_path: Path) -> None:
     logs = load(store(tmp_path, "recording", EPISODES))
     assert logs.io.action_dim == 2
     assert logs.io.obs["state"] == ((3,), "float32")
+
+
+def test_what_a_person_says_of_the_actions_counts(tmp_path: Path) -> None:
+    path = store(tmp_path, "d4rl", EPISODES)
+    assert info(path)["action"]["meaning"] == "unknown"
+    facts = info(path, said={"low": -2.0, "high": 2.0})
+    assert facts["action"]["meaning"] == "-2 to 2"
+    assert max(facts["action"]["max"]) == pytest.approx(max(info(path)["action"]["max"]) / 2, abs=1e-4)
+
+
+def test_a_log_without_a_step_is_told(tmp_path: Path) -> None:
+    none = {name: np.zeros((0, 2), np.float32) for name in ("action", "proposed")}
+    empty = episode(1, 0, **none, meta={})
+    with pytest.raises(ValueError, match=r"no episode of .* has a step"):
+        info(store(tmp_path, "recording", [empty]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -215,3 +216,53 @@ def test_whole_numbers_and_flags_are_observations_too(tmp_path: Path) -> None:
     (one,) = lerobot.read(path).episodes
     assert one.obs["gripper"].dtype == np.float32
     assert one.obs["gripper"][:-1, 0].tolist() == [i % 3 for i in range(len(one))]
+
+
+def change_column(path: Path, name: str, values: object) -> None:
+    file = path / "data/chunk-000/file-000.parquet"
+    table = parquet.read_table(file)
+    parquet.write_table(table.set_column(table.schema.get_field_index(name), name, values), file)
+
+
+def test_an_episode_whose_begin_was_cut_off_keeps_its_time(tmp_path: Path) -> None:
+    path = made(tmp_path / "s", 1)
+    file = path / "data/chunk-000/file-000.parquet"
+    change_column(path, "frame_index", pa.array(np.arange(10) + 3))
+    parquet.write_table(parquet.read_table(file).drop_columns(["stamp"]), file)
+    np.testing.assert_allclose(lerobot.read(path).episodes[0].stamp, np.arange(3, 14) / 20)
+
+
+@pytest.mark.parametrize("odd", [None, [1.0, 2.0]])
+def test_rows_without_all_their_numbers_are_refused(tmp_path: Path, odd: list[float] | None) -> None:
+    path = made(tmp_path / "s", 1)
+    rows: list[list[float] | None] = [[1.0, 2.0, 3.0]] * 10
+    rows[2:4] = [odd, [3.0, 1.0, 2.0, 3.0]]  # with two of them, numbers would move to other rows
+    change_column(path, "observation.state", pa.array(rows, pa.list_(pa.float32())))
+    with pytest.raises(BadData, match=r"'observation\.state' has rows of different lengths, or without numbers"):
+        lerobot.read(path)
+
+
+def test_pictures_in_the_table_are_read_as_those_of_videos(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    path, file = made(tmp_path / "s", 2), tmp_path / "s/data/chunk-000/file-000.parquet"
+    shown = np.random.default_rng(0).integers(0, 255, (21, 4, 6, 3)).astype(np.uint8)
+    packed = []
+    for one in shown:
+        image.fromarray(one).save(data := io.BytesIO(), "PNG")
+        packed.append({"bytes": data.getvalue(), "path": "frame.png"})
+    parquet.write_table(parquet.read_table(file).append_column("observation.images.top", pa.array(packed)), file)
+    info = json.loads((path / lerobot.INFO).read_text())
+    info["features"]["observation.images.top"] = {"dtype": "image", "shape": [4, 6, 3], "names": None}
+    (path / lerobot.INFO).write_text(json.dumps(info))
+    first, second = lerobot.read(path, ReadOptions(videos=True)).episodes
+    np.testing.assert_array_equal(first.obs["image.top"][:-1], shown[:10])
+    np.testing.assert_array_equal(second.obs["image.top"][:-1], shown[10:])
+    small = lerobot.read(path, ReadOptions(videos=True, image_size=(2, 3))).episodes[0]
+    assert small.obs["image.top"].shape == (11, 2, 3, 3)
+
+
+def test_pictures_that_h264_does_not_take_are_refused(tmp_path: Path) -> None:
+    one = episode(1, 4)
+    one = replace(one, obs={**one.obs, "image.top": np.zeros((5, 5, 8, 3), np.uint8)})
+    with pytest.raises(ValueError, match=r"images 'image\.top' have 5 x 8 pixels, expected even numbers"):
+        lerobot_write.write(tmp_path / "s", [one])

@@ -225,3 +225,20 @@ def test_read_jpeg_by_pillow(tmp_path: Path) -> None:
 def test_read_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"main_data.hdf5"):
         minari.read(tmp_path)
+
+
+def test_texts_are_left_out_and_a_seed_that_is_none_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "x-v0"
+    minari.write(path, [episode(1, 3, "terminal"), episode(2, 3, "terminal")], dataset_id="x-v0")
+    with h5py.File(path / "data/main_data.hdf5", "r+") as file:
+        for group in file.values():
+            group.attrs["seed"] = "None"  # as Minari 0.3 did
+            state = group["observations"][()]
+            del group["observations"]
+            group["observations/state"], group["observations/mission"] = state, ["go to the door"] * len(state)
+    logs = minari.read(path)
+    assert [sorted(e.obs) for e in logs.episodes] == [["state"], ["state"]]
+    assert "seed" not in logs.episodes[0].meta
+    assert [str(f) for f in logs.findings if f.case == "text"] == [
+        f"{path}/data/main_data.hdf5: observations that are text are left out: mission"
+    ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from robot_rl.data import formats
 from robot_rl.data import recorder as recorder_module
 from robot_rl.data.recorder import Recorder, Recording
 from robot_rl.types import Episode, IOSpec
@@ -162,3 +163,17 @@ def test_recorder_unrecordable_meta_is_refused_before_anything_is_written(tmp_pa
 def test_recording_without_segments_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"segment-\*.episodes"):
         Recording(tmp_path)
+
+
+def test_a_file_that_somebody_renamed_stops_no_recording(tmp_path: Path) -> None:
+    (tmp_path / "segment-000000-old.episodes").touch()
+    with Recorder(tmp_path) as recorder:
+        assert recorder.append(episode(1)).name == "segment-000000.episodes"
+
+
+def test_one_segment_is_read_alone(tmp_path: Path) -> None:
+    for number in range(2):
+        with Recorder(tmp_path) as recorder:
+            recorder.append(episode(number, 2 + number))
+    assert [len(e) for e in formats.load(tmp_path / "segment-000001.episodes").episodes] == [3]
+    assert [len(e) for e in formats.load(tmp_path).episodes] == [2, 3]

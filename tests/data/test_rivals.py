@@ -22,7 +22,10 @@ from robot_rl.data.convert import convert, convert_once, validate
 from robot_rl.data.episode import episode_from_columns
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.read_options import ReadOptions
+from robot_rl.data.recorder import Recorder
+from robot_rl.data.repairs import Repairs
 from robot_rl.data.store import open_store, write_store
+from robot_rl.verbs.logs import open_log
 
 
 def rows(n: int, terminals: tuple[int, ...] = (), timeouts: tuple[int, ...] | None = ()) -> dict[str, Any]:
@@ -187,6 +190,21 @@ def test_store_of_a_file_with_findings_is_made_once(tmp_path: Path) -> None:
     assert any("its last 6 rows" in line for line in store.report)
     made = (store.path / "meta.json").stat().st_mtime_ns
     assert (convert_once(path).path / "meta.json").stat().st_mtime_ns == made
+
+
+def test_store_of_a_folder_is_made_once_until_a_file_of_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Recorder(path) as recorder:
+        recorder.append(episode(1, 5))
+    made = (open_log(path).path / "meta.json").stat().st_mtime_ns
+    assert (open_log(path).path / "meta.json").stat().st_mtime_ns == made
+    with Recorder(path) as recorder:
+        recorder.append(episode(2, 7))
+    assert open_log(path).length.tolist() == [5, 7]
+    shutil.rmtree(tmp_path / "log.store")
+    convert(path, tmp_path / "log.store", mend=Repairs(action="clip"))  # by hand: opened as it is
+    made = (tmp_path / "log.store/meta.json").stat().st_mtime_ns
+    assert (open_log(path).path / "meta.json").stat().st_mtime_ns == made
 
 
 def test_what_lies_where_the_store_would_is_replaced_only_if_we_made_it(tmp_path: Path) -> None:

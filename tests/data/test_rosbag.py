@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from broken import hashes
 
+from robot_rl.data import bag as recorded
 from robot_rl.data import rosbag
 from robot_rl.data.actions import settle
 from robot_rl.data.convert import validate
@@ -255,3 +256,97 @@ def test_an_episode_that_is_begun_anew_before_its_stop_ends_there() -> None:
     assert [(round(e.stamp[0]), round(e.stamp[-1]), "cut" in e.meta) for e in found] == [
         (1, 5, True), (5, 10, False), (20, 25, False),
     ]  # fmt: skip
+
+
+def spoken(times: Any) -> rosbag._Topic:
+    """A topic that tells at each time just this time."""
+    made = rosbag._Topic()
+    for at in np.asarray(times, float).tolist():
+        made.received.append(at)
+        made.stamped.append(0.0)
+        made.message.append(Said(np.array([at])))
+    return made
+
+
+def test_a_gap_leaves_out_what_no_topic_had_told_yet_and_cuts_between_signals() -> None:
+    plan: dict[str, Any] = {
+        "clock": 10,
+        "observation": [{"topic": "/s", "field": "data"}],
+        "action": {"topic": "/c", "field": "data"},
+        "episode": {"gap_s": 2.0},
+    }
+    topics = {"/s": spoken(np.r_[0:1:0.1, 10:20:0.1]), "/c": spoken(np.arange(10.5, 20, 0.1))}
+    (one,) = rosbag._convert(Path("log.mcap"), plan, topics, []).episodes
+    np.testing.assert_allclose(one.action[:3, 0], [10.5, 10.6, 10.7], rtol=1e-6)  # no command of later
+    times = np.r_[0:5:0.1, 10:15:0.1]
+    topics = {"/s": spoken(times), "/c": spoken(times), "/start": spoken([1.0]), "/stop": spoken([14.0])}
+    plan["episode"] = {"start": "/start", "stop": "/stop", "gap_s": 2.0}
+    found = rosbag._convert(Path("log.mcap"), plan, topics, []).episodes
+    assert [(round(e.stamp[0], 1), round(e.stamp[-1], 1), "cut" in e.meta) for e in found] == [
+        (1.0, 4.9, True), (10.0, 14.0, False),
+    ]  # fmt: skip
+
+
+def test_steps_keep_their_distance_at_times_since_1970() -> None:
+    begin = 1.7e9
+    plan = {**MAP, "clock": 1000, "observation": [{"topic": "/s", "field": "data"}]}
+    plan["action"] = {"topic": "/c", "field": "data"}
+    topics = {name: spoken(begin + np.arange(100_001) / 1000) for name in ("/s", "/c")}
+    (one,) = rosbag._convert(Path("log.mcap"), plan, topics, []).episodes
+    assert len(one) == 100_000
+    assert one.stamp[-1] == begin + 100.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"episode": {"stop": "/stop"}}, "expected start .a topic., with it stop, and gap_s"),
+        ({"episode": {"gap": 2.0}}, "expected start .a topic., with it stop, and gap_s"),
+        (
+            {"action": {"topic": "/command", "field": "data", "latency": 0.1}},
+            r"/command has unknown entries \['latency'",
+        ),
+        (
+            {"action": {"topic": "/command", "field": "data", "kind": "linear"}},
+            "kind 'linear' is unknown; there are zoh",
+        ),
+        (
+            {"observation": [{"topic": "/joint_states", "field": "position", "joint": ["a"]}]},
+            r"unknown entries \['joint'",
+        ),
+    ],
+)
+def test_what_a_map_says_in_vain_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadData, match=message):
+        rosbag._plan({**MAP, **change})
+
+
+def test_topics_that_do_not_meet_and_joints_without_numbers_are_named(tmp_path: Path) -> None:
+    topics = {"/joint_states": spoken([1.0, 2.0]), "/command": spoken([5.0, 6.0])}
+    plan = {**MAP, "observation": [{"topic": "/joint_states", "field": "data"}]}
+    with pytest.raises(
+        BadData, match=r"no time at which every topic speaks: /joint_states from 1.000 to 2.000 s, /comm"
+    ):
+        rosbag._convert(Path("log.mcap"), plan, topics, [])
+    silent = joints(1.0, False)
+    silent.velocity = np.zeros(0)  # as drivers without velocities send it
+    topic = rosbag._Topic(message=[silent])
+    with pytest.raises(BadData, match="has no joint b; it has none in 'velocity'"):
+        rosbag._values("/joint_states", topic, MAP["observation"][1])
+
+
+def test_a_field_that_is_called_stamp_and_is_a_number_is_no_time() -> None:
+    @dataclass
+    class Counted:
+        stamp: float
+
+    assert rosbag._stamp(Counted(3.0)) == 0.0
+
+
+def test_parts_of_a_recording_are_read_whatever_its_name_and_their_number(tmp_path: Path) -> None:
+    raw = bytes(STORE.serialize_cdr(STORE.types["std_msgs/msg/Float64"](1.0), "std_msgs/msg/Float64"))
+    for name in ("run[1]", "run[1]_002", "run[1]_1000"):
+        writer = recorded.BagWriter(tmp_path / name)
+        writer.write("/x", "std_msgs/msg/Float64", raw, 1 + len(name))
+        writer.close()
+    assert len(list(recorded.read(tmp_path / "run[1]"))) == 3

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -15,7 +16,10 @@ from broken import robomimic, toy
 
 from robot_rl.data import formats
 from robot_rl.data import robomimic as robomimic_reader
-from robot_rl.data.episode import Logs, unnamed_io
+from robot_rl.data.bounds import ActionBounds
+from robot_rl.data.convert import convert
+from robot_rl.data.episode import Logs, success_of, unnamed_io
+from robot_rl.data.findings import BadData
 from robot_rl.data.read_options import ReadOptions
 from robot_rl.data.store import Store, write_store
 from robot_rl.types import Episode
@@ -110,3 +114,71 @@ def test_d4rl_file_of_ours_loads_by_the_rules_of_their_reader(tmp_path: Path) ->
     assert found["rewards"].shape == (16,)
     assert found["observations"].dtype == np.float32
     assert found["terminals"].dtype == bool
+
+
+@pytest.mark.parametrize("to", ["d4rl", "minari", "lerobot", "recording", "store"])
+def test_an_episode_without_steps_changes_no_other(tmp_path: Path, to: str) -> None:
+    if to == "lerobot":
+        pytest.importorskip("pyarrow")
+    first, second, _ = toy()
+    empty = Episode(
+        obs={"state": np.zeros((1, 3), np.float32)}, action=np.zeros((0, 2), np.float32),
+        proposed=np.zeros((0, 2), np.float32), reward=np.zeros(0, np.float32), terminated=False, truncated=True,
+        intervened=np.zeros(0, bool), stamp=np.zeros(1),
+    )  # fmt: skip
+    path = tmp_path / ("x.hdf5" if to == "d4rl" else "x-v0")
+    formats.write(path, Logs([first, empty, second], [], unnamed_io(first.obs, 2, 20.0)), to)
+    back = [e for e in formats.load(path).episodes if len(e)]
+    assert [(len(e), e.terminated, e.truncated) for e in back] == [(5, True, False), (7, False, True)]
+
+
+@pytest.mark.parametrize("to", ["d4rl", "minari", "lerobot", "recording", "store"])
+def test_columns_that_a_format_cannot_hold_are_named_and_left_out(tmp_path: Path, to: str) -> None:
+    if to == "lerobot":
+        pytest.importorskip("pyarrow")
+    first, second, _ = toy()
+    columns = {"mode": np.array(["walk"] * 5), "width": np.zeros((5, 2)), "force": np.ones(5), "more": np.ones(5)}
+    first = replace(first, meta={"columns": columns})
+    second = replace(second, meta={"columns": {"width": np.zeros((7, 3)), "force": np.ones(7)}})
+    with h5py.File(tmp_path / "log.hdf5", "w") as file:
+        file["nothing"] = 0
+    log = tmp_path / "log.hdf5"
+    logs = Logs([first, second], [], unnamed_io(first.obs, 2, 20.0), {"path": str(log), "format": "d4rl"})
+    path = tmp_path / ("x.hdf5" if to == "d4rl" else "x-v0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "load", lambda *_, **__: logs)
+        findings = convert(log, path, to=to)
+    lost = ["mode"] if to in ("minari", "recording") else ["mode", "width", "more"]
+    assert f"not in every episode in one form, left out: {', '.join(lost)}" in "\n".join(map(str, findings))
+    back = formats.load(path, infos=True).episodes[0].meta["columns"]
+    assert {name.removeprefix("infos/") for name in back} >= {"force"}
+
+
+def test_robomimic_tells_its_rate(tmp_path: Path) -> None:
+    path = robomimic(tmp_path / "demo.hdf5", toy()[:1])
+    with h5py.File(path, "r+") as file:
+        file["data"].attrs["env_args"] = '{"env_name": "Lift", "env_kwargs": {"control_freq": 10}}'
+    assert robomimic_reader.read(path).io.control_hz == 10.0
+    assert robomimic_reader.read(path, ReadOptions(control_hz=5.0)).io.control_hz == 5.0
+
+
+@pytest.mark.parametrize("to", ["d4rl", "minari", "lerobot", "recording", "store"])
+def test_success_rate_and_what_actions_mean_come_back(tmp_path: Path, to: str) -> None:
+    if to == "lerobot":
+        pytest.importorskip("pyarrow")
+    episodes = [replace(e, meta={**e.meta, "success": i == 1}) for i, e in enumerate(toy())]
+    path = tmp_path / ("x.hdf5" if to == "d4rl" else "x-v0")
+    bounds = ActionBounds(None, None, normalised=True)
+    formats.write(path, Logs(episodes, [], unnamed_io(episodes[0].obs, 2, 12.5), bounds=bounds), to)
+    logs = formats.load(path)
+    assert [success_of(e.meta) for e in logs.episodes] == [False, True, False]
+    assert logs.io.control_hz == 12.5
+    assert logs.bounds == bounds
+
+
+def test_robomimic_demonstration_without_observations_is_named(tmp_path: Path) -> None:
+    path = robomimic(tmp_path / "demo.hdf5", toy()[:2])
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_1/obs"]
+    with pytest.raises(BadData, match="key 'data/demo_1/obs/object' is missing; the file has: nothing"):
+        robomimic_reader.read(path)

@@ -15,7 +15,7 @@ from broken import episode
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.data.log_dataset import LogDataset
-from robot_rl.data.seen import RowSample, measure_seen
+from robot_rl.data.seen import RowSample, StepSample, measure_seen
 from robot_rl.data.store import write_store
 from robot_rl.types import IOSpec, Seen
 from robot_rl.types.io import mosaic
@@ -128,7 +128,11 @@ def test_pictures_of_training_are_kept_as_mosaics_whatever_they_come_from(tmp_pa
     shots = {"image.front": pictures[:31, 0], "state": one.obs["state"]}
     buffer.add_episode(replace(one, obs=shots))
     log = LogDataset(write_store(tmp_path / "x.store", [replace(one, obs=shots)], io=io))
-    for source, of in ((rows, pictures.reshape(-1, 8, 8, 3)), (buffer, pictures[:30, 0]), (log, pictures[:30, 0])):
+    steps = StepSample()
+    for state, shown in zip(obs["state"], pictures):
+        steps.step({"state": state, "image.front": shown}, np.zeros((8, 2), np.float32))
+    every = pictures.reshape(-1, 8, 8, 3)
+    for source, of in ((rows, every), (steps, every), (buffer, pictures[:30, 0]), (log, pictures[:30, 0])):
         found = measure_seen(source, io)
         assert found is not None
         np.testing.assert_allclose(found.pictures["image.front"], np.quantile(mosaic(of), AT, axis=0).T, atol=1e-4)

@@ -354,3 +354,37 @@ def test_a_large_source_is_told_by_samples_of_it(tmp_path: Path) -> None:
         assert "sha256" not in facts
         found.add(facts["sha256_sampled"])
     assert len(found) == 3
+
+
+def test_columns_of_later_episodes_alone_are_told(tmp_path: Path) -> None:
+    more = episode(2, 4, columns={"force": np.zeros(4)})
+    store = write_store(tmp_path / "x.store", [episode(1, 3), more])
+    assert "info/logp" in store.names
+    assert store.report[-1] == "column 'force' is not in every episode in one form: left out"
+
+
+def test_a_share_of_the_episodes_is_counted_exactly(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "x.store", [episode(i, 1) for i in range(100)])
+    assert [len(store.top_episodes(share)) for share in (0.29, 0.57, 0.291)] == [29, 57, 29]
+
+
+def test_numbers_that_a_column_does_not_hold_are_told(tmp_path: Path) -> None:
+    small, large = np.zeros(3, np.int8), np.full(3, 1000)
+    store = write_store(
+        tmp_path / "x.store", [episode(1, 3, columns={"k": small}), episode(2, 3, columns={"k": large})]
+    )
+    assert "info/k" not in store.names
+    assert "column 'k' is not in every episode in one form: left out" in store.report
+    first, second = episode(1, 3), episode(2, 3)
+    first.obs["mask"], second.obs["mask"] = np.zeros((4, 2), np.uint8), np.full((4, 2), 0.7, np.float32)
+    with pytest.raises(ValueError, match="episode 1: 'obs/mask' is float32, in the first one uint8"):
+        write_store(tmp_path / "y.store", [first, second])
+
+
+def test_no_next_action_is_that_of_a_step_that_is_no_transition(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "x.store", [episode(1, 6, columns={"valid": np.array([1, 1, 0, 1, 1, 1], bool)})])
+    data = LogDataset(store, LogView(next_action=True, extras=("step",)))
+    (batch,) = data.ordered(9)
+    assert batch.extras["step"].tolist() == [0, 1, 3, 4, 5]
+    assert batch.extras["next_action_valid"].tolist() == [True, False, True, True, False]
+    assert batch.extras["next_action"][1].item() == 0.0

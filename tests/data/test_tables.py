@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.data import formats, npz, tables
+from robot_rl import plain_pickle
+from robot_rl.data import convert, formats, npz, tables
 from robot_rl.data.findings import BadData
 from robot_rl.data.read_options import ReadOptions
 
@@ -197,3 +198,87 @@ def test_what_is_no_utf8_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("t,q,w,u,c\n0,0,0,0,0\n", encoding="utf-16")
     with pytest.raises(BadData, match="is no text in UTF-8; save it as CSV in UTF-8"):
         tables.read(tmp_path / "a.csv", ReadOptions(map=MAP))
+
+
+def test_csv_with_one_row_is_left_out(tmp_path: Path) -> None:
+    csv(tmp_path / "a.csv")
+    csv(tmp_path / "b.csv", end=0.0)
+    logs = tables.read(tmp_path, ReadOptions(map=MAP))
+    assert len(logs.episodes) == 1
+    assert any("b.csv has fewer than two rows: left out" in str(f) for f in logs.findings)
+
+
+def test_csv_rate_and_bounds_of_variants(tmp_path: Path) -> None:
+    for name in ("left", "right"):
+        (tmp_path / name).mkdir()
+        csv(tmp_path / name / "a.csv")
+    plain = {key: value for key, value in MAP.items() if key != "control_hz"}
+    both = {"variants": {"left": {"control_hz": 5}, "right": {"control_hz": 5}}}
+    logs = tables.read(tmp_path, ReadOptions(map={**plain, **both}))
+    assert ([len(e) for e in logs.episodes], logs.io.control_hz) == ([5, 5], 5.0)
+    for change in ({"control_hz": 5}, {"action": [{"column": "u", "scale": 0.2}]}):
+        with pytest.raises(BadData, match=r"left/a.csv and .*right/a.csv have another rate, or other actions"):
+            tables.read(tmp_path, ReadOptions(map={**MAP, "variants": {"right": change}}))
+
+
+def test_csv_names_that_nothing_reads_or_that_stand_twice_are_refused(tmp_path: Path) -> None:
+    plan = {**MAP, "action": [{"column": "u", "scal": 0.1}]}
+    with pytest.raises(
+        BadData, match=r"'action' has unknown entries \['scal'\]; there are column, name, offset, scale"
+    ):
+        tables.read(csv(tmp_path / "a.csv"), ReadOptions(map=plan))
+    with pytest.raises(BadData, match="has several columns called q; give each a name of its own"):
+        tables.read(csv(tmp_path / "a.csv", rows="t,q,w,u,c,q\n0,0,0,0,0,1\n1,0,0,0,0,1\n"), ReadOptions(map=MAP))
+
+
+def test_steps_keep_their_distance_at_times_since_1970() -> None:
+    times = tables.even_times(1.7e9, 1.7e9 + 1000.0, 1000.0)
+    assert (len(times), times[-1]) == (1_000_001, 1.7e9 + 1000.0)
+
+
+def test_names_in_capitals_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "A.CSV.GZ").write_bytes(gzip.compress(csv(tmp_path / "a.csv").read_bytes()))
+    assert len(formats.load(tmp_path / "A.CSV.GZ", map=MAP).episodes[0]) == 10
+    rows = {"observations": np.zeros((4, 2)), "actions": np.zeros((4, 1)), "rewards": np.arange(4.0)}
+    (tmp_path / "A.PKL").write_bytes(pickle.dumps([rows]))
+    assert len(formats.load(tmp_path / "A.PKL").episodes[0]) == 4
+
+
+def test_npz_rows_without_groups_keep_the_observation_after_the_last(tmp_path: Path) -> None:
+    rows = {"actions": np.zeros((3, 1)), "rewards": np.zeros(3), "timeouts": np.array([False, False, True])}
+    np.savez(tmp_path / "x.npz", observations=np.arange(4.0)[:, None], **rows)
+    (one,) = npz.read(tmp_path / "x.npz").episodes
+    assert one.obs["state"][:, 0].tolist() == [0, 1, 2, 3]
+    assert one.meta.get("final_obs_valid", True)
+
+
+def test_npz_index_is_looked_at(tmp_path: Path) -> None:
+    rows = {"obs": np.zeros((4, 1)), "action": np.zeros((4, 1)), "reward": np.zeros(4), "done": np.array([0, 1, 0, 1])}
+    np.savez(tmp_path / "x.npz", **rows, index=np.array([0, 3]))
+    assert any(
+        "1 ends before the last step of an episode: ignored" in str(f) for f in npz.read(tmp_path / "x.npz").findings
+    )
+    for wrong in ([0, 9], [2, 3], [0, 3, 1]):
+        np.savez(tmp_path / "x.npz", **rows, index=np.array(wrong))
+        with pytest.raises(BadData, match="expected the first row of every episode, from 0 to 4"):
+            npz.read(tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", **{key: value[:0] for key, value in rows.items()})
+    with pytest.raises(BadData, match=r"x\.npz has no rows"):
+        npz.read(tmp_path / "x.npz")
+
+
+def test_another_map_is_another_log(tmp_path: Path) -> None:
+    log, plan = csv(tmp_path / "a.csv"), tmp_path / "map.yaml"
+    for column in ("w", "c"):
+        plan.write_text(f"time: t\nstate: [{column}]\naction: [u]\n")
+        for named in (plan, str(plan)):
+            state = convert.convert_once(log, map=named).obs()
+        assert state[-1, 0] == (10.0 if column == "w" else 7.0)
+
+
+def test_pickled_arrays_of_any_layout_come_back(tmp_path: Path) -> None:
+    block = np.arange(24.0).reshape(4, 2, 3)
+    turned = {"obs": block.transpose(1, 0, 2), "act": block[:, :, 0].T, "some": block[::2]}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(turned, 5))
+    for name, value in plain_pickle.load(tmp_path / "x.pkl").items():
+        np.testing.assert_array_equal(value, turned[name])

@@ -283,6 +283,7 @@ def images(kind: str) -> Logs:
         "chw": rng.integers(0, 256, (301, 3, 6, 8), dtype=np.uint8),
         "range": rng.normal(size=(301, 6, 8, 3)).astype(np.float32),
         "layout": np.zeros((301, 3, 8, 3), np.uint8),
+        "depth": rng.integers(0, 5000, (301, 6, 8, 1)).astype(np.uint16),  # millimetres, which a byte does not hold
     }[kind]
     one = episode(1, 300)
     one = replace(one, obs={**one.obs, "image.top": frames})
@@ -296,6 +297,7 @@ def images(kind: str) -> Logs:
         ("double", r"are float64 in .*\(0.00035 GB as they are, 4.3e-05 GB as uint8\)", 1),
         ("chw", r"channels first; convert transposes them", 1),
         ("range", r"neither \[0, 1\] nor \[0, 255\]", 2),
+        ("depth", r"are uint16 in .*neither \[0, 1\] nor \[0, 255\]", 2),
         ("layout", "channels cannot be told from rows", 2),
     ],
 )

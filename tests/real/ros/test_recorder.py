@@ -115,9 +115,9 @@ def test_40_kill_in_mid_episode_costs_that_episode_and_control_goes_on(live, rec
     paths = session.episodes(record.folder)
     assert [path.name for path in paths] == ["episode_000000.hdf5"]
     assert len(session.read(paths[0])[0]["actions"]) > 20
-    assert bag.info(record.folder / "bags/episode_000000").topics["/joint_states"][1] > 20
+    assert len(list(bag.read(record.folder / "bags/episode_000000", "/joint_states".__eq__))) > 20
     with pytest.raises(ValueError, match="its recorder was killed"):
-        bag.info(record.folder / "bags/episode_000001")
+        next(bag.read(record.folder / "bags/episode_000001"))
     live.check_limits()
 
 
