@@ -218,7 +218,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     try:
         if {"-h", "--help"} & set(rest):
             chosen = [item for item in take_own(rest) if "=" in item]
-            wrong = find_wrong_name(config, chosen)
+            wrong = find_unreadable(chosen) or find_wrong_name(config, chosen)
             if wrong:
                 _refuse(wrong)
             print(page(config, chosen))
