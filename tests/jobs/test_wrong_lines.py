@@ -227,6 +227,8 @@ deploy robot_spec=desk_arm action_low=-1 -> give both or neither
 deploy robot_spec=desk_arm policy_path=runs/none -> policy_path is runs/none, which is no folder
 doctor ros desk_arm wigle=true -> did you mean wiggle?
 bench sac +foo=1 -> it takes no options
+train id=HalfCheetah-v5 -> add env=gym
+eval path=. id=HalfCheetah-v5 -> add env=gym
 design codes=[x] -- env=rich -> did you mean reach?
 design codes=[x] -- env=reach total_step=5 -> did you mean total_steps
 """
