@@ -144,6 +144,14 @@ def as_policy_option(item: str) -> str:
     return f"policy.{item}" if item.startswith("advantage=") else item
 
 
+def add_to_env_of_run(items: list[str]) -> list[str]:
+    """`env.KEY=VALUE` as Hydra takes options of the environment that a run brings, where none is chosen."""
+    keys = {item.partition("=")[0] for item in items}
+    if "path" not in keys or "env" in keys:
+        return items
+    return [f"+{item}" if item.startswith("env.") else item for item in items]
+
+
 def join_train_words(items: list[str]) -> list[str]:
     """What stands behind "--" as one list, train=[...]; its brackets and equal signs are not Hydra's affair."""
     if "--" not in items:
@@ -163,7 +171,7 @@ def find_unknown(verb: str, overrides: list[str]) -> str:
     """
     config = VERBS[verb].config
     groups = set(groups_of(config))
-    keys = {"hydra", "preset", *groups, *other_keys(config), *VERBS[verb].options().model_fields}
+    keys = {"hydra", *groups, *other_keys(config), *VERBS[verb].options().model_fields}
     written = find_slip(verb, overrides, keys, groups)
     if written:
         return written
@@ -223,8 +231,8 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
                 _refuse(wrong)
             print(page(config, chosen))
             return
-        if verb in ("eval", "export", "deploy"):
-            rest = [as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest]
+        if verb.startswith("eval") or verb in ("collect", "export", "deploy"):
+            rest = add_to_env_of_run([as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest])
         rest = take_own(rest)
         kept, rest = _resumed(rest), quote_signs(rest)
         flags = any(item.startswith("-") or item.lstrip("+").startswith("hydra") for item in rest)

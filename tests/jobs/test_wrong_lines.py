@@ -229,6 +229,7 @@ doctor ros desk_arm wigle=true -> did you mean wiggle?
 bench sac +foo=1 -> it takes no options
 train id=HalfCheetah-v5 -> add env=gym
 eval path=. id=HalfCheetah-v5 -> add env=gym
+check preset=Pendulum-v1 -> has no key 'preset'
 design codes=[x] -- env=rich -> did you mean reach?
 design codes=[x] -- env=reach total_step=5 -> did you mean total_steps
 """
