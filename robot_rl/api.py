@@ -165,7 +165,7 @@ def resume(run: PathLike, *, callback: Callback | None = None, **settings: objec
         CheckpointError: there is nothing to resume from.
         Refused: a run of another verb, an unknown option, one that a run keeps, or a value outside its range.
     """
-    folder = run_of(run)
+    folder = run_of(Path(run))
     kept = stored_config(folder)
     verb = refuse_other_verb(kept, folder, "train", "offline")
     groups = groups_of(verb)
