@@ -117,6 +117,8 @@ def _check_device(device: str) -> None:
 
 def plain(cfg: Any, *, missing: bool = False) -> Any:
     """Values without OmegaConf; `missing` leaves those out that have still to be given."""
+    if not OmegaConf.is_config(cfg):
+        return cfg
     if missing:
         cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if not OmegaConf.is_missing(cfg, key)])
     return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

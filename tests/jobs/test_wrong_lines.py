@@ -230,6 +230,10 @@ bench sac +foo=1 -> it takes no options
 train id=HalfCheetah-v5 -> add env=gym
 eval path=. id=HalfCheetah-v5 -> add env=gym
 check preset=Pendulum-v1 -> has no key 'preset'
+collect env=reach steps=100 out=x.hdf5 -> has no effect without level=
+collect env=reach level=random episodes=5 out=x.hdf5 -> has no effect with level=
+collect path=none noise=0.1 out=x.hdf5 -> a policy acts here
+critic eval path=[a,b] data=x -> takes one path
 design codes=[x] -- env=rich -> did you mean reach?
 design codes=[x] -- env=reach total_step=5 -> did you mean total_steps
 """
