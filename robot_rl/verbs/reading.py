@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build
 from robot_rl.checkpoint import read_config
 from robot_rl.types import Options
-from robot_rl.words import Refused
+from robot_rl.words import Refused, near
 
 READ = (
     "policy",
@@ -74,6 +74,18 @@ def run_of(path: str | Path) -> Path:
 def ends_at_success(config: DictConfig) -> bool:
     """Whether an episode of the run that this is the configuration of ended at its first success, as hil's do."""
     return config.get("task_reward") == "success"
+
+
+def robot_file(name: str) -> str:
+    """The path of a robot's file, by its name or path.
+
+    Raises:
+        Refused: there is none.
+    """
+    path = Path(build.tool("find_robot")(name)).expanduser()
+    if not path.is_file():
+        raise Refused(f"there is no robot '{name}'{near(name, ['desk_arm'])} (or give the path of its YAML)")
+    return str(path)
 
 
 def read_options(model: type[Options], cfg: DictConfig, verb: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -96,7 +95,7 @@ def _guard(verb: Verb, debug: bool, several: _Several) -> Callable[[DictConfig],
             if debug or cfg.debug:
                 traceback.print_exc()
             missing = missing_options(cfg, error)
-            answer.error(missing or message_of(error))
+            answer.error(missing or answer.message_of(error))
             begun = clear_refused()  # what fails on the way is no wrong request
             sys.exit(2 if missing or (isinstance(error, REFUSALS) and not begun) else 1)
 
@@ -115,28 +114,6 @@ def missing_options(cfg: DictConfig, error: BaseException | None) -> str:
     all_open = [key for key in sorted(OmegaConf.missing_keys(cfg)) if key.rpartition(".")[0] in groups] or [name]
     verb = "this has" if len(all_open) == 1 else "these have"
     return f"{verb} to be given: {' '.join(f'{key}=<...>' for key in all_open)}"
-
-
-def message_of(error: BaseException) -> str:
-    """The message of the innermost error that speaks to the user, without Hydra's wrapping."""
-    while error.__cause__ is not None and type(error).__name__ == "InstantiationException":
-        error = error.__cause__
-    text = str(error).strip()
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" ({error.filename})" if error.filename is not None else ""
-        return (
-            f"the disk is full{where}: free some space. What was written before is whole, and an interrupted run goes "
-            "on with resume=<its folder>"
-        )
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror.lower()}"
-    if isinstance(error, OSError) and error.errno is None and text:
-        return text
-    return (
-        text
-        if isinstance(error, (Refused, ValueError, RuntimeError, ImportError)) and text
-        else (f"{type(error).__name__}: {text or 'no message'} (add --debug for the traceback)")
-    )
 
 
 def as_policy_option(item: str) -> str:

@@ -234,6 +234,7 @@ collect env=reach steps=100 out=x.hdf5 -> has no effect without level=
 collect env=reach level=random episodes=5 out=x.hdf5 -> has no effect with level=
 collect path=none noise=0.1 out=x.hdf5 -> a policy acts here
 critic eval path=[a,b] data=x -> takes one path
+robot bounds fr4 -> there is no robot 'fr4'
 design codes=[x] -- env=rich -> did you mean reach?
 design codes=[x] -- env=reach total_step=5 -> did you mean total_steps
 """
