@@ -22,16 +22,16 @@ from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
 from robot_rl.types import AnyLearner, Callback, Policy, VecEnv
 from robot_rl.verbs.build import for_evaluation, load_policy, start_of
-from robot_rl.verbs.compose import choices, compose_verb
+from robot_rl.verbs.compose import choices, compose_verb, groups_of
 from robot_rl.verbs.hil_eval import evaluate_as_run
 from robot_rl.verbs.loaded_policy import LoadedPolicy
 from robot_rl.verbs.offline import offline_job
 from robot_rl.verbs.pictures import put_pictures
-from robot_rl.verbs.reading import plain, read_options, stored_config
+from robot_rl.verbs.reading import plain, read_options, refuse_other_verb, run_of, stored_config
 from robot_rl.verbs.robot import put_card
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.verbs.train import learner_of_init, train_job
-from robot_rl.words import Refused
+from robot_rl.words import Refused, near
 
 EnvLike = str | VecEnv
 """A name, or an environment of `make`."""
@@ -157,17 +157,24 @@ def resume(run: PathLike, *, callback: Callback | None = None, **settings: objec
     """Go on with an interrupted run of `train` or `offline`, exactly where its newest checkpoint stands.
 
     Args:
-        run: its folder.
+        run: its folder, or a checkpoint in it.
         callback: as of `train`.
         settings: what changes, such as total_steps or updates.
 
     Raises:
         CheckpointError: there is nothing to resume from.
-        Refused: an unknown option, or a value outside its range.
+        Refused: a run of another verb, an unknown option, one that a run keeps, or a value outside its range.
     """
-    folder = Path(run)
+    folder = run_of(Path(run))
     kept = stored_config(folder)
-    verb = "offline" if "updates" in kept else "train"
+    verb = refuse_other_verb(kept, folder, "train", "offline")
+    groups = groups_of(verb)
+    known = {*groups, *OPTIONS[verb]().model_fields}
+    for key, value in settings.items():
+        if key not in known:
+            raise Refused(f"robot_rl has no option '{key}' here{near(key, known)}")
+        if key in (*groups, "robot", "id") and not isinstance(value, Mapping):
+            raise Refused(f"{key}={value}: a resumed run keeps its {key}; start a new run")
     cfg: Any = OmegaConf.merge(kept, settings, {"resume": str(folder)})
     _trust(cfg)
     read_options(OPTIONS[verb](), cfg, verb)

@@ -179,8 +179,10 @@ def _put(path: Path, name: str, table: Mapping[str, Any]) -> None:
     lines, first, last = text.splitlines(), None, None
     for key, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
         if key.value == name:
-            first, end = key.start_mark.line, value.end_mark
-            last = end.line + (end.column > 0)
+            first = key.start_mark.line
+            while isinstance(value, yaml.CollectionNode) and not value.flow_style and value.value:
+                value = value.value[-1][-1] if isinstance(value, yaml.MappingNode) else value.value[-1]
+            last = value.end_mark.line + (value.end_mark.column > 0)  # of a block it lies behind the comments after it
     first = len(lines) if first is None else first
     made = [*lines[:first], f"{name}:", *rows, *lines[first if last is None else max(last, first + 1) :]]
     _replace(path, "\n".join(made) + "\n")

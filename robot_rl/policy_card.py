@@ -31,7 +31,7 @@ def read(path: Path) -> PolicyCard:
         Refused: not YAML, or a key that is unknown, missing or holds a wrong value.
     """
     try:
-        return PolicyCard(**read_table(path))
+        return PolicyCard.model_validate({str(key): value for key, value in read_table(path).items()})
     except TableError as error:
         raise Refused(str(error)) from error
     except ValueError as error:
@@ -77,7 +77,10 @@ def read_description(path: Path) -> dict[str, Any]:
     strange = [str(key) for key in table if key not in (*_NEEDED, *_IDLE, "max_cmd")]
     if strange:
         raise Refused(f"{path}: {strange[0]} means nothing in the layout of {LAYOUT}{near(strange[0], _NEEDED)}")
-    count, terms = int(table["num_actions"]), 9 + 3 * int(table["num_actions"]) + 2
+    count = table["num_actions"]
+    if type(count) is not int:
+        raise Refused(f"{path}: num_actions is {count}, expected a whole number")
+    terms = 9 + 3 * count + 2
     for key in ("kps", "kds", "default_angles"):
         if not isinstance(table[key], list) or len(table[key]) != count:
             raise Refused(f"{path}: {key} is {table[key]}, expected {count} numbers: num_actions")

@@ -92,7 +92,9 @@ class Wandb:
             raise ValueError(f"track.mode is '{mode}', expected online, offline or disabled")
         wandb = require("wandb")
         os.environ.setdefault("WANDB_SILENT", "true")
-        run_id = Path(folder).resolve().name.replace(" ", "_")[-64:]
+        place = Path(folder).resolve()  # runs of a sweep are called 0, 1, …, in each sweep
+        name_of_run = f"{place.parent.name}_{place.name}" if place.name.isdigit() else place.name
+        run_id = name_of_run.replace(" ", "_")[-64:]
         try:
             self._run = wandb.init(
                 project=project,

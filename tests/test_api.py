@@ -93,6 +93,17 @@ def test_the_code_on_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pyte
         assert exec(code.replace("steps=10_000", "steps=150, video_episodes=0, final_episodes=1"), {}) is None
 
 
+def test_what_a_run_that_goes_on_does_not_take_is_refused(run: rr.RunResult, tmp_path: Path):
+    (checkpoint,) = (run.folder / "checkpoints").glob("step_*")
+    with pytest.raises(Refused, match="no option 'total_step' here; did you mean total_steps"):
+        rr.resume(run, total_step=400)
+    with pytest.raises(Refused, match="env=pick: a resumed run keeps its env"):
+        rr.resume(checkpoint, env="pick")
+    (tmp_path / "config.yaml").write_text("human: {name: scripted}\ninit: null\n")
+    with pytest.raises(Refused, match=f"is a run of robot-rl hil, and goes on with robot-rl hil resume={tmp_path}"):
+        rr.resume(tmp_path)
+
+
 def test_a_callback_hears_every_row_and_ends_the_run_in_good_order(tmp_path: Path):
     heard: list[int] = []
 

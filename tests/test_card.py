@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl import card
-from robot_rl.types.card import DEFAULTS, Card
+from robot_rl import card, policy_card
+from robot_rl.types.card import DEFAULTS, CameraCard, Card
+from robot_rl.words import Refused
 
 TEXT = """
 name: two
@@ -79,3 +80,20 @@ def test_card_that_is_written_is_read_as_it_was_and_an_older_one_stays(tmp_path:
     with pytest.raises(card.CardError, match="exists"):
         card.write(found, again)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.yaml", "two.yaml"]
+
+
+def test_a_camera_is_put_onto_a_card_without_the_loss_of_a_line(tmp_path: Path) -> None:
+    cameras = "cameras:\n  front:\n    topic: a\n    type: sensor_msgs/Image\n"
+    path = written(tmp_path, TEXT + cameras + "\n# why it brakes\nstatus: {}\n")
+    card.put_camera(path, "wrist", CameraCard(topic="b", type="sensor_msgs/Image"))
+    assert path.read_text().endswith("\n\n# why it brakes\nstatus: {}\n")
+    assert list(card.read(path).cameras) == ["front", "wrist"]
+
+
+def test_a_policys_card_with_numbers_for_names_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "io.yaml").write_text("1: 2\n")
+    with pytest.raises(Refused, match=r"io\.yaml"):
+        policy_card.read(tmp_path / "io.yaml")
+    (tmp_path / "g1.yaml").write_text("".join(f"{key}: [1]\n" for key in policy_card._NEEDED))
+    with pytest.raises(Refused, match=r"num_actions is \[1\], expected a whole number"):
+        policy_card.read_description(tmp_path / "g1.yaml")

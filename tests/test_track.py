@@ -94,6 +94,14 @@ def test_wandb_heeds_its_variable_and_says_how_to_go_without_a_key(
         track.wandb(str(tmp_path))
 
 
+def test_runs_of_two_sweeps_are_two_runs_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb, ids = pytest.importorskip("wandb", reason="the extra [track] is not installed"), []
+    monkeypatch.setattr(wandb, "init", lambda **how: ids.append(how["id"]))
+    for folder in ("2026-01-01/0", "2026-01-02/0", "2026-01-02/0", "2026_reach"):
+        track.Wandb(tmp_path / folder)
+    assert ids == ["2026-01-01_0", "2026-01-02_0", "2026-01-02_0", "2026_reach"]
+
+
 def test_wandb_unknown_mode_lists_the_valid_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="online, offline or disabled"):
         track.Wandb(tmp_path, mode="on")

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from robot_rl.policies.nets.progress import U_MIN
+from robot_rl.policies.vla.interface import FLAT
 from robot_rl.types import Options, StateDict
 from robot_rl.types.options import Count, NotNegative, Number, Share
 
@@ -192,10 +193,8 @@ class CriticReward:
             return
         for i in which.tolist():
             self._sentences[i] = sentences[i]
-        self._pictures[which] = pictures[which]
         self._u[:, which], self._age[which], self._run[which], self._met[which] = 0.0, 0, 0, False
-        if self.o.anchor:
-            self._from[:, which] = np.stack([_log_progress(said.value) for said in self._ask(which, pictures)])
+        self._begin(which, pictures)
 
     def step(
         self, pictures: np.ndarray, terminated: np.ndarray, ended: np.ndarray
@@ -229,6 +228,12 @@ class CriticReward:
             reward = step if self.o.mode == "dlogw" else np.sign(self._share) * -np.expm1(-np.abs(self._share))
         return self.o.kappa * reward + self.o.done_reward * self._met, self._met.copy(), over
 
+    def _begin(self, rows: np.ndarray, pictures: np.ndarray) -> None:
+        """Take these pictures for the first ones."""
+        self._pictures[rows] = pictures[rows]
+        if self.o.anchor:
+            self._from[:, rows] = np.stack([_log_progress(said.value) for said in self._ask(rows, pictures)])
+
     def _ask(self, rows: np.ndarray, pictures: np.ndarray) -> list[Any]:
         """Every member's answer."""
         sentences = [self._sentences[i] for i in rows]
@@ -255,6 +260,10 @@ class CriticReward:
         self._met[rows] = (self._run[rows] >= self.o.held) & (self.progress[rows] > self.o.value)
         seen = rows[valid]
         self._pictures[seen] = pictures[seen]  # after a covered lens the next pair begins at the last answer
+        lost = rows[~valid]
+        blank = lost[self._pictures[lost].std(axis=(1, 2, 3)) < FLAT]
+        if len(blank):  # a first picture that shows nothing has no answer with any other
+            self._begin(blank, pictures)
 
     def state_dict(self) -> StateDict:
         """Exact continuation."""

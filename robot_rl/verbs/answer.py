@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -115,6 +116,28 @@ def leave_interrupted(verb: str, folder: Path) -> NoReturn:
     sys.exit(130)
 
 
+def message_of(error: BaseException) -> str:
+    """The message of the innermost error that speaks to the user, without Hydra's wrapping."""
+    while error.__cause__ is not None and type(error).__name__ == "InstantiationException":
+        error = error.__cause__
+    text = str(error).strip()
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({error.filename})" if error.filename is not None else ""
+        return (
+            f"the disk is full{where}: free some space. What was written before is whole, and an interrupted run goes "
+            "on with resume=<its folder>"
+        )
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
+    if isinstance(error, OSError) and error.errno is None and text:
+        return text
+    return (
+        text
+        if isinstance(error, (Refused, ValueError, RuntimeError, ImportError)) and text
+        else (f"{type(error).__name__}: {text or 'no message'} (add --debug for the traceback)")
+    )
+
+
 def code_of(work: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
     """What is asked without a configuration, as a verb: its refusals and a Ctrl-C become words and an exit code."""
 
@@ -125,7 +148,7 @@ def code_of(work: Callable[[list[str]], int | None]) -> Callable[[list[str]], in
         except BrokenPipeError:  # robot-rl … | head, which `robot_rl.cli` hears of
             raise
         except (Refused, ValueError, OSError, RuntimeError, ImportError) as found:
-            error(str(found))
+            error(message_of(found))
             return 1 if isinstance(found, ImportError) else 2
         except KeyboardInterrupt:
             again = "" if folder() is None else f"; continue with the same command and --folder={folder()}"

@@ -26,7 +26,7 @@ from robot_rl.onnx_policy import FILES, OnnxPolicy, exported, graph_of, read_io
 from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, VecEnv
-from robot_rl.verbs.reading import plain, read_options, run_of, stored_config
+from robot_rl.verbs.reading import plain, read_options, refuse_other_verb, run_of, stored_config
 from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
 
@@ -292,8 +292,9 @@ def begin(
 
     folder = run_of(cfg.resume)
     kept = stored_config(folder)
+    refuse_other_verb(kept, folder, verb)
     changes = [item.lstrip("+") for item in HydraConfig.get().overrides.task if not item.startswith("resume=")]
-    groups = (*groups, "robot")
+    groups = (*groups, "robot", "id")
     fixed = [item for item in changes if item.split("=")[0].lstrip("~") in groups]
     if fixed:
         names = ", ".join(groups[:-1]) + " and " + groups[-1]

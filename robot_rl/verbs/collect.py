@@ -30,7 +30,7 @@ from robot_rl.verbs.collect_episodes import (
 from robot_rl.verbs.collect_levels import LevelOptions, collect_level
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Machine
-from robot_rl.verbs.reading import stored_config
+from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
 
 FILES = {".csv", ".json", ".jsonl", ".mat", ".mcap", ".npy", ".npz", ".parquet", ".pkl", ".pickle", ".txt", ".zip"}
@@ -52,10 +52,35 @@ class CollectOptions(Machine, Env, ActionMeaning, LevelOptions, OperatorOptions,
     """Discount per control step."""
 
 
+GRADED = {"medium_path", *LevelOptions.model_fields} - {"level", "noise", "seed"}
+"""Options that go with level= alone."""
+OPERATED = set(OperatorOptions.model_fields) - {"seed"}
+"""Options of the scripted expert."""
+
+
+def refuse_idle(cfg: DictConfig) -> None:
+    """Refuse what was set and would do nothing.
+
+    Raises:
+        Refused: names the option and what it goes with.
+    """
+    fields = CollectOptions.model_fields
+    changed = [name for name, field in fields.items() if name in cfg and plain(cfg[name]) != field.default]
+    if cfg.level is not None:
+        kept, said = (OPERATED - {"noise"}) | set(KeepOptions.model_fields), "has no effect with level="
+    elif cfg.path is not None or cfg.get("policy") is not None:
+        kept, said = OPERATED | GRADED, "is of the scripted expert or goes with level=, and a policy acts here"
+    else:
+        kept, said = GRADED, "has no effect without level="
+    if idle := [name for name in changed if name in kept]:
+        raise Refused(f"{idle[0]} {said}; leave it out")
+
+
 def collect(cfg: DictConfig) -> None:
     """Record episodes to a file or folder."""
 
     threads(cfg)
+    refuse_idle(cfg)
     out = Path(cfg.out)
     if out.suffix in FILES:
         raise Refused(
@@ -89,8 +114,8 @@ def collect(cfg: DictConfig) -> None:
         return
     work = out.with_name(f".{out.name}.work")  # every episode as it ends; the same call goes on from there
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
-    plain = {key: value for key, value in settings.items() if key not in ("out", "device", "threads", "debug")}
-    begin_work(work, json.loads(json.dumps(plain, default=str)))
+    facts = {key: value for key, value in settings.items() if key not in ("out", "device", "threads", "debug")}
+    begin_work(work, json.loads(json.dumps(facts, default=str)))
     try:
         with answer.bar(cfg.episodes, "episode") as bar:
             episodes = keep_steps(

@@ -19,12 +19,13 @@ from typing import Annotated, Any
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from robot_rl import build, extras
 from robot_rl.verbs.packaged import composed
@@ -220,20 +221,30 @@ def find_wrong_value(config: str, items: Sequence[str]) -> str:
     """What is wrong with the first of several values of an option (-m seed=0,1), or ""; they would fail late."""
     fields = OPTIONS[config]().model_fields
     for item in items if {"-m", "--multirun"} & set(items) else ():
-        key, _, several = item.partition("=")
-        if key not in fields or "," not in several or several[0] in "[{'\"":
+        field = fields.get(item.partition("=")[0])
+        plain = [value for value in _values(item) if not isinstance(value, list | dict)] if field is not None else []
+        if field is None or not plain:
             continue
-        field = fields[key]
         kind: Any = field.annotation
         if field.metadata:
             kind = Annotated.__class_getitem__((kind, *field.metadata))  # type: ignore[attr-defined]
-        check = TypeAdapter(kind)
-        for value in several.split(","):
+        check = TypeAdapter(kind, config=ConfigDict(coerce_numbers_to_str=True))
+        for value in plain:
             try:
                 check.validate_python(value)
             except ValidationError:
-                return f"{key} is '{value}' in one of the runs, expected {expected(field)}"
+                return f"{item.partition('=')[0]} is '{value}' in one of the runs, expected {expected(field)}"
     return ""
+
+
+def _values(item: str) -> list[Any]:
+    """What `key=a,b`, `key=choice(a,b)` or `key=range(a,b)` gives to one run after the other; else the only value."""
+    override = OverridesParser.create().parse_override(item)
+    whole: Any = override.value()
+    if isinstance(whole, Glob):
+        return whole.filter(choices(override.key_or_group)) or [item.partition("=")[2]]
+    values: list[Any] = list(override.sweep_iterator()) if override.is_discrete_sweep() else [whole]
+    return [value.text if isinstance(value, QuotedString) else value for value in values]
 
 
 def find_wrong_name(config: str, items: Sequence[str], kept: DictConfig | None = None) -> str:
@@ -249,7 +260,7 @@ def find_wrong_name(config: str, items: Sequence[str], kept: DictConfig | None =
     groups = set(groups_of(config))
     chosen, options = [], []
     for item in items:
-        key, equals, value = item.partition("=")
+        key, equals, _ = item.partition("=")
         group = key.split("@")[0]
         if not equals or key[0] in "+~-" or key.startswith("hydra"):
             continue
@@ -257,10 +268,11 @@ def find_wrong_name(config: str, items: Sequence[str], kept: DictConfig | None =
             if "." in key:
                 options.append(key)
             continue
-        for name in value.split(","):
+        names = ["null" if name is None else str(name) for name in _values(item)]
+        for name in names:
             if name not in ("null", OWN) and name not in choices(group):
                 return f"there is no {group} '{name}'{near(name, choices(group))}"
-        chosen.append(f"{key}={value.split(',')[0]}")
+        chosen.append(f"{key}={names[0]}")
     if not options:
         return ""
     node = composed(config, chosen) if kept is None else kept

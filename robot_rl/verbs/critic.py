@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from robot_rl import build, checkpoint
+from robot_rl.atomic import new_folder
 from robot_rl.types.options import Count, NotNegative, Part, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs import critic_clips as job
@@ -133,6 +134,8 @@ def _eval(cfg: DictConfig) -> None:
     from robot_rl.checkpoint import write_json
 
     _need(cfg, path="run of critic train", data="folder of clips")
+    if not isinstance(cfg.path, str):
+        raise Refused("critic eval takes one path=<run of critic train>; several are an ensemble of critic label")
     learner = load_critic(Path(cfg.path), str(cfg.device))
     arrays, facts = job.load_clips(Path(cfg.data))
     if facts["hash"] == checkpoint.read_meta(checkpoint.find(Path(cfg.path)))["clips"]["hash"]:
@@ -173,7 +176,8 @@ def _label(cfg: DictConfig) -> None:
     logs = formats.load(cfg.data)
     options = settings_of(job.LabelledOptions, cfg)
     ends, truths = [], []
-    with recorder.Recorder(out) as writer, tqdm(logs.episodes, unit="episode", file=sys.stderr) as bar:
+    bar = tqdm(logs.episodes, unit="episode", file=sys.stderr)
+    with bar, new_folder(out) as whole, recorder.Recorder(whole) as writer:
         for episode in bar:
             # a reference takes the place of the log's own sentences; a sentence given here stands beside it
             own = episode.meta.get("instruction") if cfg.reference is None else ""

@@ -15,8 +15,8 @@ from robot_rl import build
 from robot_rl.types.options import Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.options import VerbOptions
-from robot_rl.verbs.reading import plain
-from robot_rl.words import Refused, near
+from robot_rl.verbs.reading import plain, robot_file
+from robot_rl.words import Refused
 
 
 @cache
@@ -62,9 +62,7 @@ def deploy(cfg: DictConfig) -> None:
         )
     if cfg.world:
         build.find("world", str(cfg.world))
-    if not Path(build.tool("find_robot")(str(cfg.robot_spec))).expanduser().is_file():
-        hint = near(str(cfg.robot_spec), ["desk_arm"])
-        raise Refused(f"there is no robot '{cfg.robot_spec}'{hint} (or give robot_spec=<path of its YAML>)")
+    robot_file(str(cfg.robot_spec))
     fields = build.options_of("graph", build.find("graph", "processes")).model_fields
     options = {"name": "processes", **plain(OmegaConf.masked_copy(cfg, list(fields)))}
     options["policy_path"] = options["policy_path"] or ""

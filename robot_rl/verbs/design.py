@@ -21,7 +21,9 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
 from robot_rl.verbs.options import VerbOptions
 from robot_rl.verbs.packaged import composed
-from robot_rl.verbs.reading import plain
+from robot_rl.verbs.pictures import put_pictures
+from robot_rl.verbs.reading import plain, read_options
+from robot_rl.verbs.robot import put_card
 from robot_rl.words import Refused
 
 ATTEMPTS = "attempts.json"
@@ -284,8 +286,24 @@ def design(cfg: DictConfig) -> None:
 
 
 def _interface(overrides: list[str]) -> Any:
-    """The passport of the world that would be trained in."""
-    made = composed("train", overrides)
+    """The passport of the world that would be trained in.
+
+    Raises:
+        Refused: what robot-rl train would say of these words.
+    """
+    from robot_rl.verbs.compose import find_unreadable, find_wrong_name, quote_signs, take_own  # they know all verbs
+    from robot_rl.verbs.start import as_policy_option, find_unknown
+    from robot_rl.verbs.train import TrainOptions
+
+    words = quote_signs(take_own([as_policy_option(item) for item in overrides]))
+    wrong = find_unknown("train", words) or find_unreadable(words) or find_wrong_name("train", words)
+    if wrong:
+        raise Refused(wrong)
+    made = composed("train", words)
+    OmegaConf.set_struct(made, False)
+    read_options(TrainOptions, made, "train")
+    put_card(made)
+    put_pictures(made)
     env = build.make("engine", plain(made.env), num_envs=1, seed=0, device="cpu")
     try:
         return env.io

@@ -24,9 +24,9 @@ from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Device, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.reading import read_named, read_words
+from robot_rl.verbs.reading import read_named, read_words, robot_file
 from robot_rl.version import VERSION
-from robot_rl.words import Refused, near
+from robot_rl.words import Refused
 
 _RENDER = (
     "import mujoco; m = mujoco.MjModel.from_xml_string("
@@ -148,11 +148,8 @@ def doctor_ros(arguments: list[str]) -> int:
     """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3] [wiggle=true]."""
     say = "robot: robot-rl doctor ros <path of its YAML, or a name such as desk_arm>"
     name, options = read_named(RosDoctorOptions, arguments, "doctor ros", say)
-    spec = build.tool("find_robot")(name)
-    if not Path(spec).expanduser().is_file():
-        raise Refused(f"there is no robot '{name}'{near(name, ['desk_arm'])} (or give the path of its YAML)")
     examine = build.tool("examine_robot")
-    found = examine(spec, namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
+    found = examine(robot_file(name), namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
     answer.note(problems=list(found.problems), report=found.text())
     print(found.text())
     return 1 if found.problems else 0

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl import checkpoint, curves
 from robot_rl.checkpoint import write_json
 from robot_rl.loops import fas
 from robot_rl.types.options import Count, Discount, Number, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import env_factory, load_policy, run_folder, threads
+from robot_rl.verbs.build import env_factory, in_env_of, load_policy, run_folder, threads
 from robot_rl.verbs.logs import ActionMeaning
 from robot_rl.verbs.options import Env, Folders, Machine
 from robot_rl.verbs.reading import stored_config
@@ -45,10 +44,7 @@ def evaluate_intervals(cfg: DictConfig) -> None:
     for given in paths:
         path = checkpoint.find(Path(given))
         run_config = stored_config(path)
-        env_config = run_config.get("env") if cfg.get("env") is None else cfg.env
-        if env_config is None:
-            raise Refused("this run was trained without an environment; add env=…")
-        here: Any = OmegaConf.merge(cfg, {"env": env_config})
+        here = in_env_of(cfg, run_config)
         largest, offset = _scale_of(here)
         env = env_factory(here).plain(cfg.num_envs, cfg.seed, False)
         policy = load_policy(here, run_config, path, env.io)

@@ -385,6 +385,8 @@ class HilJob:
         if s.use_best and s.eval_every and kept.best() and not self._asked():
             self._run.result = None  # a block that chose is not the one that is reported, however long it was
             now = self.evaluate(s.eval_episodes).metrics()["eval/success"]
+            if self._asked():  # cut short by whoever wants to stop: it chooses nothing
+                return
             best = kept.best()
             kept.choose_best(now < best["rank"][0])
             if now < best["rank"][0]:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build
 from robot_rl.checkpoint import read_config
 from robot_rl.types import Options
-from robot_rl.words import Refused
+from robot_rl.words import Refused, near
 
 READ = (
     "policy",
@@ -36,6 +36,35 @@ def stored_config(folder: Path) -> DictConfig:
     return OmegaConf.create(read_config(folder))
 
 
+_MARKS = {
+    "hil": "human",
+    "offline": "top_fraction",
+    "critic": "critic",
+    "classify": "classifier",
+    "prefer": "preference",
+    "train": "init",
+}
+"""Verb -> what its configuration alone has, of those before it."""
+
+
+def refuse_other_verb(config: DictConfig, folder: Path, *verbs: str) -> str:
+    """Which of the verbs goes on with a run.
+
+    Args:
+        config: of the run.
+        folder: of it.
+        verbs: that may.
+
+    Raises:
+        Refused: it is a run of another one.
+    """
+    made = next((verb for verb, mark in _MARKS.items() if mark in config), verbs[0])
+    if made not in verbs:
+        verb = "critic train" if made == "critic" else made
+        raise Refused(f"{folder} is a run of robot-rl {verb}, and goes on with robot-rl {verb} resume={folder}")
+    return made
+
+
 def run_of(path: str | Path) -> Path:
     """The run folder that a checkpoint folder lies in; any other folder is its own."""
     given = Path(path)
@@ -47,6 +76,18 @@ def ends_at_success(config: DictConfig) -> bool:
     return config.get("task_reward") == "success"
 
 
+def robot_file(name: str) -> str:
+    """The path of a robot's file, by its name or path.
+
+    Raises:
+        Refused: there is none.
+    """
+    path = Path(build.tool("find_robot")(name)).expanduser()
+    if not path.is_file():
+        raise Refused(f"there is no robot '{name}'{near(name, ['desk_arm'])} (or give the path of its YAML)")
+    return str(path)
+
+
 def read_options(model: type[Options], cfg: DictConfig, verb: str) -> None:
     """Check the options of a verb, its groups aside, and keep them as they were read: 1e3 is 1000.
 
@@ -56,13 +97,20 @@ def read_options(model: type[Options], cfg: DictConfig, verb: str) -> None:
         verb: what it is called.
 
     Raises:
-        Refused: a value of another type or outside its range, one that is missing, or a device that is not here.
+        Refused: a value of another type or outside its range, one that is missing, a device that is not here, or a task
+            by id in an environment that has none.
     """
     given: Any = OmegaConf.to_container(cfg, resolve=False)
     values = {key: given[key] for key in model.model_fields if given.get(key, "???") != "???"}
     options = build.check(model, values, "", f"robot-rl {verb}")
     for key, value in options:
         cfg[key] = build.plain(value)
+    task, env = given.get("id"), str(given.get("env"))
+    if task is not None and not given.get("resume") and "${id}" not in env and str(task) not in env:
+        raise Refused(
+            f"id={task} is the task of env=gym, dm_control, fetch, metaworld, robosuite or isaac_lab, and none of them "
+            "is chosen: add env=gym, or leave id out"
+        )
     if "device" in values:
         _check_device(str(values["device"]))
     for kind in READ:
@@ -81,6 +129,8 @@ def _check_device(device: str) -> None:
 
 def plain(cfg: Any, *, missing: bool = False) -> Any:
     """Values without OmegaConf; `missing` leaves those out that have still to be given."""
+    if not OmegaConf.is_config(cfg):
+        return cfg
     if missing:
         cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if not OmegaConf.is_missing(cfg, key)])
     return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

@@ -40,7 +40,7 @@ def rewarded_factory(cfg: DictConfig) -> EnvMaker:
         from robot_rl.loops.rewarded import Rewarded
 
         node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
-        shown = cfg.env.get("cameras")
+        shown = shown_cameras(cfg)
         hide = shown is not None and camera not in shown
         if hide:  # pictures for the critic alone, of its size, no more often than it looks
             node |= {"cameras": [*(shown or ()), camera], "camera_size": list(judge.meta.image_size)}
@@ -53,6 +53,15 @@ def rewarded_factory(cfg: DictConfig) -> EnvMaker:
     return replace(without, make=make)
 
 
+def shown_cameras(cfg: DictConfig) -> list[str] | None:
+    """Cameras whose pictures the policy sees; None where the environment takes none."""
+    shown = cfg.env.get("cameras")
+    if shown == "own":
+        world = build.make("world", plain(cfg.env.world), where="env.world")
+        return list(build.tool("world_parts")(world).policy_cameras)
+    return shown if shown is None else list(shown)
+
+
 def watched_factory(cfg: DictConfig, options: Mapping[str, object], without: EnvMaker) -> EnvMaker:
     """The same with the reward of `options`."""
     found: list[float] = []
@@ -63,7 +72,7 @@ def watched_factory(cfg: DictConfig, options: Mapping[str, object], without: Env
 
         reward = build.make("rewarder", options, seed=cfg.seed)
         node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
-        shown = cfg.env.get("cameras")
+        shown = shown_cameras(cfg)
         new = [camera for camera in reward.cameras if shown is not None and camera not in shown]
         if new:  # pictures for the reward alone
             node["cameras"] = [*(shown or ()), *new]

@@ -14,6 +14,7 @@ from robot_rl import build, card
 from robot_rl.types import Options
 from robot_rl.types.card import Card
 from robot_rl.types.options import NotNegative, Positive
+from robot_rl.verbs.reading import robot_file
 from robot_rl.words import Refused
 
 
@@ -40,9 +41,9 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
         options: see there.
 
     Raises:
-        Refused: no joint was heard.
+        Refused: there is no such robot, or no joint was heard.
     """
-    path = build.tool("find_robot")(name)
+    path = robot_file(name)
     robot = build.tool("robot_class").load(path)
     own = card.in_file(Path(path))
     forward, site = _forward(own, robot, options)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from robot_rl import build
 from robot_rl.types import Options
 from robot_rl.types.options import Number, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.reading import read_named
-from robot_rl.words import Refused
+from robot_rl.verbs.reading import read_named, robot_file
 
 
 class SteerOptions(Options):
@@ -33,15 +30,12 @@ def steer(arguments: list[str]) -> None:
     """Steer a robot whose deployment is up.
 
     Raises:
-        Refused: no such robot.
+        Refused: there is no such robot.
         ValueError: it takes no velocities, nobody listens, or it was stopped on its way.
     """
     say = "robot: robot-rl robot steer my_go2 x=0.5 seconds=10"
     name, options = read_named(SteerOptions, arguments, "robot steer", say)
-    path = build.tool("find_robot")(name)
-    if not Path(path).expanduser().is_file():
-        raise Refused(f"there is no robot '{name}'; give its name, or the path of its YAML")
-    robot = build.tool("robot_class").load(path)
+    robot = build.tool("robot_class").load(robot_file(name))
     wanted = (options.x, options.y, options.turn)
     found = build.tool("steer")(
         robot, wanted, seconds=options.seconds, patience=options.patience, namespace=options.namespace

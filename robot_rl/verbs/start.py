@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -96,7 +95,7 @@ def _guard(verb: Verb, debug: bool, several: _Several) -> Callable[[DictConfig],
             if debug or cfg.debug:
                 traceback.print_exc()
             missing = missing_options(cfg, error)
-            answer.error(missing or message_of(error))
+            answer.error(missing or answer.message_of(error))
             begun = clear_refused()  # what fails on the way is no wrong request
             sys.exit(2 if missing or (isinstance(error, REFUSALS) and not begun) else 1)
 
@@ -117,31 +116,17 @@ def missing_options(cfg: DictConfig, error: BaseException | None) -> str:
     return f"{verb} to be given: {' '.join(f'{key}=<...>' for key in all_open)}"
 
 
-def message_of(error: BaseException) -> str:
-    """The message of the innermost error that speaks to the user, without Hydra's wrapping."""
-    while error.__cause__ is not None and type(error).__name__ == "InstantiationException":
-        error = error.__cause__
-    text = str(error).strip()
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" ({error.filename})" if error.filename is not None else ""
-        return (
-            f"the disk is full{where}: free some space. What was written before is whole, and an interrupted run goes "
-            "on with resume=<its folder>"
-        )
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror.lower()}"
-    if isinstance(error, OSError) and error.errno is None and text:
-        return text
-    return (
-        text
-        if isinstance(error, (Refused, ValueError, RuntimeError, ImportError)) and text
-        else (f"{type(error).__name__}: {text or 'no message'} (add --debug for the traceback)")
-    )
-
-
 def as_policy_option(item: str) -> str:
     """`advantage=NAME` as the option of the policy that it is, so that a policy without one refuses it."""
     return f"policy.{item}" if item.startswith("advantage=") else item
+
+
+def add_to_env_of_run(items: list[str]) -> list[str]:
+    """`env.KEY=VALUE` as Hydra takes options of the environment that a run brings, where none is chosen."""
+    keys = {item.partition("=")[0] for item in items}
+    if "path" not in keys or "env" in keys:
+        return items
+    return [f"+{item}" if item.startswith("env.") else item for item in items]
 
 
 def join_train_words(items: list[str]) -> list[str]:
@@ -163,7 +148,7 @@ def find_unknown(verb: str, overrides: list[str]) -> str:
     """
     config = VERBS[verb].config
     groups = set(groups_of(config))
-    keys = {"hydra", "preset", *groups, *other_keys(config), *VERBS[verb].options().model_fields}
+    keys = {"hydra", *groups, *other_keys(config), *VERBS[verb].options().model_fields}
     written = find_slip(verb, overrides, keys, groups)
     if written:
         return written
@@ -218,13 +203,13 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
     try:
         if {"-h", "--help"} & set(rest):
             chosen = [item for item in take_own(rest) if "=" in item]
-            wrong = find_wrong_name(config, chosen)
+            wrong = find_unreadable(chosen) or find_wrong_name(config, chosen)
             if wrong:
                 _refuse(wrong)
             print(page(config, chosen))
             return
-        if verb in ("eval", "export", "deploy"):
-            rest = [as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest]
+        if verb.startswith("eval") or verb in ("collect", "export", "deploy"):
+            rest = add_to_env_of_run([as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest])
         rest = take_own(rest)
         kept, rest = _resumed(rest), quote_signs(rest)
         flags = any(item.startswith("-") or item.lstrip("+").startswith("hydra") for item in rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shlex
 import signal
@@ -381,7 +382,7 @@ class OptionSearch:
         value = json.loads((made / "evaluation.json").read_text()).get(self.options.metric)
         if value is None:
             raise Refused(f"the evaluation at the end of {made} has no {self.options.metric}; set --metric")
-        return float(value)
+        return float(value) if math.isfinite(value) else None
 
     def _end(self, candidate: OptionCandidate, state: TrialState) -> bool:
         complete = state == self.states.COMPLETE

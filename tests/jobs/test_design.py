@@ -12,7 +12,7 @@ import pytest
 
 from robot_rl.expression import Expression, ProgramError
 from robot_rl.policies.reward.program_proposer import Listed, ModelProposer, programs
-from robot_rl.verbs.design import Attempt, by_person, by_score, search
+from robot_rl.verbs.design import Attempt, _interface, by_person, by_score, search
 
 WIDTHS = {"x": 1, "v": 2}
 
@@ -114,6 +114,17 @@ def test_programs_are_read_out_of_blocks() -> None:
     assert programs("```python\na\nb\n``` and ``` c ``` ``` ```") == ["a\nb", "c"]
     with pytest.raises(ValueError, match="goal is empty"):
         ModelProposer(Writer(), " ", WIDTHS)
+
+
+def test_rewards_are_designed_for_a_task_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(
+        "import gymnasium, numpy as np\n"
+        "class MyTask(gymnasium.Env):\n"
+        "    observation_space, action_space = (gymnasium.spaces.Box(-1, 1, (n,), np.float32) for n in (3, 2))\n"
+    )
+    io = _interface([f"env={tmp_path / 'my_task.py'}:MyTask"])
+    assert io.obs["state"][0] == (3,)
+    assert io.action_dim == 2
 
 
 def test_search_from_the_command_line(tmp_path: Path, robot_rl: Any) -> None:

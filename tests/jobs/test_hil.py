@@ -192,6 +192,21 @@ def test_the_last_trials_are_of_the_best_policy_from_starts_of_their_own(tmp_pat
     assert torch.equal(checkpoint.load_state(run / "checkpoints" / "best" / "policy.pt")["actor"], weights[0])
 
 
+def test_a_block_that_is_cut_short_chooses_no_policy(tmp_path, monkeypatch):
+    job, driven = make(tmp_path / "run"), []
+
+    def fake_trials(*_: Any, **__: Any) -> Trials:
+        if driven:
+            job.stop()  # a Ctrl-C in the block that chooses
+        return Trials() if driven else Trials(successes=[True], steps=[5])
+
+    monkeypatch.setattr(hil_job, "trials", fake_trials)
+    monkeypatch.setattr(job, "_settle", lambda: driven.append(True))
+    with pytest.raises(KeyboardInterrupt):
+        job.run()
+    assert checkpoint.find(job.folder) == checkpoint.complete(job.folder / "checkpoints")[-1]
+
+
 def test_what_a_person_called_success_is_unknown_to_an_evaluation_unless_a_judge_knows(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     make(run, "task_reward=labels", "demos=0", "demo_share=0", "total_steps=30", "env.world.seconds=2").run()

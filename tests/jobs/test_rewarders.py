@@ -6,7 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from robot_rl.policies.vla.picture_text import TinyEncoder
+from robot_rl.verbs.packaged import composed
+from robot_rl.verbs.pictures import put_pictures
+from robot_rl.verbs.rewarders import rewarded_factory
 
 
 def test_from_the_command_line(tmp_path: Path, robot_rl: Any) -> None:
@@ -51,3 +56,16 @@ def test_two_sentences_pay_from_the_command_line(tmp_path: Path, robot_rl: Any) 
     assert "find hardly any of them bad" in wrong.stderr
     (folder,) = (item for item in (tmp_path / "runs" / "train").iterdir() if list(item.rglob("io.json")))
     assert list(json.loads(next(folder.rglob("io.json")).read_text())["obs"]) == ["state"]  # the policy does not look
+
+
+def test_a_reward_looks_through_a_camera_beside_those_that_the_world_takes_for_the_policy(tmp_path: Path) -> None:
+    TinyEncoder(16, 64, seed=0).save(tmp_path / "tiny.pt")
+    pays = ("good=a", "bad=b", "z_max=1", "camera=wrist", f"encoder={tmp_path / 'tiny.pt'}")
+    words = ["env=pick", "cameras=own", "image_size=32", "rewarder=contrast", *(f"rewarder.{word}" for word in pays)]
+    cfg = composed("train", words)
+    OmegaConf.set_struct(cfg, False)
+    put_pictures(cfg)
+    env = rewarded_factory(cfg)(1, 0, False)
+    obs, _ = env.reset(seed=0)
+    assert {key for key in obs if key.startswith("image.")} == {"image.front", "image.side"}
+    env.close()

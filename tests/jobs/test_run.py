@@ -16,6 +16,8 @@ from robot_rl import checkpoint, lineage, report
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.loops.evaluate import evaluate
+from robot_rl.parts import Parts
+from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
 from robot_rl.types import Action, EnvParts, IOSpec, PolicyParts
 
@@ -24,6 +26,15 @@ SHORT = ["total_steps=80", "eval_every=0"]
 
 def numbers(run: Path) -> dict[str, Any]:
     return json.loads((run / "evaluation.json").read_text())
+
+
+def test_a_tracker_that_is_refused_leaves_no_run(tmp_path) -> None:
+    def refuse(folder: str, step: int | None) -> Any:
+        raise ValueError("No API key configured")
+
+    with pytest.raises(ValueError, match="No API key"):
+        Run.open(RunStart(tmp_path / "run", "", refuse), Schedule(total=1), Parts({}), sources={}, count=lambda: 0)
+    assert not list(tmp_path.iterdir())
 
 
 FATAL: Any = mujoco.FatalError  # pyright: ignore[reportAttributeAccessIssue]  # it has no stub

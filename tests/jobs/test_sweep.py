@@ -57,6 +57,16 @@ def test_finished_trial_is_not_run_again_and_an_interrupted_one_is_resumed(tmp_p
     assert calls == [["train", "env=reach", "seed=0", f"output={tmp_path / 'seed=0'}"], ["train", f"resume={place}"]]
 
 
+def test_an_interrupted_trial_may_use_the_code_that_the_sweep_named(tmp_path, monkeypatch):
+    told = []
+    run = tmp_path / "only" / "train" / "run"
+    (run / "checkpoints" / "step_000000010").mkdir(parents=True)
+    monkeypatch.setattr(sweep.child, "command", lambda _, *words: told.append(words) or ["false"])
+    with pytest.raises(RuntimeError, match="ended with code 1"):
+        sweep.run_trial("train", sweep.SweepTrial("only", ("env=./my_task.py:MyTask",)), str(tmp_path), {})
+    assert told == [("train", f"resume={run}", "trust=true")]
+
+
 def test_command_line_says_what_is_wrong(capsys):
     assert verb(["train", "seed=0", "--cpu=2"]) == 2
     assert "cpu is no option of sweep; did you mean cpus?" in capsys.readouterr().err

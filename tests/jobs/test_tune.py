@@ -36,7 +36,7 @@ if "wrong" in words:
     print("robot-rl: wrong is no option")
     sys.exit(2)
 x = float(words["x"])
-value = -(x - 0.3) ** 2 + 0.001 * float(words.get("seed", 0))
+value = -(x - 0.3) ** 2 + 0.001 * float(words.get("seed", 0)) + float(words.get("plus", 0))
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 if "wait" in words and "resumed" not in words and "trial_000" in str(folder):
     (folder / "waits").touch()
@@ -178,6 +178,11 @@ def test_a_run_that_is_taken_up_may_use_the_code_that_this_command_names(
     candidate.start(read_space(["train", f"env={env}", "x=interval(0,1)"]), {})
     candidate.stop()
     assert told == [("train", f"resume={tmp_path / 'train' / 'run'}", *(["trust=true"] if trusted else []))]
+
+
+def test_a_run_whose_return_is_no_number_has_failed_and_the_search_goes_on(search) -> None:
+    found = {row["params"]["plus"]: row["state"] for row in search("x=0.3", "plus=choice(nan,1)", trials=3, seed=1)}
+    assert found == {"nan": "failed", "1": "complete"}
 
 
 def test_words_that_a_run_refuses_end_the_search_with_its_sentence(search) -> None:

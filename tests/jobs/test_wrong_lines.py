@@ -9,7 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from robot_rl import cli
-from robot_rl.verbs.compose import quote_signs
+from robot_rl.verbs.compose import find_wrong_name, find_wrong_value, quote_signs
 from robot_rl.verbs.data import name_positions
 
 # line -> what the answer has to hold: the fix, or the range
@@ -49,6 +49,7 @@ train stop_success=2 -> expected a number in [0, 1] or null
 train demo_share=1 demos=5 -> expected a number in (0, 1)
 train trust=maybe -> expected true or false or changed
 train -m seed=0,x -> 'x' in one of the runs, expected a whole number of at least 0
+train -m seed=range(0,2,0.5) -> '0.5' in one of the runs, expected a whole number of at least 0
 train policy=online/sca -> did you mean online/sac
 data convert log.hdf5 out=log.csv -> .csv files are not written; a name with .hdf5 becomes a D4RL file
 data info lög&1.hdf5 -> lög&1.hdf5 does not exist
@@ -226,6 +227,16 @@ deploy robot_spec=desk_arm action_low=-1 -> give both or neither
 deploy robot_spec=desk_arm policy_path=runs/none -> policy_path is runs/none, which is no folder
 doctor ros desk_arm wigle=true -> did you mean wiggle?
 bench sac +foo=1 -> it takes no options
+train id=HalfCheetah-v5 -> add env=gym
+eval path=. id=HalfCheetah-v5 -> add env=gym
+check preset=Pendulum-v1 -> has no key 'preset'
+collect env=reach steps=100 out=x.hdf5 -> has no effect without level=
+collect env=reach level=random episodes=5 out=x.hdf5 -> has no effect with level=
+collect path=none noise=0.1 out=x.hdf5 -> a policy acts here
+critic eval path=[a,b] data=x -> takes one path
+robot bounds fr4 -> there is no robot 'fr4'
+design codes=[x] -- env=rich -> did you mean reach?
+design codes=[x] -- env=reach total_step=5 -> did you mean total_steps
 """
 LINES = [tuple(line.split(" -> ")) for line in WRONG.strip().splitlines()]
 
@@ -279,6 +290,18 @@ def test_signs_of_file_names_need_no_quotes(item: str, read: object) -> None:
         assert quoted == item
     else:
         assert OverridesParser.create().parse_override(quoted).value() == read
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "seed=range(0,3)", "seed=choice(0,1)", "stop_success=null,0.9", "total_steps=1e3,2e3", "name=1,2",
+        "cameras=[front],[side]", "policy=choice(online/sac,online/ppo)", "policy=glob(online/*)",
+    ],
+)  # fmt: skip
+def test_several_values_are_read_as_hydra_gives_them_to_the_runs(item: str) -> None:
+    assert find_wrong_value("train", ["-m", item]) == ""
+    assert find_wrong_name("train", ["-m", item]) == ""
 
 
 def test_a_name_with_an_apostrophe_is_read() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from robot_rl import zoo
+from robot_rl import cli, zoo
+from robot_rl.data import formats
 
 NAMES = zoo.names()
 ROBOTS = next((p for p in (up / "shared/data/robots" for up in Path(__file__).parents) if p.exists()), Path("absent"))
@@ -75,3 +76,20 @@ def test_an_agent_from_before_an_option_says_so(tmp_path: Path, capsys: pytest.C
     rr.load(tmp_path / "old")
     said = capsys.readouterr().err
     assert "online/ppo has options that came after this run, at their defaults: obs_spread=2.0." in said
+
+
+@pytest.mark.parametrize("verb", ["eval", "eval fas", "collect"])
+def test_the_environment_of_a_run_is_changed_by_its_options(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    words = {
+        "eval": ["episodes=1", "video_episodes=0"],
+        "eval fas": ["episodes=1", "num_envs=1"],
+        "collect": ["episodes=1", "num_envs=1", "out=log.hdf5"],
+    }[verb]
+    monkeypatch.setattr("sys.argv", ["robot-rl", *verb.split(), "preset=Pendulum-v1", "env.episode_steps=7", *words])
+    cli.main()
+    if verb == "eval":
+        (numbers,) = tmp_path.rglob("evaluation.json")
+        assert json.loads(numbers.read_text())["length"] == 7
+    if verb == "collect":
+        assert len(formats.load(tmp_path / "log.hdf5").episodes[0]) == 7
