@@ -143,7 +143,7 @@ class DeviceOffPolicy(DeviceLoop[OffPolicyDeviceLearner]):
         self.sampler = self.replay
         self._random = torch.Generator(self.device).manual_seed(self._seed + 1)
         self._ended = torch.ones(env.num_envs, dtype=torch.bool, device=self.device)
-        self._batches = self.replay.batches(parallel.shard(learner.need.rows))
+        self._batches = self.replay.batches(parallel.shard(learner.need.rows, "policy.batch_size"))
 
     def begin(self) -> None:
         """See `DeviceLoop.begin`; what is replayed ends with the episodes before."""
