@@ -118,7 +118,8 @@ def noisy(r: RunFigures) -> Cause | None:
 def scale(r: RunFigures) -> Cause | None:
     """Rewards that learners without reward normalisation cannot represent soon."""
     size, spread = r.mean("steps/reward"), r.mean("steps/reward_spread")
-    if size is None or spread is None or r.policy.get("normalize_reward") or max(abs(size), spread) < 20.0:
+    scaled = r.policy.get("normalize_reward") or r.all("train/reward_scale")
+    if size is None or spread is None or scaled or max(abs(size), spread) < 20.0:
         return None
     q = r.all("train/q")
     told = f", and mean Q has come to {q[-1]:.4g}" if q else ""

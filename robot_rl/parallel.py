@@ -110,12 +110,12 @@ def all_true(flag: bool) -> bool:
     return all(flags)
 
 
-def shard(count: int) -> int:
-    """This process's part of `count` environments.
+def shard(count: int, name: str = "num_envs") -> int:
+    """This process's part of `count` environments, or of what else `name` says.
 
     Raises:
         ValueError: they cannot be shared out evenly.
     """
     if count % size():
-        raise ValueError(f"num_envs is {count}, expected a multiple of the {size()} processes that torchrun started")
+        raise ValueError(f"{name} is {count}, expected a multiple of the {size()} processes that torchrun started")
     return count // size()

@@ -100,6 +100,10 @@ def test_options_that_are_far_off_are_named_also_in_a_run_that_bore_them(cause: 
     assert causes(rows(), config)[0] == cause
 
 
+def test_large_rewards_that_the_learner_scales_are_no_finding() -> None:
+    assert causes(rows({**REWARDS["reward too large"], "train/reward_scale": 12.0})) == []
+
+
 def test_a_large_component_that_the_learner_has_moved_is_no_finding() -> None:
     assert causes(rows({**REWARDS["observation too large"], "train/centred": 1.0})) == []
 

@@ -12,7 +12,7 @@ from robot_rl import parallel
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
-from robot_rl.policies.nets.value_heads import hl_gauss_head
+from robot_rl.policies.nets.value_heads import hl_gauss_head, project
 from robot_rl.state import Saved
 from robot_rl.types import Options
 from robot_rl.types.options import Count, NotNegative, Support
@@ -54,30 +54,6 @@ class DeviceCriticOptions(Options):
     def support(self) -> tuple[float, float]:
         """Its two ends."""
         return (-AUTO_RANGE, AUTO_RANGE) if isinstance(self.value_range, str) else self.value_range
-
-
-def project(atoms: Tensor, probability: Tensor, low: float, high: float) -> Tensor:
-    """Move a distribution from its atoms onto the fixed support linspace(low, high, M).
-
-    Args:
-        atoms: (..., M) where the masses lie; clamped to the support.
-        probability: (..., M) the masses.
-        low: first atom of the support.
-        high: last atom.
-
-    Returns:
-        (..., M) masses on the support; they sum to what came in, and the mean is kept where nothing was clamped.
-
-    Source: Bellemare et al., A Distributional Perspective on RL, equation 7. The lower neighbour is capped at M - 2,
-    so that an atom on a grid point needs no special case.
-    """
-    count = atoms.shape[-1]
-    position = (atoms.clamp(low, high) - low) * ((count - 1) / (high - low))
-    lower = position.floor().clamp(max=count - 2)
-    share = position - lower
-    index = lower.long()
-    out = torch.zeros_like(probability)
-    return out.scatter_add(-1, index, probability * (1.0 - share)).scatter_add(-1, index + 1, probability * share)
 
 
 class DeviceRewardScale(Saved):

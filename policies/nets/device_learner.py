@@ -103,7 +103,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
         super().__init__(options, io, seed=seed, device=device)
         o, self.seed, self.device = options, seed, torch.device(device)
         # Every process has the same share of one joint batch.
-        self.batch_size = parallel.shard(self.need.rows)
+        self.batch_size = parallel.shard(self.need.rows, "policy.batch_size")
         self._actor_lr = o.lr if o.actor_lr is None else o.actor_lr
         self.features = vector_size(io)
         self.generator = torch.Generator(self.device).manual_seed(seed)  # weights: the same on every process

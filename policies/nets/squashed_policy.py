@@ -98,11 +98,9 @@ class SquashedGaussianPolicy(Saved):
     def _act_numpy(self, state: np.ndarray, deterministic: bool) -> np.ndarray:
         assert self._arrays is not None
         one = len(state) == 1  # a vector times a matrix: half the time of a one-row matrix product
-        h = state[0] if one else state
+        h = (state[0] if one else state).astype(np.float32, copy=False)
         if self._moments is not None and self._normalizer is not None and self._normalizer.active:
             h = (h - self._moments[0]) * self._moments[1]
-        elif h.dtype != np.float32:
-            h = h.astype(np.float32)
         for weight, bias in self._arrays[:-1]:
             h = h.dot(weight)
             h += bias

@@ -178,11 +178,34 @@ class CategoricalHead:
         return {"head_clamped": outside.float().mean(), **edge}
 
 
+def project(atoms: Tensor, probability: Tensor, low: float, high: float) -> Tensor:
+    """Move a distribution from its atoms onto the fixed support linspace(low, high, M).
+
+    Args:
+        atoms: (..., M) where the masses lie; clamped to the support.
+        probability: (..., M) the masses.
+        low: first atom of the support.
+        high: last atom.
+
+    Returns:
+        (..., M) masses on the support; they sum to what came in, and the mean is kept where nothing was clamped.
+
+    Source: Bellemare et al., A Distributional Perspective on RL, equation 7. The lower neighbour is capped at M - 2,
+    so that an atom on a grid point needs no special case.
+    """
+    count = atoms.shape[-1]
+    position = (atoms.clamp(low, high) - low) * ((count - 1) / (high - low))
+    lower = position.floor().clamp(max=count - 2)
+    share = position - lower
+    index = lower.long()
+    out = torch.zeros_like(probability)
+    return out.scatter_add(-1, index, probability * (1.0 - share)).scatter_add(-1, index + 1, probability * share)
+
+
 class C51Head(CategoricalHead):
     """Categorical distribution of the return over fixed atoms; the target is the projected distribution of s'.
 
-    Source: Bellemare et al., A Distributional Perspective on RL. Where we differ: the lower atom is capped at O - 2, so
-    that mass on the upper edge or exactly on an atom is kept without a special case.
+    Source: Bellemare et al., A Distributional Perspective on RL.
     """
 
     def project(self, p: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None) -> Tensor:
@@ -194,14 +217,8 @@ class C51Head(CategoricalHead):
             discount: (B,) 0 where terminated.
             cost: (B,) or None.
         """
-        z, bins = self.centres, self.outputs
-        atoms = z.expand(len(p), -1) if cost is None else z - cost[:, None]
-        moved = torch.addcmul(reward[:, None], discount[:, None], atoms).clamp(self.low, self.high)
-        position = (moved - self.low) * ((bins - 1) / (self.high - self.low))
-        lower = position.floor().clamp_(0, bins - 2)
-        share, index = position - lower, lower.long()
-        out = torch.zeros_like(p)
-        return out.scatter_add_(1, index, p * (1.0 - share)).scatter_add_(1, index + 1, p * share)
+        atoms = self.centres.expand(len(p), -1) if cost is None else self.centres - cost[:, None]
+        return project(torch.addcmul(reward[:, None], discount[:, None], atoms), p, self.low, self.high)
 
     def backup(
         self, out: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None, reduce: str = "min"

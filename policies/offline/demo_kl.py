@@ -57,9 +57,9 @@ class DemoKlOptions(SacNOptions):
 class DemoKl(EnsembleActorCritic[DemoKlOptions]):
     """Demonstration-regularised reinforcement learning.
 
-    The first `clone_updates` updates fit pi_BC to the demonstrations (the rows with extras "source" 0; all rows of a
-    log without that column). Then the actor minimises alpha log pi - min Q + lambda KL(pi || pi_BC) with lambda falling
-    to 0 over `decay_updates`.
+    The first `clone_updates` updates fit pi_BC to the demonstrations (the second part of a mix, extras "source" above
+    0; all rows where there is one part). Then the actor minimises alpha log pi - min Q + lambda KL(pi || pi_BC) with
+    lambda falling to 0 over `decay_updates`.
 
     Metrics: train/clone_loss; then those of SAC-N, train/kl.
 
@@ -91,7 +91,7 @@ class DemoKl(EnsembleActorCritic[DemoKlOptions]):
         b = self.rows(next(batches))
         keep = torch.ones_like(b.reward)
         if "source" in b.extras:
-            keep = (b.extras["source"] == 0).to(keep.dtype)
+            keep = (b.extras["source"] > 0).to(keep.dtype)
         loss = (squashed_nll(self.clone(b.state), b.action) * keep).sum() / keep.sum().clamp_min(1.0)
         self.clone.step(loss)
         if self.next_update == self.prelude:  # the actor begins as the clone

@@ -21,7 +21,7 @@ class RecoilOptions(ImplicitOptions):
     batch_size: Count = 512
     """Rows per update, half of them expert."""
     seeds: Annotated[int, Field(ge=1, le=1)] = 1
-    """One: the expert's rows are the first half of a batch."""
+    """One: the expert's rows are the second half of a batch."""
     mixture: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """beta, the expert's share in the mixture."""
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -69,8 +69,8 @@ class Recoil(ImplicitQ[RecoilOptions]):
         """() L_Q."""
         if "source" not in b.extras:
             raise ValueError(
-                "ReCOIL needs expert=<log> beside data=<log>: batches carry extras 'source', 0 for the expert's rows"
+                "ReCOIL needs expert=<log> beside data=<log>: batches carry extras 'source', 1 for the expert's rows"
             )
-        expert = (b.extras["source"] == 0).to(q.dtype)
+        expert = (b.extras["source"] > 0).to(q.dtype)
         share = expert / expert.sum(-1, keepdim=True).clamp_min(1.0)
         return mean_rows(self.error(q, target)) * 0.5 - self.o.mixture * (q * share).sum()

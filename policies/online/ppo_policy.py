@@ -242,6 +242,7 @@ class PpoPolicy:
         """The part of `read` that is vectors: (B, S + P) without the features of pictures."""
         keys = self._critic_keys if critic else self._keys
         x = obs[keys[0]] if len(keys) == 1 else np.concatenate([obs[key] for key in keys], axis=-1)
+        x = x.astype(np.float32, copy=False)
         if not self._normalize:
             return x
         x = x - self._mean[: x.shape[-1]]

@@ -22,6 +22,7 @@ from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, action_of
 ACTIVATIONS = ("tanh", "relu", "elu")
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _LOG_STD_RANGE = (-20.0, 2.0)  # of SB3's squashed Gaussian
+_LAYERS = re.compile(r"(actor\.(latent_pi|mu)|mlp_extractor\.(shared|policy)_net|q_net\.q_net)\.")
 _GSDE_CLIP = 2.0  # SB3's default clip_mean with state-dependent exploration
 
 
@@ -78,7 +79,8 @@ class Sb3Policy:
         self._activation = _activation(activation, data, self._net.family)
         self._bounds = _check(self._net, data, io, Path(path))
         statistics = sb3_moments.find(Path(path)) if vecnormalize is None else Path(vecnormalize)
-        self._moments = None if statistics is None else sb3_moments.load(statistics, len(self._net.layers[0][0]))
+        size = len((*self._net.layers, self._net.head)[0][0])
+        self._moments = None if statistics is None else sb3_moments.load(statistics, size)
         self._rng = np.random.default_rng(seed)
 
     @property
@@ -214,6 +216,13 @@ def _network(weights: dict[str, Tensor], data: Mapping[str, object], path: Path)
         raise ValueError(
             f"{path} has a trained feature extractor ({extractors[0]} ...), as for images or dictionaries; "
             "only agents on plain vectors can be loaded without executing their code"
+        )
+    layers = {key: value for key, value in arrays.items() if _LAYERS.match(key)}
+    other = [key for key, x in layers.items() if (x.ndim != 2 if key.endswith("weight") else not key.endswith("bias"))]
+    if other:
+        raise ValueError(
+            f"{path} has {other[0]} in its actor: other layers than plain ones, such as the normalisation of CrossQ, "
+            "are not read"
         )
     if "actor.latent_pi.0.weight" in arrays or "actor.log_std.weight" in arrays:
         name = "actor.mu.0" if "actor.mu.0.weight" in arrays else "actor.mu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -77,7 +78,7 @@ class SacJ(Learner[SacJOptions, Transitions]):
         self.sac.set_progress(share)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
-        """One step of critics, actor and temperature on `batch_size` decisions.
+        """`utd` steps of the critics on `batch_size` decisions each, and one of actor and temperature on the last.
 
         Returns:
             Those of `Sac`.
@@ -86,7 +87,7 @@ class SacJ(Learner[SacJOptions, Transitions]):
             ValueError: the batch does not say where decisions began.
             FloatingPointError: a metric is not finite.
         """
-        return self.sac.update(iter([self.decisions(batches)]))
+        return self.sac.update(self.decisions(batches) for _ in itertools.count())
 
     def decisions(self, batches: Iterator[Transitions]) -> Transitions:
         """`batch_size` decisions (action (B, A)) out of windows; where too few begin in one batch, out of several.

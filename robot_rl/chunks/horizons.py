@@ -34,8 +34,3 @@ class Horizons:
                     f"horizon_{name} is {length}, expected 1 ... horizon_pred = {self.pred}: it counts the actions "
                     f"{what}, out of those predicted"
                 )
-
-    @property
-    def value_correct(self) -> bool:
-        """Whether the critic values exactly what is executed."""
-        return self.exec == self.value

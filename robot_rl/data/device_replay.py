@@ -88,6 +88,13 @@ class DeviceReplay(Replay):
         ring.retire()
         self._tell()
 
+    def cut(self) -> None:
+        """What comes next continues no episode: the newest steps count as truncated where they ended none."""
+        start = (self._ring.count - self.num_envs) % self._ring.capacity
+        if self._ring.count:
+            flags = self._ring.flags[start : start + self.num_envs]
+            flags[:, 1] |= ~flags[:, 0]
+
     def _tell(self) -> None:
         """The host's counts, for the device; filling with a number waits for nothing."""
         self.filled.fill_(len(self._ring) // self.num_envs)

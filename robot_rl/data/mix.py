@@ -77,7 +77,7 @@ class Mix:
         Raises:
             ValueError: the saved mix had other parts.
         """
-        if list(state["credit"]) != list(self._credit):
+        if state["credit"].keys() != self._credit.keys():
             raise ValueError(f"the saved mix has the parts {list(state['credit'])}, this one has {list(self._credit)}")
         self._credit = dict(state["credit"])
         for name, saved in state["parts"].items():

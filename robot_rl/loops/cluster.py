@@ -332,17 +332,13 @@ class ClusterOffPolicy(Saved):
             before = self.env_steps
             for fragment in self.cluster.receive(0.0 if self._credit >= 1.0 else _WAIT):
                 self._take(fragment)
-            for _ in range(16):  # then look for arrivals again, so that no worker stands still
-                if self._credit < 1.0:
-                    break
+            now = self.env_steps >= total_steps or due(before, self.env_steps)
+            enough = self.updates + 16  # then look for arrivals again, so that no worker stands still
+            while self._credit >= 1.0 and (now or self.updates < enough):
                 self._credit -= 1.0
                 metrics.update(update_learner(self.learner, batches, progress=self.env_steps / total_steps))
                 self.updates += 1
-            if self.env_steps >= total_steps or due(before, self.env_steps):
-                while self._credit >= 1.0:
-                    self._credit -= 1.0
-                    metrics.update(update_learner(self.learner, batches, progress=self.env_steps / total_steps))
-                    self.updates += 1
+            if now:
                 speed = (self.env_steps - mark_steps) / max(time.perf_counter() - mark, 1e-9)
                 self._follow_file()
                 if tick is not None and tick(self.env_steps, {**metrics, **self._numbers(), "time/sps": speed}):

@@ -13,7 +13,7 @@ from robot_rl import parallel
 from robot_rl.data.device_replay import DeviceReplay
 from robot_rl.loops.contract import Due, Tick, every
 from robot_rl.loops.device_world import DeviceEpisodeStats, DeviceWorld, open_world
-from robot_rl.state import Calls, Saved
+from robot_rl.state import Saved
 from robot_rl.types import DeviceResident, Metrics, OffPolicyDeviceLearner, StepEnv
 
 L = TypeVar("L", bound=DeviceResident)
@@ -58,7 +58,8 @@ class DeviceLoop(Saved, ABC, Generic[L]):
         """
         due = every(self.period) if due is None else due
         if not self._world.obs:
-            self._world.reset(self._seed)
+            self._world.reset(self._seed + self.env_steps)
+            self.begin()
         mark, mark_steps = time.perf_counter(), self.env_steps
         while self.env_steps < total_steps:
             before = self.env_steps
@@ -71,6 +72,10 @@ class DeviceLoop(Saved, ABC, Generic[L]):
                 mark, mark_steps = time.perf_counter(), self.env_steps
                 if stop:
                     return
+
+    def begin(self) -> None:
+        """New episodes have begun: of a run, or of one that goes on where its environment could not be saved."""
+        self.stats.begin()
 
     @abstractmethod
     def iterate(self) -> None:
@@ -89,11 +94,7 @@ class DeviceLoop(Saved, ABC, Generic[L]):
 
     def saved_parts(self) -> dict[str, object]:
         """All that continuation needs besides learner and replay."""
-        world = self._world
-        return {
-            **super().saved_parts(),
-            "world": Calls(world.state_dict, lambda state: world.load_state_dict(state, self._seed)),
-        }
+        return {**super().saved_parts(), "world": self._world}
 
 
 class DeviceOffPolicy(DeviceLoop[OffPolicyDeviceLearner]):
@@ -142,7 +143,13 @@ class DeviceOffPolicy(DeviceLoop[OffPolicyDeviceLearner]):
         self.sampler = self.replay
         self._random = torch.Generator(self.device).manual_seed(self._seed + 1)
         self._ended = torch.ones(env.num_envs, dtype=torch.bool, device=self.device)
-        self._batches = self.replay.batches(parallel.shard(learner.need.rows))
+        self._batches = self.replay.batches(parallel.shard(learner.need.rows, "policy.batch_size"))
+
+    def begin(self) -> None:
+        """See `DeviceLoop.begin`; what is replayed ends with the episodes before."""
+        super().begin()
+        self._ended.fill_(True)
+        self.replay.cut()
 
     @torch.no_grad()
     def iterate(self) -> None:

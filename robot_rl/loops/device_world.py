@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from robot_rl.loops.stepping import NonFiniteError, Stepper, as_obs, autoreset_mode
+from robot_rl.loops.stepping import NonFiniteError, Stepper, as_obs, autoreset_mode, goes_on
 from robot_rl.state import Saved
 from robot_rl.types import Array, Metrics, Obs, StateDict, Step, StepEnv
 
@@ -40,8 +40,8 @@ class DeviceWorld(Protocol):
         """What continues exactly; empty where the environment cannot save itself."""
         ...
 
-    def load_state_dict(self, state: StateDict, seed: int) -> None:
-        """Inverse of `state_dict`; with an empty state the world is reset with `seed`."""
+    def load_state_dict(self, state: StateDict) -> None:
+        """Inverse of `state_dict`; `obs` stays empty where the environment could not be saved."""
         ...
 
 
@@ -148,11 +148,13 @@ class TensorWorld:
             return {}
         return {"env": self.env.state_dict(), "obs": {key: value.cpu() for key, value in self.obs.items()}}
 
-    def load_state_dict(self, state: StateDict, seed: int) -> None:
-        """Continue, or begin anew where the environment could not be saved."""
-        self.reset(seed)
-        if state:
-            self.env.load_state_dict(state["env"])
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue; `obs` stays empty where the environment could not be saved."""
+        if not state:
+            return
+        self.env.reset()
+        self.env.load_state_dict(state["env"])
+        if goes_on(state["env"]):
             self.obs = {key: value.to(self.device) for key, value in state["obs"].items()}
 
     def _here(self, obs: Obs) -> Obs:
@@ -204,9 +206,8 @@ class HostWorld:
         """State of the environment, where it has one."""
         return self._stepper.state_dict() if self._stepper.env.parts.saves else {}
 
-    def load_state_dict(self, state: StateDict, seed: int) -> None:
-        """Continue, or begin anew where the environment could not be saved."""
-        self.reset(seed)
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue; `obs` stays empty where the environment could not be saved."""
         if state:
             self._stepper.load_state_dict(state)
             self.obs = self._up(self._stepper.obs)
@@ -235,6 +236,11 @@ class DeviceEpisodeStats(Saved):
         self._sum = torch.zeros(4, dtype=torch.float64, device=device)
         self._success = False
         self._episodes, self._last = 0.0, dict[str, float]()
+
+    def begin(self) -> None:
+        """New episodes begin everywhere; those under way do not count."""
+        self._return.zero_()
+        self._length.zero_()
 
     @torch.no_grad()
     def add(self, step: Step) -> None:

@@ -32,6 +32,10 @@ class EpisodeStats(Saved):
         self._successes: deque[float] = deque(maxlen=window)
         self._claims: deque[float] = deque(maxlen=window)
 
+    def begin(self) -> None:
+        """New episodes begin everywhere; those under way do not count."""
+        self._return[:], self._length[:] = 0.0, 0
+
     def add(self, step: Step) -> None:
         """Count one step of every environment; rows with `valid` False are left out."""
         self._terms.add(step)

@@ -11,7 +11,7 @@ import numpy as np
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons
 from robot_rl.data.units import InUnits
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.types import Obs, Policy, StateDict, StepEnv
+from robot_rl.types import Array, Obs, Policy, PolicyParts, StateDict, StepEnv
 
 INTERVALS = (1, *range(2, 31, 2))
 """1, 2, 4, ..., 30 control steps per decision: 16 lengths."""
@@ -90,11 +90,27 @@ def at_interval(policy: Policy, steps: int) -> tuple[Policy, bool]:
     if isinstance(policy, ChunkedPolicy):
         own = policy.execution.horizons.pred
         return ChunkedPolicy(policy.io, _Stretched(policy.planner, steps), _open(policy, steps)), steps > own
-    return ChunkedPolicy(policy.io, Held(policy, steps), _open(policy, steps)), steps > 1
+    return _Asked(policy, steps), steps > 1
 
 
 def _open(policy: Policy, steps: int) -> Execution:
     return Execution(Horizons(steps, steps, steps), policy.io.action_dim)
+
+
+class _Asked(ChunkedPolicy):
+    """A policy of single ticks whose action is held; it hears of new episodes and of what was earned."""
+
+    def __init__(self, policy: Policy, steps: int) -> None:
+        self._asked = policy
+        super().__init__(policy.io, Held(policy, steps), _open(policy, steps))
+
+    @property
+    def parts(self) -> PolicyParts:
+        return replace(super().parts, earned=self._asked.parts.earned)
+
+    def reset(self, rows: Array | None = None) -> None:
+        super().reset(rows)
+        self._asked.reset(rows)
 
 
 class _Stretched:
@@ -140,8 +156,16 @@ def frequency_averaged_score(
         seed: of the resets, the same at every interval.
         on_interval: called with each interval when it is done.
 
+    Raises:
+        ValueError: a policy that remembers, and several copies, which would be asked apart from each other.
+
     Source: Patel and Siegelmann, Overcoming Slow Decision Frequencies in Continuous Control (FAS; 10 episodes).
     """
+    if policy.parts.remembers and env.num_envs > 1:
+        raise ValueError(
+            f"{type(policy).__name__} remembers for all copies at once, and {env.num_envs} copies whose episodes end "
+            "apart are asked apart; use num_envs=1"
+        )
     means, every, held = [], [], False
     for steps in INTERVALS:
         played, holds = at_interval(policy, steps)

@@ -89,8 +89,7 @@ class OffPolicy(Saved):
         due = every(1000) if due is None else due
         stepper = self._stepper
         if not stepper.obs:
-            stepper.reset(seed=self.seed)
-            self.learner.policy.reset()
+            self._begin()
         num_envs, action_dim = self.env.num_envs, self.env.io.action_dim
         batches = self.sampler.batches(self.batch_size)
         told = self.learner.policy.parts.executed
@@ -139,6 +138,16 @@ class OffPolicy(Saved):
                 mark, mark_steps = time.perf_counter(), self.env_steps
                 if stop:
                     return
+
+    def _begin(self) -> None:
+        """Begin new episodes: of a run, and of one that goes on where its environment could not be saved."""
+        self._stepper.reset(seed=self.seed + self.env_steps)
+        self.learner.policy.reset()
+        self.stats.begin()
+        if self._previous is not None:
+            self._previous = np.zeros_like(self._previous)
+        if self._hold is not None:
+            self._hold.tick(np.ones(self.env.num_envs, bool))
 
     def saved_parts(self) -> dict[str, object]:
         """All that continuation needs besides learner and buffer; chunks under way are part of it."""

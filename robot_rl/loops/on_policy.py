@@ -55,8 +55,7 @@ class OnPolicy(Saved):
             due: whether that is to be done after this iteration; None: after every one.
         """
         if not self._stepper.obs:
-            self._stepper.reset(self._seed)
-            self._actor.reset()
+            self._begin()
         while self.env_steps < total_steps:
             begin = time.perf_counter()
             rollout = self._collect()
@@ -76,6 +75,12 @@ class OnPolicy(Saved):
             now = due is None or self.env_steps >= total_steps or due(self.env_steps - steps, self.env_steps)
             if now and tick is not None and tick(self.env_steps, metrics):
                 return
+
+    def _begin(self) -> None:
+        """Begin new episodes: of a run, and of one that goes on where its environment could not be saved."""
+        self._stepper.reset(self._seed + self.env_steps)
+        self._actor.reset()
+        self.stats.begin()
 
     def saved_parts(self) -> dict[str, object]:
         """Environment, observation, statistics and counters; the learner saves itself."""

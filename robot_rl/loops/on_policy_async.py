@@ -66,7 +66,7 @@ class AsyncOnPolicy(OnPolicy):
             Whatever the collecting thread raised.
         """
         if not self._stepper.obs:
-            self._stepper.reset(self._seed)
+            self._begin()
         self._actor.reset()
 
         def look(before: int, metrics: Metrics) -> bool:

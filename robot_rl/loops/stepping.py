@@ -127,10 +127,18 @@ class Stepper:
         return {"env": self.env.state_dict(), "obs": dict(self.obs), "ended": self._ended}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue exactly where `state_dict` was taken."""
+        """Continue exactly where `state_dict` was taken; `obs` is empty where the environment begins new episodes."""
         self.env.load_state_dict(state["env"])
+        if not goes_on(state["env"]):  # what was seen last belongs to an episode that is gone
+            self.obs, self._ended = {}, None
+            return
         self.obs = {key: _like_env(value, self.env) for key, value in state["obs"].items()}
         self._ended = None if state["ended"] is None else _like_env(state["ended"], self.env)
+
+
+def goes_on(env_state: StateDict) -> bool:
+    """Whether an environment that loads this state goes on with the saved episodes; else it begins new ones."""
+    return bool(np.all(env_state.get("exact", True)))
 
 
 def begins_anew(env: StepEnv, loop: StateDict | None) -> str:
@@ -141,8 +149,7 @@ def begins_anew(env: StepEnv, loop: StateDict | None) -> str:
         loop: state of the loop after it was restored, or None for one that keeps none.
     """
     kept = None if loop is None else loop.get("stepper") or loop.get("world")
-    exact = kept["env"].get("exact", True) if kept else False
-    if bool(np.all(exact)):
+    if kept and goes_on(kept["env"]):
         return ""
     return (
         f"resumed with new episodes: the state of {type(env).__name__} cannot be saved, so this run is as good as one "

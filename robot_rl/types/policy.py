@@ -31,9 +31,10 @@ class Action:
     extras: dict[str, Array] = field(default_factory=dict)
 
 
-OF_ACTING = ("generator", "held", "noise0", "noise1")
+OF_ACTING = ("acted", "generator", "held", "noise0", "noise1", "plan")
 """Entries of a policy's `state_dict` that are of its own acting, not of what was learned: whoever sends weights to a
-copy that acts elsewhere leaves them out, or the copy would draw the same noise again after every message."""
+copy that acts elsewhere leaves them out, or the copy would draw the same noise again after every message, explore as if
+it had never acted, and forget what it was about to do."""
 
 
 @dataclass(frozen=True)

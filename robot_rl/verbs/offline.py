@@ -179,7 +179,7 @@ class OfflineJob:
             alone = replace(need, seeds=1)
             demos, notes = logs.sampler(shown, reading, seed=settings.seed + 1, need=alone, reader=reader)
             self.findings += [*notes, *scaled]
-            self.source = Mix({"expert": (demos, 0.5), "other": (self.sampler, 0.5)}, seed=settings.seed)
+            self.source = Mix({"other": (self.sampler, 0.5), "expert": (demos, 0.5)}, seed=settings.seed)
         elif need.expert:
             raise ValueError("this method imitates: add expert=<log of demonstrations> beside data=<log>")
         self.loop = Offline(self.learner, self.source, batch_size=need.rows)

@@ -276,10 +276,11 @@ class TrainJob:
         if isinstance(self.learner, OwnLoop):
             self.learner.attach(self.env)
             return self.learner
-        if s.workers and need.hindsight:
+        if s.workers and (need.hindsight or need.columns):
+            lacking = "the goals that they reached" if need.hindsight else f"{', '.join(need.columns)} of every step"
             raise ValueError(
-                f"workers={s.workers} sends episodes without the goals that they reached, and "
-                f"{type(self.learner).__name__} learns from those; use workers=0 with num_envs=… instead"
+                f"workers={s.workers} sends episodes without {lacking}, and {type(self.learner).__name__} learns from "
+                "those; use workers=0 with num_envs=… instead"
             )
         self.buffer = make_replay(
             self.env,

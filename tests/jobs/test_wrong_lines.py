@@ -194,6 +194,7 @@ train policy=online/her env=pendulum -> env=gym id=FetchReach-v4
 train policy=online/her env=pick -> env.world.reward=sparse
 train policy=online/her env=reach n_step=3 -> use n_step=1
 train policy=online/her env=reach workers=2 -> use workers=0
+train policy=sequence/srl env=reach workers=2 -> without previous_action of every step
 train policy=online/her env=reach rewarder=program rewarder.code="norm(tip_to_goal)" -> without pictures, rewarder
 train policy=online/her policy.hindsight=0 -> expected a whole number of at least 1
 hil policy=online/her human=scripted -> use policy=human/imitation_sac

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy, RolloutWorker, on_host
 from robot_rl.loops.contract import every
+from robot_rl.policies.contrib.dqn import Dqn, DqnOptions
+from robot_rl.policies.contrib.tdmpc2 import Tdmpc2, Tdmpc2Options
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
 from robot_rl.policies.offline.td3_bc import Td3Bc, Td3BcOptions
@@ -227,6 +230,32 @@ def test_workers_of_every_policy_have_noise_of_their_own(make):
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
+
+
+def test_a_worker_explores_less_with_what_it_has_done_and_goes_on_with_its_plans():
+    class Choosing(Counting):
+        def __init__(self, num_envs, seed, render=False):
+            super().__init__(num_envs, seed, render)
+            self.io = replace(IO, action_low=(0.0,), action_high=(2.0,), action_choices=(3,))
+
+    def dqn(io):
+        return Dqn(DqnOptions(hidden=(8,), explore_steps=20, explore_end=0.0), io, seed=0)
+
+    worker = RolloutWorker(Choosing, dqn, 2, 0)
+    weights = on_host(dqn(worker._io).policy.state_dict())
+    worker.collect(weights, 0, 5)
+    assert worker._policy.exploration == 0.5
+    worker.collect(weights, 0, 5)  # of the learner, which has never acted itself
+    assert worker._policy.exploration == 0.0
+
+    def tdmpc2(io):
+        return Tdmpc2(Tdmpc2Options(latent=8, hidden=8, samples=8, elites=2, iterations=1), io, seed=0)
+
+    worker = RolloutWorker(Counting, tdmpc2, 2, 0)
+    weights = on_host(tdmpc2(IO).policy.state_dict())
+    worker.collect(weights, 0, 2)
+    worker.collect(weights, 0, 0)
+    assert len(worker._policy.state_dict()["plan"]) == 2
 
 
 def test_the_memory_of_a_worker_ends_with_the_episode():

@@ -131,6 +131,33 @@ def test_resumed_loop_equals_one_that_was_not_interrupted(name):
     assert torch.equal(second._world.obs["state"], whole._world.obs["state"])
 
 
+class Opaque(NumpyPoints):
+    """Its state is no state: who loads it begins new episodes."""
+
+    def state_dict(self):
+        return {"exact": False}
+
+    def load_state_dict(self, state):
+        self.reset(seed=9)
+
+
+@pytest.mark.parametrize("name", ["sac", "ppo"])
+def test_an_environment_that_could_not_be_saved_begins_new_episodes(name):
+    first, second = (LOOPS[name](env=Opaque(4, 3, length=10)) for _ in range(2))
+    first.run(24)
+    second.load_state_dict(first.state_dict())
+    if name == "sac":
+        second.replay.load_state_dict(first.replay.state_dict())
+    second.run(64)
+    assert second.read()["rollout/length"] == 10.0
+    if name == "sac":  # row 6 is of new episodes: neither a step nor a return of two leads there
+        rows = second.replay.gather(torch.full((4,), 5), torch.arange(4))
+        assert torch.equal(rows.discount, torch.full((4,), 0.9))
+        assert not torch.equal(
+            rows.next_obs["state"], second.replay.gather(torch.full((4,), 6), torch.arange(4)).obs["state"]
+        )
+
+
 def test_bridged_world_makes_the_same_run_as_the_native_one():
     native, bridged = off_policy(), off_policy(env=NumpyPoints(4, 3, length=5))
     assert isinstance(native._world, TensorWorld)

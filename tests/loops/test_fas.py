@@ -92,6 +92,27 @@ def test_held_action_is_right_once_per_decision() -> None:
     assert result.returns == [float(-(-30 // k)) for k in INTERVALS]
 
 
+class Counting(Steps):
+    """Says a thirtieth of how often it was asked in this episode: its memory ends with an episode."""
+
+    parts = PolicyParts(remembers=True)
+    asked = 0
+
+    def reset(self, rows: Any = None) -> None:
+        self.asked = 0
+
+    def act(self, obs: Any, *, deterministic: bool = False) -> Action:
+        self.asked += 1
+        return Action(np.full((len(obs["state"]), 1), (self.asked - 1) / 30.0, np.float32))
+
+
+def test_a_memory_ends_with_its_episode() -> None:
+    result = frequency_averaged_score(Clock(1), Counting(), largest=30.0, episodes=3)
+    assert result.episode_returns[0] == [30.0] * 3
+    with pytest.raises(ValueError, match="num_envs=1"):
+        frequency_averaged_score(Clock(2), Counting(), largest=30.0, episodes=2)
+
+
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 def test_no_chunk_goes_on_behind_a_reset(mode: AutoresetMode) -> None:
     """Episodes of 30 steps and chunks of 8: the fourth chunk of an episode is cut, the next begins with the episode."""

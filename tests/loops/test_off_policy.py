@@ -144,6 +144,36 @@ def test_off_policy_continues_from_its_state() -> None:
     np.testing.assert_array_equal(np.stack(counts(whole).actions)[2:], np.stack(counts(second).actions))
 
 
+class Opaque(Count):
+    """Its state is no state: who loads it begins new episodes."""
+
+    parts = EnvParts(saves=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"exact": False}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reset()
+
+
+@pytest.mark.parametrize("kind", [Count, Opaque])
+def test_no_step_leads_from_the_episodes_before_a_pause_into_new_ones(kind: Any) -> None:
+    runs = []
+    for _ in range(2):
+        env = kind(3)
+        buffer = ReplayBuffer(IO, 100, num_envs=3, n_step=2)
+        runs.append(OffPolicy(env, Recorder(), buffer, batch_size=8, learning_starts=1000))
+    first, second = runs
+    first.run(3, lambda *_: True, due=every(3))  # every environment is in the midst of its first episode
+    second.load_state_dict(first.state_dict())
+    second.buffer.load_state_dict(first.buffer.state_dict())
+    second.run(60, lambda *_: False)
+    episodes = second.buffer.episodes()
+    assert all((np.diff(np.ravel(episode.obs["state"])) == 1).all() for episode in episodes)
+    assert [len(episode) for episode in episodes[:3]] == [1, 1, 1]
+    assert set(second.stats._lengths) == {2, 3, 4}
+
+
 def test_off_policy_foreign_state_is_refused() -> None:
     with pytest.raises(ValueError, match="expected off_policy"):
         loop(1).load_state_dict({"kind": "on_policy"})

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.point_world import PointWorld
 from robot_rl import parallel
+from robot_rl.policies.online.fast_sac import FastSac, FastSacOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
 import parallel_job
@@ -63,5 +65,7 @@ def test_without_torchrun_there_is_one_process_and_nothing_to_do():
 
 def test_environments_that_cannot_be_shared_out_are_refused(monkeypatch):
     monkeypatch.setattr(parallel, "size", lambda: 2)
-    with pytest.raises(ValueError, match="multiple of the 2 processes"):
+    with pytest.raises(ValueError, match="num_envs is 7, expected a multiple of the 2 processes"):
         parallel.shard(7)
+    with pytest.raises(ValueError, match="batch_size is 15, expected a multiple"):
+        FastSac(FastSacOptions(batch_size=15), PointWorld(2, 3).io)

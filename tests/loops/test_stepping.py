@@ -171,6 +171,17 @@ def test_stepper_state_roundtrip_continues_alike():
         assert a.truncated.tolist() == b.truncated.tolist()
 
 
+def test_an_environment_that_could_not_be_saved_begins_new_episodes():
+    first, second = Stepper(Table(1, length=30)), Stepper(Table(1, length=30))
+    first.reset()
+    for _ in range(5):
+        first.step(np.zeros((1, 2), np.float32))
+    state = first.state_dict()
+    second.load_state_dict({**state, "env": {**state["env"], "exact": np.array([False])}})
+    assert not second.obs  # what was seen last is of an episode that is gone
+    assert second.reset()["state"].tolist() == [[0.0, 0.0]]
+
+
 def test_stepper_state_of_an_environment_without_state_is_refused():
     stepper = Stepper(sync(AutoresetMode.SAME_STEP, [2]))
     with pytest.raises(TypeError, match="has no state_dict"):

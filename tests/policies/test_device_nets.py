@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.policies.nets.device_critic import DeviceCritic, DeviceCriticOptions, DeviceRewardScale, descend, project
+from robot_rl.policies.nets.device_critic import DeviceCritic, DeviceCriticOptions, DeviceRewardScale, descend
 from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
 from robot_rl.policies.nets.device_step import DeviceMetrics, Repeated, resolve_accelerate, resolve_amp
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
-from robot_rl.policies.nets.value_heads import RewardScale
+from robot_rl.policies.nets.value_heads import RewardScale, project
 
 
 def critic(**options):

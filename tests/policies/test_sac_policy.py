@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.policies.online.ppo import Ppo, PpoOptions
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Policy, Transitions
 
@@ -61,6 +62,17 @@ def test_samples_spread_around_the_mean_and_stay_inside(kind):
     assert actions.std(0).min() > 0.3  # std is about e^0 before squashing
     assert np.abs(actions).max() <= 1.0
     assert np.abs(np.median(actions, 0) - centre).max() < 0.1  # tanh keeps medians
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_doubles_are_answered_as_floats(normalize, rows):
+    state = np.random.default_rng(0).standard_normal((rows, 5))
+    policies = sac(spec(), normalize_obs=normalize).policy, Ppo(PpoOptions(normalize_obs=normalize), spec()).policy
+    for policy in policies:
+        value = policy.act({"state": state}, deterministic=True).value
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, policy.act({"state": state.astype(np.float32)}, deterministic=True).value)
 
 
 def test_policy_state_is_tensors_alone_and_loads_into_another():

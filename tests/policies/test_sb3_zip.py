@@ -92,6 +92,25 @@ def test_sb3_policy_state_dependent_exploration(tmp_path, algorithm):
         policy.act({"state": OBS})
 
 
+@pytest.mark.parametrize("name", ["actor.latent_pi.3.ra_mean", "actor.latent_pi.2.weight"])
+def test_sb3_policy_with_layers_that_are_not_read_is_refused(tmp_path, name):
+    _, path = saved(tmp_path, "SAC", policy_kwargs={"net_arch": [8, 8]})
+    with zipfile.ZipFile(path) as archive:
+        weights = torch.load(archive.open("policy.pth"), weights_only=True)
+    with zipfile.ZipFile(path, "w") as archive, archive.open("policy.pth", "w") as file:
+        torch.save({**weights, name: torch.ones(8)}, file)  # as a normalisation has it
+    with pytest.raises(ValueError, match=rf"{name} .* are not read"):
+        Sb3Policy(path, make_io())
+
+
+def test_sb3_policy_without_hidden_layers_reads_its_statistics(tmp_path):
+    model, path = saved(tmp_path, "PPO", policy_kwargs={"net_arch": []})
+    np.savez(tmp_path / "moments.npz", mean=np.full(4, 0.5), var=np.full(4, 4.0))
+    policy = Sb3Policy(path, make_io(), vecnormalize=str(tmp_path / "moments.npz"))
+    expected, _ = model.predict((OBS - 0.5) / 2.0, deterministic=True)
+    np.testing.assert_allclose(policy.act({"state": OBS}, deterministic=True).value, expected, atol=1e-6)
+
+
 def test_sb3_policy_samples_have_the_agents_spread(tmp_path):
     model, path = saved(tmp_path, "PPO", policy_kwargs={"log_std_init": -2.0})
     policy = Sb3Policy(path, make_io())

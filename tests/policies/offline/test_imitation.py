@@ -25,7 +25,7 @@ def test_recoil_critic_loss_is_the_derived_one(io, batch, make):
         for i in range(2):
             h = (h @ view[f"weight{i}"][e] + view[f"bias{i}"][e]).relu()
         q = (h @ view["weight2"][e] + view["bias2"][e])[:, 0]
-        total = total - 0.5 * q[:4].mean() + 0.25 * (target[0] - q).square().mean()
+        total = total - 0.5 * q[4:].mean() + 0.25 * (target[0] - q).square().mean()
     total.backward()
     learner.critic.step(learner.critic_loss(learner.critic(x), target, rows))
     for name, leaf in view.items():
@@ -77,6 +77,17 @@ def test_kl_weight_decays_to_zero_after_cloning(io, batch, make):
     assert seen == pytest.approx([2.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.0, 0.0])
 
 
+def test_the_clone_is_of_the_second_part_of_a_mix(io, batch, make):
+    """As everywhere: what `expert=` adds to a log, and `demos=` to a run's own steps."""
+    learner, data = (
+        make(DemoKl, io, hidden=(8,), batch_size=8, clone_updates=2, normalize=False, metrics_every=1),
+        batch(8),
+    )
+    with torch.no_grad():
+        expected = squashed_nll(learner.clone(data.obs["state"][None])[0], data.action)[4:].mean()
+    assert learner.update(iter([data]))["train/clone_loss"] == pytest.approx(float(expected))
+
+
 @pytest.fixture(scope="module")
 def expert(point, tmp_path_factory):
     """Three episodes of somebody who walks home."""
@@ -90,7 +101,7 @@ def expert(point, tmp_path_factory):
 
 def mixed(point, expert):
     demos = LogDataset(expert, LogView(gamma=point.gamma), seed=1)
-    return Mix({"expert": (demos, 0.5), "other": (point.sampler(), 0.5)}).batches(128)
+    return Mix({"other": (point.sampler(), 0.5), "expert": (demos, 0.5)}).batches(128)
 
 
 def test_recoil_with_few_demonstrations_beats_cloning_everything(point, expert, make):

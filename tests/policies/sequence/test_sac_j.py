@@ -77,8 +77,9 @@ def test_a_decision_that_the_newest_row_leaves_open_is_left_out() -> None:
     assert rows.reward.tolist() == [3.0] * 4
 
 
-def test_interval_of_one_is_sac() -> None:
-    options: dict[str, Any] = {"hidden": (16, 16), "metrics_every": 1}
+@pytest.mark.parametrize("utd", [1, 3])
+def test_interval_of_one_is_sac(utd: int) -> None:
+    options: dict[str, Any] = {"hidden": (16, 16), "metrics_every": 1, "utd": utd}
     one = build(interval=1, batch_size=8, gamma=0.9, **options, seed=3)
     other = Sac(SacOptions(batch_size=8, **options), IO, seed=3)
     g = torch.Generator().manual_seed(0)
@@ -89,7 +90,7 @@ def test_interval_of_one_is_sac() -> None:
             {"state": state}, torch.rand(8, 1, generator=g), torch.randn(8, generator=g), torch.full((8,), 0.9),
             {"state": state + 1}, no, no, no, ~no, {"decision_start": torch.ones(8, 1)},
         )  # fmt: skip
-        assert one.update(iter([data] * 2)) == other.update(iter([data]))
+        assert one.update(iter([data] * 2 * utd)) == other.update(iter([data] * utd))
 
 
 class Five:
