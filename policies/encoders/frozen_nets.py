@@ -107,7 +107,7 @@ def open_folder(path: str, layer: int | None, size: int, device: torch.device) -
             "other forms of weights are programs and are not read"
         )
     model = transformers.AutoModel.from_pretrained(
-        str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True
+        str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
     )
     model = model.to(device).eval().requires_grad_(requires_grad=False)
     said = model.config.to_dict()
