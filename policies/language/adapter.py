@@ -116,9 +116,9 @@ def to_padded(x: object, tables: Tables) -> Any:
         x: (N,) result for `tables.batch`.
         tables: from `to_tables`.
     """
-    x = host(x)
-    out = np.zeros(tables.shape[0] * tables.shape[1], x.dtype)
-    out[tables.index] = x
+    rows: np.ndarray = host(x)
+    out = np.zeros(tables.shape[0] * tables.shape[1], rows.dtype)
+    out[tables.index] = rows
     out = out.reshape(tables.shape)
     return out if tables.device is None else torch.from_numpy(out).to(tables.device)
 
