@@ -211,12 +211,12 @@ class Run:
             if missing:
                 self.note(f"{name} will be missing at the end: {missing}")
         self._best = self.checkpoints.best().get("rank")
+        self.tracker = self._start.make_tracker(str(self.folder), self.step)  # refused, it leaves no run
         write_bytes(self.folder / "config.yaml", self._start.config.encode())
         if self.step is None:
             lineage.begin(self.folder, sources or {})
         else:
             lineage.add(self.folder, "continued", {"from": self.step})
-        self.tracker = self._start.make_tracker(str(self.folder), self.step)
 
     def note(self, line: str) -> None:
         """Say something now, and in the report."""

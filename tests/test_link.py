@@ -19,7 +19,7 @@ pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
 from robot_rl.human.actor import load_tensors, tensors_of
 from robot_rl.human.pieces import ActorBook
 from robot_rl.link import ActorLink, LearnerLink, LinkSettings
-from robot_rl.link.session import dump_weights, load_weights, own_token
+from robot_rl.link.session import dump_weights, load_weights, open_session, own_token
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
@@ -328,6 +328,10 @@ def test_weights_of_anything_else_are_refused():
         ({"endpoint": "nonsense"}, "endpoint"),
         ({"name": "a/*"}, "name"),
         ({"user": "me"}, "password"),
+        ({"user": "a:b", "password": "c"}, "has a colon"),
+        ({"password": " c"}, "white space at its ends"),
+        ({"mutual": True, "authority": "ca.pem"}, "speaks no TLS"),
+        ({"certificate": "end.pem"}, "speaks no TLS"),
         ({"lost_s": 0.0}, "expected a number above 0"),
     ],
 )
@@ -335,6 +339,11 @@ def test_settings_refuse_what_is_unsafe_or_nonsense(wrong, message):
     with pytest.raises(ValueError, match=message):
         LinkSettings(**wrong)
     assert LinkSettings(endpoint="tcp/[::1]:7447").name == "hil"
+
+
+def test_zenoh_file_that_is_none_says_so(tmp_path):
+    with pytest.raises(ValueError, match=r"link\.config=.*none.json5 is no Zenoh file: No such file"):
+        open_session(LinkSettings(config=str(tmp_path / "none.json5")), listen=True)
 
 
 def test_without_a_password_both_sides_take_the_token_of_the_user(ends, tmp_path, monkeypatch):

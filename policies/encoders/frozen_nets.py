@@ -98,7 +98,7 @@ def open_folder(path: str, layer: int | None, size: int, device: torch.device) -
 
     Raises:
         ImportError: transformers is absent.
-        ValueError: no such folder, no safetensors in it, or a model that does not take pictures alone.
+        ValueError: no such folder, no safetensors in it, no such layer, or a model that does not take pictures alone.
     """
     transformers, folder = require("transformers"), Path(path).expanduser()
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
@@ -107,7 +107,7 @@ def open_folder(path: str, layer: int | None, size: int, device: torch.device) -
             "other forms of weights are programs and are not read"
         )
     model = transformers.AutoModel.from_pretrained(
-        str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True
+        str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
     )
     model = model.to(device).eval().requires_grad_(requires_grad=False)
     said = model.config.to_dict()
@@ -124,7 +124,10 @@ def open_folder(path: str, layer: int | None, size: int, device: torch.device) -
         with torch.no_grad():
             out = model(pixel_values=(scaled(pictures, side) - mean) / spread, output_hidden_states=True)
         layers = out.hidden_states
-        found = layers[len(layers) // 2 if layer is None else min(layer, len(layers) - 1)]
+        last = len(layers) - 1
+        if layer is not None and layer > last:
+            raise IndexError(f"encoder.layer is {layer}, and the model in {path} has hidden layers 0 to {last}")
+        found = layers[len(layers) // 2 if layer is None else layer]
         if found.ndim == 4:
             return found
         across = int(found.shape[1] ** 0.5)  # tokens: what comes before the patches is no place
@@ -132,6 +135,8 @@ def open_folder(path: str, layer: int | None, size: int, device: torch.device) -
 
     try:
         see(torch.zeros(1, side, side, 3, dtype=torch.uint8, device=device))
+    except IndexError as error:
+        raise ValueError(str(error)) from error
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(
             f"the model in {path} ({said.get('model_type')}) does not take pictures alone: {str(error)[:200]}; save "

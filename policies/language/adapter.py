@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from robot_rl.advantage import Pipeline, TurnBatch, dense_ids, from_tokens, text_anchor
+from robot_rl.advantage.arrays import host
 
 REQUIRED = ("responses", "response_mask", "token_level_rewards", "uid")
 
@@ -65,7 +66,7 @@ def to_tables(data: Mapping[str, Any], *, anchors: Sequence[Sequence[str]] | Non
         raise ValueError(f"the batch lacks '{lacking[0]}'; expected {', '.join(REQUIRED)}")
     first = data["responses"]
     device = first.device if isinstance(first, torch.Tensor) else None
-    get = {name: _host(value) for name, value in data.items() if name != "uid"}
+    get = {name: host(value) for name, value in data.items() if name != "uid"}
     shape = get["responses"].shape
     for name in ("response_mask", "token_level_rewards", "turn_ids", "old_log_probs", "values"):
         if name in get and get[name].shape != shape:
@@ -115,9 +116,9 @@ def to_padded(x: object, tables: Tables) -> Any:
         x: (N,) result for `tables.batch`.
         tables: from `to_tables`.
     """
-    x = _host(x)
-    out = np.zeros(tables.shape[0] * tables.shape[1], x.dtype)
-    out[tables.index] = x
+    rows: np.ndarray = host(x)
+    out = np.zeros(tables.shape[0] * tables.shape[1], rows.dtype)
+    out[tables.index] = rows
     out = out.reshape(tables.shape)
     return out if tables.device is None else torch.from_numpy(out).to(tables.device)
 
@@ -149,10 +150,6 @@ def add_advantages(
         "returns": to_padded(returns, tables),
         "response_mask": mask.to(like.dtype) if isinstance(like, torch.Tensor) else mask.astype(like.dtype),
     }
-
-
-def _host(x: object) -> np.ndarray:
-    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
 def _real(get: Mapping[str, np.ndarray], written: np.ndarray, reward: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

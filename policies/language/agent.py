@@ -364,8 +364,8 @@ def policy_term(logp: Tensor, rows: Mapping[str, Tensor], options: Mapping[str, 
         rows: (N,) "old", "advantage", "mask", "turn" and "episode".
         options: of the loss, as a pipeline states them.
     """
-    given = dict(options)
-    given.pop("decoupled", None)  # dialogues are fresh: the proximal policy is the one that acted
+    # Dialogues are fresh: the proximal policy is the one that acted, and weighs 1.
+    given = {name: x for name, x in options.items() if name not in ("decoupled", "w_mode", "cap", "floor")}
     if given.keys() <= {"clip", "dual_clip", "aggregation"} and given.get("aggregation", "token_mean") == "token_mean":
         fused = FusedOptions(given.get("clip", 0.2), given.get("dual_clip"))
         batch = {"logp": rows["old"], "advantage": rows["advantage"], "mask": rows["mask"]}

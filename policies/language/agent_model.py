@@ -63,21 +63,19 @@ class LanguageModel(nn.Module):
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 
-    def forward(self, ids: Tensor, mask: Tensor, *, cache: Any = None, position: Tensor | None = None) -> Any:
+    def forward(self, ids: Tensor, mask: Tensor, *, cache: Any = None) -> Any:
         """Run the model on the columns `ids`, behind those that the cache holds.
 
         Args:
             ids: (B, T) token ids.
             mask: (B, earlier + T) 1 on real tokens, the cached columns included.
             cache: key-value cache of transformers, extended in place; None = no earlier columns.
-            position: (B, T) position of each token in its row; None counts the real tokens.
 
         Returns:
             ((B, T, vocabulary) logits, (B, T) values), both about what follows the column.
         """
         place = (mask.cumsum(1) - 1).clamp_min(0)
-        if position is None:
-            position = place[:, -ids.shape[1] :]
+        position = place[:, -ids.shape[1] :]
         out = self.core(
             input_ids=ids,
             attention_mask=mask if self._window is None else self._masks(mask.bool(), place, position),

@@ -20,7 +20,8 @@ class LanguagePolicy:
     Args:
         io: interface.
         longest: tokens of an utterance at most.
-        context: tokens of a dialogue at most; a longer one goes on from its last observation alone.
+        context: tokens of a dialogue at most; a longer one goes on from its last observation alone, as far as its end
+            fits.
         build: (words) -> (model, tokenizer), for a state that is loaded before there is a model.
     """
 
@@ -71,6 +72,7 @@ class LanguagePolicy:
         for row, ids in enumerate(heard):
             if len(self._history[row]) + len(ids) + self._longest > self._context:
                 self._history[row], self._talk = [], None
+                ids = ids[-max(self._context - self._longest, 1) :]
             self._history[row] += ids
         if self._talk is None:
             self._talk = Conversation(self._model, len(heard))

@@ -103,8 +103,17 @@ def play(
 
     Returns:
         The dialogues in the order of the seeds.
+
+    Raises:
+        ValueError: a dialogue that begins with more tokens than leave room for an utterance.
     """
     news = [tokenizer.observation(text) for text in env.begin(seeds)]
+    most = max(map(len, news), default=0)
+    if most + longest > context:
+        raise ValueError(
+            f"a dialogue begins with {most} tokens, and an utterance has up to {longest}: context is {context}, "
+            f"expected {most + longest} or more"
+        )
     dialogues = [Dialogue(int(seed), optimum=float(env.facts(i).optimum)) for i, seed in enumerate(seeds)]
     for dialogue, ids in zip(dialogues, news):
         dialogue.hear(ids)

@@ -169,7 +169,7 @@ class AsyncLabelReward:
         seed: of the network and of the pairs.
 
     Raises:
-        ValueError: messages without features in a mode that learns, or nobody who labels.
+        ValueError: messages without features in a mode that learns, nobody who labels, or a table of another mode.
         FileNotFoundError: no such table.
 
     Source: Zheng et al., Online Intrinsic Rewards for Decision Making Agents from LLM Feedback (ONI): the three modes,
@@ -192,6 +192,12 @@ class AsyncLabelReward:
         self._rng, self._seed = np.random.default_rng(seed), seed
         self._worker = None if labeler is None else LabelWorker(self._answer, most=options.queue, inline=options.inline)
         self._replay = None if options.replay is None else read_table(Path(options.replay))
+        ranked = options.mode == "ranking"
+        if any((row["other"] is not None) != ranked for row in self._replay or ()):
+            raise ValueError(
+                f"{options.replay} holds labels of {'single messages' if ranked else 'pairs'}, and mode={options.mode} "
+                f"reads those of {'pairs' if ranked else 'single messages'}; give the mode of its run"
+            )
         self._file: TextIO | None = None
         self.rows: list[dict[str, Any]] = []
         """The table: step, version, key, other (of "ranking", else None), label."""

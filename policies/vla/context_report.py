@@ -105,7 +105,10 @@ def evaluate(
 def traps(
     critic: ReferenceCritic, clips: Clips, *, phrasing: str = "held_out", frames: int = FRAMES, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """Every clip that meets its goal, with something else shown or told under every other goal; see `TRAPS`."""
+    """Every clip that meets its goal, with something else shown or told under every other goal; see `TRAPS`.
+
+    NaN where no clip and other goal make one, as where all clips are of one goal.
+    """
     sentences = clips.held_out if phrasing == "held_out" else clips.phrasings
     random, drawn = np.random.default_rng([seed, 4]), References(critic, clips, frames=frames, seed=seed)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in TRAPS}
@@ -126,7 +129,7 @@ def traps(
                 found[name].append((float(path.done[-1] > 0.5), path.values[-1], true_values(asks)[-1]))
     out = {}
     for name, rows in found.items():
-        done, value, truth = np.array(rows).T
+        done, value, truth = np.array(rows).T if rows else np.full((3, 1), np.nan)
         out[name] = {
             "pairs": len(rows),
             "false_done": float(done.mean()),

@@ -165,8 +165,11 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         self._first = copy.deepcopy(model)
         roles, lr, slow = model.parameters_by_role(), self.o.lr, self.o.backbone_lr
         trained = [{"params": [*roles["action"], *roles["value"]], "rate": lr}]
+        backbone = [*roles["vision"], *roles["language"]]
         if slow:
-            trained.append({"params": [*roles["vision"], *roles["language"]], "rate": slow})
+            trained.append({"params": backbone, "rate": slow})
+        for weight in backbone:
+            weight.requires_grad_(bool(slow))  # gradients that nobody takes would add up, and cut those of the rest
         self._optimiser = torch.optim.Adam(trained, lr=lr, betas=(0.9, 0.95), eps=1e-5)
         self._checked = False
 
@@ -367,10 +370,11 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         self._optimiser.step()
         with torch.no_grad():
             gap = (logp - old)[mask]
-            kl, clipped = (gap.exp() - 1.0 - gap).mean(), ((gap.exp() - 1.0).abs() > self.o.clip[0]).float().mean()
+            kl, moved = (gap.exp() - 1.0 - gap).mean(), gap.exp() - 1.0
+            clipped = ((moved < -self.o.clip[0]) | (moved > self.o.clip[1])).float().mean()
         return {
             "policy_loss": float(loss.detach()), "kl": float(kl), "clipped": float(clipped), "gradient_norm": norm,
-            **({} if bool(torch.isnan(entropy).any()) else {"entropy": float(entropy[mask].mean())}),
+            **({} if bool(torch.isnan(entropy).any()) else {"entropy": float(entropy.detach()[mask].mean())}),
         }  # fmt: skip
 
     def _check(self, logp: Tensor, old: Tensor, mask: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Progress of failed episodes by their distance to remembered successes, so that groups without a success still teach.
 
 The released form rescales distances inside a batch: it cannot tell a near miss from nothing at all, and has no answer
-where a batch holds no success (`robot_rl.advantage.progress.srpo_reward`). Here both ends of the scale are remembered:
-successes of each task, and clips in which nothing happened.
+where a batch holds no success (`robot_rl.advantage.zoo.progress.srpo_reward`). Here both ends of the scale are
+remembered: successes of each task, and clips in which nothing happened.
 """
 
 from __future__ import annotations

@@ -354,8 +354,7 @@ def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: Rob
     flat = np.flatnonzero(mask & ~(numbers["std"] > 0))
     if len(flat):
         guard.fail("stats_spread", f"action '{meta.action_names[flat[0]]}': std is 0; mask it if it never moves")
-    if robot.stats_key is not None and stats.key != robot.stats_key:
-        guard.fail("stats_key", f"statistics are of '{stats.key}', asked for '{robot.stats_key}'")
+    guard.compare("stats_key", stats.key, robot.stats_key, "statistics of other data")
     if any(item.check.startswith("stats") for item in guard.findings):
         return
     middle, unit = stats.scale()
@@ -366,6 +365,8 @@ def _check_stats(guard: _Guard, stats: ActionStats, meta: PolicyMeta, robot: Rob
         guard.fail("stats_spread", f"action '{meta.action_names[outside[0]]}': the mean lies outside low and high")
     if robot.low is not None and robot.high is not None and len(robot.low) == width:
         _check_limits(guard, numbers, meta, robot)
+    else:
+        guard.skipped.append("limits")
     if robot.demonstrations is not None:
         _check_data(guard, numbers, meta, np.asarray(robot.demonstrations, np.float64))
     else:

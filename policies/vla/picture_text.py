@@ -66,7 +66,7 @@ class ClipEncoder:
 
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         hub = require("transformers")
-        self._model = read_folder(Path(folder), hub.CLIPModel, ("clip",)).to(device).eval()
+        self._model = read_folder(Path(folder), hub.CLIPModel, ("clip",), dtype=torch.float32).to(device).eval()
         config = self._model.config
         self._words = hub.AutoTokenizer.from_pretrained(str(folder), **DATA)
         self._side, self._device = int(config.vision_config.image_size), device

@@ -37,7 +37,7 @@ def from_vector_rollout(
         terminated, truncated: (T, N) bool.
         final_value: (T, N) V of the true last observation, read where an episode ended; None if nothing was truncated.
         last_value: (N,) V of the observation after the rollout, read where its last row ended nothing.
-        valid: (T, N) bool, rows to keep; None = all.
+        valid: (T, N) bool, rows to keep; None = all. An end counts where its row is left out, too.
         autoreset: "same_step" (the successor of an end is info["final_obs"]) or "next_step" (the row after an end is
             the reset and no transition: it is dropped).
         starts_with_reset: (N,) bool, with "next_step": the first row of the rollout is such a reset row.
@@ -68,15 +68,17 @@ def from_vector_rollout(
             keep[0] &= ~host(starts_with_reset).astype(np.bool_)
     next_value = None
     if value is not None:
-        nothing = np.full(shape, np.nan, value.dtype)
-        next_value = np.where(done, nothing if final_value is None else final_value, np.nan).astype(value.dtype)
+        next_value = np.full_like(value, np.nan)
+        next_value[:-1] = value[1:]  # read before a row that is not kept
+        next_value = np.where(done, np.nan if final_value is None else final_value, next_value).astype(value.dtype)
         if last_value is not None:
             next_value[-1] = np.where(done[-1], next_value[-1], last_value)
     # Time is sorted inside environments: an environment's rows, one behind the other.
     source = np.arange(keep.size).reshape(shape).T[keep.T]
-    environment, over = source % shape[1], done.reshape(-1)[source]
+    before = np.cumsum(done, axis=0) - done  # ends before each row, those of rows that are not kept too
+    environment, ends = source % shape[1], before.reshape(-1)[source]
     new = np.ones(len(source), np.bool_)
-    new[1:] = (environment[1:] != environment[:-1]) | over[:-1]
+    new[1:] = (environment[1:] != environment[:-1]) | (ends[1:] != ends[:-1])
     flat = {name: x.reshape(-1)[source] for name, x in ended.items()}
     flat |= {name: x.reshape(-1)[source] for name, x in (("value", value), ("next_value", next_value)) if x is not None}
     extras: dict[str, Array] = {"source": source}

@@ -144,7 +144,11 @@ def perspective(batch: TurnBatch, actor: int) -> TurnBatch:
     """
     host = batch.numpy()
     mine = host.turns.actor_id == actor
-    steps = host.steps
+    steps, given = host.steps, host.turns.turn_reward
+    if given is not None:  # turns that go leave what they earned on their last row
+        reward = steps.reward.copy()
+        reward[host.turns.end[~mine]] += given[~mine]
+        steps = replace(steps, reward=reward)
     clock = steps.clock & np.where(steps.turn_id >= 0, mine[steps.turn_id], False)
     rank = np.where(mine, np.cumsum(mine) - 1, -1).astype(np.int32)
     turn_id = np.where(clock, rank[steps.turn_id], -1).astype(np.int32)

@@ -9,7 +9,7 @@ from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.clock import foreign_cut
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.hierarchy import OptionRows, hae
-from robot_rl.advantage.kinds import readable
+from robot_rl.advantage.kinds import Array, readable
 from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import bilevel_gae, turn_gae
@@ -17,17 +17,23 @@ from robot_rl.advantage.turns import bilevel_gae, turn_gae
 FOREIGN = ("cut", "keep")
 
 
+def row_reward(batch: TurnBatch) -> Array:
+    """(rows,) reward of each row; a turn's own reward lies on its last one."""
+    reward, turns = batch.steps.reward, batch.turns
+    return reward if turns.turn_reward is None else reward.index_add(0, turns.end.long(), turns.turn_reward)
+
+
 def rollout(batch: TurnBatch) -> RolloutRows:
     """What the estimators read; no duration where every row lasts one tick, so that the fused kernels apply."""
     s = batch.steps
     single = readable(s.k) and bool((s.k == 1).all())
     duration = None if single else s.k
-    return RolloutRows(s.reward, s.value, s.next_value, s.terminated, s.boundary, duration, s.discount)
+    return RolloutRows(row_reward(batch), s.value, s.next_value, s.terminated, s.boundary, duration, s.discount)
 
 
 def turns(batch: TurnBatch) -> RolloutRows:
-    """What the estimators over turns read: ticks per row, and no discount of the rows, which they do not have."""
-    return replace(rollout(batch), duration=batch.steps.k, discount=None)
+    """What the estimators over turns read: ticks per row, rewards of rows alone, and no discount of the rows."""
+    return replace(rollout(batch), reward=batch.steps.reward, duration=batch.steps.k, discount=None)
 
 
 @register("temporal", "gae", needs=("value",), provides=("advantage", "target"), paper="Schulman et al. 2016")
@@ -88,7 +94,7 @@ def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> RowEstimate:
         raise ValueError(f"use is '{use}', expected one of low, high, switch: the head that this advantage trains")
     s, segments = batch.steps, batch.segments
     rows = OptionRows(
-        s.reward,
+        row_reward(batch),
         s.value,
         s.extras["value_high"],
         s.extras["value_switch"],

@@ -12,14 +12,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from robot_rl.advantage.arrays import check_shapes, check_unit, host, in_torch, same_kind
+from robot_rl.advantage.arrays import check_shapes, check_unit, host, same_kind
 from robot_rl.advantage.backends.select import backend, kernels
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.rows import RolloutRows, check_float, check_rows, power, prepare
 from robot_rl.advantage.scan import scan, solve
 
 
-@in_torch
+@same_kind
 def gae(reward: Array, discount: Array, value: Array, next_value: Array, trace: Array) -> tuple[Array, Array]:
     """GAE of prepared data, time or turns on the last axis.
 
@@ -109,7 +109,7 @@ def rollout_gae(
     return (advantage, target) if out is None else _copy((advantage, target), out)
 
 
-@in_torch
+@same_kind
 def macro_reward(reward: Array, gamma: float) -> Array:
     """Reward of a decision that lasted several ticks: sum_i gamma^i r_i over the executed ticks.
 

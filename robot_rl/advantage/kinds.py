@@ -1,8 +1,8 @@
 """Dtypes, and the checks at the door.
 
 Every public function of the group, loss and rollout files takes NumPy arrays or torch tensors and returns the same
-kind, dtype and device (`arrays.in_torch`). CUDA tensors never leave their device: checks that would need their values
-are skipped there.
+kind, dtype (float32 for halves) and device (`arrays.in_torch`). CUDA tensors never leave their device: checks that
+would need their values are skipped there.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from torch import Tensor
 
 Array = Any
 """np.ndarray or torch.Tensor; a function that gets one kind returns that kind."""
+HALVES = (torch.float16, torch.bfloat16)
+"""Dtypes in which nothing is summed up or returned."""
 
 
 def match_dtype(x: Array, like: Array) -> Array:
-    """`x` in the floating dtype of `like`; integer and bool `like` mean the default floating dtype."""
-    return x.to(like.dtype if like.is_floating_point() else torch.get_default_dtype())
+    """`x` in the dtype that `floating` gives `like`: its own, or float32 for halves and the default for integers."""
+    if not like.is_floating_point():
+        return x.to(torch.get_default_dtype())
+    return x.to(torch.float32 if like.dtype in HALVES else like.dtype)
 
 
 def floating(x: Array) -> Array:
     """`x` itself when it is float32 or wider, else promoted: bool and integers to the default, halves to float32."""
     if not x.is_floating_point():
         return x.to(torch.get_default_dtype())
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALVES else x
 
 
 def readable(x: Array) -> bool:

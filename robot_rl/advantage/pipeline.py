@@ -53,7 +53,7 @@ class Credit(Columns):
         advantage: (N,), 0 on rows outside the clock and on unscorable episodes.
         returns: (N,) value target, the value itself on rows outside the clock; None without a critic.
         mask: (N,) bool, rows of the policy loss.
-        value_weight: (N,) weight of the value loss.
+        value_weight: (N,) weight of the value loss, 0 outside the clock and on unscorable episodes.
         metrics: numbers and 0-d arrays to log.
     """
 
@@ -132,9 +132,9 @@ class Pipeline:
             advantage = whiten_rows(advantage, mask)
         metrics = {**_batch_metrics(work, mask), **before, **_moments(advantage, mask, "advantage")}
         metrics.update({f"advantage_actor_{i}": x for i, x in enumerate(_per_actor(work, advantage, mask))})
+        value_weight = torch.where(known, 1.0 if weight is None else weight, 0.0).to(steps.reward.dtype)
         if target is not None:
-            metrics["explained_variance"] = explained_variance(steps.value, target, mask=steps.clock)
-        value_weight = torch.ones_like(steps.reward) if weight is None else weight
+            metrics["explained_variance"] = explained_variance(steps.value, target, mask=value_weight > 0)
         return Credit(
             small.expand(advantage),
             None if target is None else small.expand(target, fill=batch.steps.value),

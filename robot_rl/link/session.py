@@ -82,6 +82,14 @@ class LinkSettings(Options):
             )
         if self.user and not self.password:
             raise ValueError("a user needs a password; give both, or a password alone, or neither")
+        words = self.user or "", self.password or ""
+        if ":" in words[0] or any(word != word.strip() or "\n" in word for word in words):  # of lines of user:password
+            raise ValueError("the link's user has a colon, or user or password white space at its ends: choose another")
+        if not self.secret and (self.mutual or self.authority or self.certificate or self.key):
+            raise ValueError(
+                f"{self.endpoint} speaks no TLS, so authority, certificate, key and mutual would mean nothing; give a "
+                "tls/ or quic/ endpoint, or leave them out"
+            )
         if not self.secret and not _loopback(self.endpoint) and self.config is None:
             raise ValueError(
                 f"the link would run unprotected over {self.endpoint}: anybody there could drive what the robot "
@@ -121,7 +129,12 @@ def open_session(settings: LinkSettings, *, listen: bool) -> zenoh.Session:
         RuntimeError: the address is taken or cannot be reached.
     """
     zenoh = require("zenoh")
-    config = zenoh.Config.from_file(settings.config) if settings.config else zenoh.Config()
+    try:
+        config = zenoh.Config.from_file(settings.config) if settings.config else zenoh.Config()
+    except zenoh.ZError as error:
+        raise ValueError(
+            f"link.config={settings.config} is no Zenoh file: {str(error).partition(' at /')[0]}"
+        ) from error
     forever = {"timeout_ms": -1, "exit_on_failure": False}
     retry = {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 2}
     values: dict[str, Any] = {

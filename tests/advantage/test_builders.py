@@ -69,6 +69,17 @@ def test_vector_rollout_takes_tensors_and_further_columns():
     np.testing.assert_array_equal(back, given[0])
 
 
+def test_vector_rollout_ends_where_the_row_of_the_end_is_not_kept():
+    reward, value, terminated, truncated, final, last = rollout()
+    valid = np.ones((4, 2), bool)
+    valid[1, 0] = valid[2, 0] = valid[2, 1] = False  # of environment 0 the end is left out, of 1 the end as well
+    batch = from_vector_rollout(reward, value, terminated, truncated, final, last, valid=valid)
+    np.testing.assert_array_equal(batch.steps.reward, [1, 4, 10, 20, 40])
+    np.testing.assert_array_equal(batch.steps.episode_id, [0, 1, 2, 2, 3])
+    assert batch.steps.next_value is not None
+    np.testing.assert_array_equal(batch.steps.next_value[[0, 3]], [value[1, 0], value[2, 1]])
+
+
 def test_vector_rollout_without_critic_or_final_values():
     reward, _, terminated, truncated, _, _ = rollout()
     batch = from_vector_rollout(reward, None, terminated, truncated, None, None)

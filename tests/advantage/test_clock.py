@@ -1,5 +1,7 @@
 """Observation rows, foreign rows and the view of one player."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -156,5 +158,9 @@ def test_perspective_turns_other_players_into_observations():
     np.testing.assert_array_equal(small.steps.terminated, [0, 1])
     np.testing.assert_array_equal(small.steps.boundary, [0, 1])
     np.testing.assert_array_equal(compact(perspective(batch.to("cpu"), 1)).batch.steps.reward, [3, 12, 16])
+    earned = replace(batch, turns=replace(batch.turns, turn_reward=np.array([32.0, 64, 128, 256])))
+    small = compact(perspective(earned, 0)).batch
+    np.testing.assert_array_equal(small.steps.reward, [7 + 64, 24 + 256])
+    np.testing.assert_array_equal(small.turns.turn_reward, [32, 128])
     with pytest.raises(ValueError, match="actor 3 has no turn in episode 0"):
         perspective(batch, 3)

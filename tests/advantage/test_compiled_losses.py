@@ -9,11 +9,14 @@ from robot_rl.advantage import (
     ClipRange,
     RolloutRows,
     RowIds,
+    gae,
     group_advantage,
+    macro_reward,
     make_batch,
     policy_loss,
     rollout_gae,
     row_weight,
+    trloo,
 )
 from tests.advantage.ragged import grad_of
 
@@ -99,8 +102,12 @@ def test_estimators_and_batches_take_bfloat16_and_give_float32(recorded: bool) -
         torch.testing.assert_close(found, expected)
     episode, columns = torch.zeros(12, dtype=torch.int64), [x[:, 0] for x in half]
     score, group = columns[0], torch.arange(12) // 4
-    credit = group_advantage(score, group)
-    torch.testing.assert_close(credit.float(), group_advantage(score.float(), group).to(credit.dtype).float())
+    torch.testing.assert_close(group_advantage(score, group), group_advantage(score.float(), group))
+    turns = [trloo(x, group, torch.zeros(3, dtype=torch.int64), gamma=0.9) for x in (score, score.float())]
+    torch.testing.assert_close(*turns)
+    dense = torch.rand(5, 12, generator=generator).bfloat16()
+    torch.testing.assert_close(gae(*dense), gae(*dense.float()))
+    torch.testing.assert_close(macro_reward(dense, 0.9), macro_reward(dense.float(), 0.9))
     end = torch.arange(12) == 11
     batch = make_batch(columns[0], end, torch.zeros_like(end), episode, value=columns[1])
     assert batch.steps.reward.dtype == torch.float32

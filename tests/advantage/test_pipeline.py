@@ -155,6 +155,7 @@ def test_pipeline_gae_is_gae_on_the_compacted_rows():
     reward = s.reward[rows].copy()
     for t in np.flatnonzero(~s.clock):
         reward[np.searchsorted(rows, t) - 1] += s.reward[t]
+    reward[np.searchsorted(rows, batch.turns.end)] += batch.turns.turn_reward
     ends = np.append(np.diff(s.episode_id[rows]) > 0, True)
     done = ends & (s.episode_id[rows] < 4)
     assert s.next_value is not None
@@ -214,6 +215,43 @@ def test_pipeline_unscorable_episode_leaves_statistics_and_loss():
     for item in ESTIMATORS:
         if item.name not in ("archer",):
             assert np.isfinite(Pipeline([stage(item.name)])(batch).advantage).all(), item.name
+
+
+def test_no_critic_learns_from_an_unscorable_episode():
+    reward = np.array([1, np.nan, 0, 1])
+    ends, episode = np.array([0, 1, 0, 1], bool), np.repeat([0, 1], 2)
+    batch = make_batch(reward, ends, np.zeros(4, bool), episode, np.arange(4), value=np.zeros(4))
+    for name in ("gae", "turn_gae", "monte_carlo"):
+        np.testing.assert_array_equal(Pipeline([Stage(name)])(batch).value_weight, [0, 0, 1, 1])
+
+
+def test_explained_variance_is_of_the_values_that_are_trained():
+    # Values of turns lie on their first rows; what the critic says on the others does not matter.
+    turn = np.repeat(np.arange(4), 2)
+    reward, value = np.array([0.0, 1, 0, 2, 0, 3, 0, 4]), np.array([1.0, 100, 2, -50, 3, 70, 4, 0])
+    batch = make_batch(reward, np.array([0, 1] * 4, bool), np.zeros(8, bool), turn, turn, value=value)
+    assert Pipeline([Stage("turn_gae")])(batch).metrics["explained_variance"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["gae", "monte_carlo", "n_step", "reinforce_pp", "hae"])
+def test_rewards_of_turns_reach_estimators_over_rows(name):
+    given = full_batch(own=None)
+    reward = given.steps.reward.copy()
+    reward[given.turns.end] += given.turns.turn_reward
+    turn = {"actor_id": given.turns.actor_id, "anchor_key": given.turns.anchor_key}
+    moved = full_batch(own=None, reward=reward, turn=turn)
+    found, expected = (Pipeline([stage(name)])(batch).advantage for batch in (given, moved))
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_contributions_of_turns_reach_gae():
+    options = {"gamma": 1.0, "gae_lambda": 1.0}
+    batch = make_batch(
+        np.array([0.0, 0, 0, 1]), np.array([0, 0, 0, 1], bool), np.zeros(4, bool), np.zeros(4, int),
+        np.array([0, 0, 1, 1]), value=np.zeros(4), extras={"contribution": np.array([0.3, 0.3, 0.7, 0.7])},
+    )  # fmt: skip
+    credit = Pipeline([Stage("gae", options=options)], redistribute=[Stage("spa")])(batch)
+    np.testing.assert_allclose(credit.advantage, [1, 1, 0.7, 0.7])
 
 
 def test_pipeline_single_member_groups_and_equal_scores_give_zero_not_nan():

@@ -5,9 +5,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
-from robot_rl.advantage.zoo import hindsight, redistribute, shaping, shapley
+from robot_rl.advantage.zoo import redistribute, shaping, shapley
 from tests.advantage import reference_groups as slow
 from tests.advantage.ragged import both, ragged
 
@@ -195,33 +194,3 @@ def test_shapley_samples_large_sets_and_refuses_bad_tables():
     close(share, [1 / (1 + math.e), math.e / (1 + math.e)])
     with pytest.raises(ValueError, match="temperature is 0"):
         shapley.credit_share(np.ones(2), temperature=0)
-
-
-@pytest.mark.parametrize("make", [np.array, torch.tensor])
-def test_hindsight_ends_at_the_new_goal_and_leaves_the_groups(make):
-    fields = {
-        "position": make([0.0, 1.0, 2.0, 3.0]),
-        "reward": make([0.0, 0.0, 0.0, 0.0]),
-        "terminated": make([False] * 4),
-        "truncated": make([False, False, False, True]),
-    }
-
-    def reached(columns, goal):
-        hit = columns["position"] >= goal
-        return 1.0 * hit, hit
-
-    new = hindsight.relabel(fields, lambda f: f["position"][2], reached)
-    assert new["goal"] == 2.0
-    assert new["reward"].tolist() == [0, 0, 1]
-    assert new["terminated"].tolist() == [False, False, True]
-    assert not new["truncated"].any()
-    assert new["group_id"].tolist() == [-1] * 3
-    missed = hindsight.relabel(fields, lambda f: 9.0, reached)
-    assert missed["truncated"].tolist() == [False, False, False, True]
-    assert fields["reward"].tolist() == [0] * 4
-    with pytest.raises(ValueError, match="lack 'truncated'"):
-        hindsight.relabel({k: v for k, v in fields.items() if k != "truncated"}, lambda f: 1.0, reached)
-    with pytest.raises(ValueError, match="differ in length"):
-        hindsight.relabel({**fields, "position": fields["position"][:2]}, lambda f: 1.0, reached)
-    with pytest.raises(ValueError, match="reward_fn returned"):
-        hindsight.relabel(fields, lambda f: 1.0, lambda f, g: (f["reward"][:1], f["terminated"]))

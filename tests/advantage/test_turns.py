@@ -9,7 +9,6 @@ import torch
 from robot_rl.advantage.hierarchy import OptionRows, hae, hae_auxiliary
 from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turns import bilevel_gae, to_steps, to_turns, turn_gae
-from robot_rl.advantage.zoo.archer import digi_q_advantage
 from robot_rl.advantage.zoo.temporal import n_step, retrace
 
 X = np.array([[1.0, 2, 3, 4], [5, 6, 7, 8]])
@@ -172,15 +171,3 @@ def test_hae_auxiliary_rewards():
     out = hae_auxiliary(keep, episode, inconsistent=np.array([0, 1, 0, 0]), invalid_format=np.array([0, 0, 1, 0]))
     # Two of three turns kept: -0.3 * (2/3) / 2 each; then -0.3 for the contradiction and -0.1 for the format.
     np.testing.assert_allclose(out, [-0.1, -0.4, -0.1, -0.3])
-
-
-def test_digi_q_imitates_the_best_candidate_above_the_threshold():
-    q = np.array([[[1.2, 1.3, 0.2], [0.4, 0.1, 3.0]], [[1.0, 0.2, 0.1], [0.2, 0.1, 0.0]]])
-    value = np.array([[0.7, 0.35], [0.9, 0.1]])
-    # Row 0: max over heads 1.2, 1.3, 0.2 less 0.9; row 1: 0.4, 0.1, 3.0 less 0.35, clamped to [0, 1].
-    advantage, imitate = digi_q_advantage(q, value)
-    np.testing.assert_allclose(advantage, [[0.3, 0.4, 0], [0.05, 0, 1]])
-    np.testing.assert_array_equal(imitate, [[0, 1, 0], [0, 0, 1]])
-    low = digi_q_advantage(torch.from_numpy(q[:, 1:, :2]), torch.from_numpy(value[:, 1:]))
-    assert not low[1].any()
-    assert digi_q_advantage(q[:, 1:, :2], value[:, 1:], threshold=0.04)[1][0, 0]

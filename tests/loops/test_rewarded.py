@@ -196,6 +196,27 @@ def test_looks_of_one_episode_are_the_rewards_of_a_log() -> None:
     np.testing.assert_allclose(rewards, progress_reward(np.array(values), np.zeros(6), gamma=0.9), atol=1e-6)
 
 
+def test_episode_whose_first_picture_shows_nothing_begins_with_the_next() -> None:
+    class Careful(Reader):
+        def __call__(self, images_t0: Any, images_t1: Any, goal: Any) -> CriticOutput:
+            said, count = super().__call__(images_t0, images_t1, goal), len(goal)
+            seen = [torch.as_tensor(x.reshape(count, -1).std(1) > 1) for x in (images_t0, images_t1)]
+            return CriticOutput.of(said.dlogw, said.done, seen[0] & seen[1], value=said.value)
+
+    def look(*levels: int) -> np.ndarray:
+        pictures = np.zeros((len(levels), 4, 4, 3), np.uint8)
+        pictures[:, 1] = np.array(levels)[:, None, None]
+        return pictures
+
+    reward = CriticReward(CriticRewardOptions(every=1), Careful())
+    no = np.zeros(2, bool)
+    reward.start(~no, look(0, 60), ["right", "right"])  # a lens that is still covered
+    for level in (60, 100, 140):
+        reward.step(look(level, level), no, no)
+    np.testing.assert_allclose(reward.progress[0], reward.progress[1], atol=1e-6)
+    assert reward.progress[0] > 0.3
+
+
 def test_anchor_pulls_drift_back_and_works_without_an_absolute_value() -> None:
     class Drifting(Reader):
         def __call__(self, images_t0: Any, images_t1: Any, goal: Any) -> CriticOutput:

@@ -64,6 +64,14 @@ def test_round_trip_keeps_every_real_token_and_the_kind(kind):
     np.testing.assert_array_equal(np.asarray(back), expected)
 
 
+def test_halves_are_read():
+    data = {name: x if name == "uid" else torch.as_tensor(x) for name, x in padded().items()}
+    data |= {name: data["old_log_probs"].bfloat16() for name in ("old_log_probs", "values")}
+    out = add_advantages(data, Pipeline([Stage("gae")]))
+    assert out["advantages"].dtype == torch.float32
+    assert bool(torch.isfinite(out["advantages"]).all())
+
+
 def test_trloo_by_hand_lands_on_the_tokens_of_its_turn():
     # Turn rewards [.2, 1] and [0, .4], gamma 1: returns [1.2, 1], [.4, .4]; against the other: .8, .6 and the negative.
     out = add_advantages(padded(), presets.trloo(gamma=1.0))

@@ -153,6 +153,19 @@ def test_context_limit_truncates_with_a_value_of_what_follows():
     assert batch.steps.truncated.sum() == len(cut)
 
 
+def test_prompt_without_room_for_an_utterance_is_refused():
+    agent, env = agent_on(TextMaze(), context=8)
+    with pytest.raises(ValueError, match="up to 4: context is 8, expected"):
+        agent.collect([1, 2])
+    seen = env.reset(seed=3)[0]
+    heard = agent.tokenizer.observation(str(seen["text"][0]))
+    assert len(heard) > 4
+    agent.policy.act(seen)
+    assert agent.policy._talk is not None
+    assert agent.policy._talk.columns <= 8
+    assert agent.policy._history[0][:4] == heard[-4:]
+
+
 def test_turn_gae_of_dialogues_by_hand():
     agent, _ = agent_on(TextTools(shelves=2, items=2, max_turns=6), advantage="turn_gae", warmup_dialogues=4)
     agent.warm_up()
@@ -194,6 +207,7 @@ def test_turn_gae_of_dialogues_by_hand():
         ("gae", {"gamma": 1.0}),
         ("reinforce_pp", {}),
         ("ema_grpo", {}),
+        ("async_areal", {}),
     ],
 )
 def test_any_estimator_by_name_makes_an_update(advantage, options):
@@ -211,7 +225,7 @@ def test_any_estimator_by_name_makes_an_update(advantage, options):
     step, metrics = seen[0]
     assert step == agent.env_steps > 0
     assert all(np.isfinite(x) for x in metrics.values())
-    assert ("train/value_loss" in metrics) == (advantage in ("turn_gae", "bilevel", "gae"))
+    assert ("train/value_loss" in metrics) == (advantage in ("turn_gae", "bilevel", "gae", "async_areal"))
     assert any((a != b).any() for a, b in zip(before, agent.model.parameters()))
 
 

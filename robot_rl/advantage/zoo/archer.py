@@ -1,4 +1,4 @@
-"""ArCHer and Digi-Q: utterance-level critics whose differences are the advantages of the tokens."""
+"""ArCHer: utterance-level critics whose differences are the advantages of the tokens."""
 
 from __future__ import annotations
 
@@ -50,24 +50,3 @@ def archer_advantage(q: Array, value: Array, baseline: Array | None = None) -> A
     """
     advantage = torch.minimum(q[0], q[1]) - torch.minimum(value[0], value[1])
     return advantage if baseline is None else advantage[:, None] - baseline
-
-
-@same_kind
-def digi_q_advantage(q: Array, value: Array, *, threshold: float = 0.10) -> tuple[Array, Array]:
-    """Best-of-candidates imitation: clamped advantages of sampled actions and which one, if any, to imitate.
-
-    Args:
-        q: (2, B, C) Q heads of C candidate actions (64 in the release).
-        value: (2, B) V heads.
-        threshold: imitate only above this (.10 in general, .05 for the web shop).
-
-    Returns:
-        (advantage (B, C) in [0, 1], imitate (B, C) bool: the best candidate of each row if it passes the threshold; the
-        first of equals).
-
-    Source: Bai et al., Digi-Q, best-of-N policy extraction; release for the constants.
-    """
-    advantage = (torch.maximum(q[0], q[1]) - torch.maximum(value[0], value[1])[:, None]).clip(0.0, 1.0)
-    best = advantage.argmax(-1)[:, None]
-    candidate = torch.cumsum(torch.ones_like(advantage), -1) - 1
-    return advantage, (candidate == best) & (advantage > threshold)

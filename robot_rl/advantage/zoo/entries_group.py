@@ -7,6 +7,7 @@ from typing import Any
 from robot_rl.advantage import groups, turn_groups
 from robot_rl.advantage.batch import TurnBatch
 from robot_rl.advantage.entries_group import by_episode, by_turn, episode_estimator, turn_estimator, turn_reward
+from robot_rl.advantage.entries_temporal import row_reward
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.registry import RowEstimate, register
 from robot_rl.advantage.segments import combine_ids, seg_count, seg_first, seg_sum
@@ -59,8 +60,8 @@ def _remax(batch: TurnBatch) -> RowEstimate:
 
 
 def _scorable_reward(batch: TurnBatch) -> Array:
-    """(N,) step rewards; NaN in episodes whose outcome is."""
-    return batch.steps.reward + 0 * batch.episodes.outcome[batch.steps.episode_id.long()]
+    """(N,) rewards of rows and turns; NaN in episodes whose outcome is."""
+    return row_reward(batch) + 0 * batch.episodes.outcome[batch.steps.episode_id.long()]
 
 
 @register("group", "reinforce_pp", paper="Hu et al. 2025, REINFORCE++")

@@ -192,14 +192,18 @@ def test_folders_of_transformers_are_maps_of_tokens_or_of_convolutions(tmp_path:
     )
     vit = folder_of(transformers.ViTModel(config), tmp_path / "vit")
     assert open_folder(vit, None, 128, CPU)(torch.from_numpy(blobs(2))).shape == (2, 8, 4, 4)
+    with pytest.raises(ValueError, match=r"encoder.layer is 3, and the model in .* has hidden layers 0 to 2"):
+        open_folder(vit, 3, 128, CPU)
     small = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
     res = folder_of(transformers.ResNetModel(small), tmp_path / "res")
     assert open_folder(res, 1, 32, CPU)(torch.from_numpy(blobs(2))).shape == (2, 8, 8, 8)
-    encoder = made(path=vit, components=3)
-    frames = Kept(8, encoder.width)
-    encoder.fit(frames)
-    encoder.encode(frames)
-    assert frames.sight.std() > 0.5
+    half = folder_of(transformers.ViTModel(config).bfloat16(), tmp_path / "half")  # as most of them are published
+    for path in (vit, half):
+        encoder = made(path=path, components=3)
+        frames = Kept(8, encoder.width)
+        encoder.fit(frames)
+        encoder.encode(frames)
+        assert frames.sight.std() > 0.5
 
 
 def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -181,6 +181,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match="line 1 is no label"):
         made(replay=str(tmp_path / "bad"))
+    (tmp_path / "pairs").write_text('{"step": 1, "version": 1, "key": "way=1", "other": "way=2", "label": 1}\n')
+    assert made(replay=str(tmp_path / "pairs"), mode="ranking").steps == 0
+    for mode in ("retrieval", "classification"):
+        with pytest.raises(ValueError, match=f"holds labels of pairs, and mode={mode} reads those of single messages"):
+            made(replay=str(tmp_path / "pairs"), mode=mode)
     with pytest.raises(ValueError, match="queue is 0, expected a whole number of at least 1"):
         made(queue=0)
 

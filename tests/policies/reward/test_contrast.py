@@ -183,5 +183,8 @@ def test_clip_of_a_local_folder_embeds_both(tmp_path: Path) -> None:
     torch.testing.assert_close(seen.norm(dim=1), torch.ones(3))
     torch.testing.assert_close(said.norm(dim=1), torch.ones(2))
     assert float((said[0] - said[1]).abs().max()) > 1e-3
+    hub.CLIPModel.from_pretrained(tmp_path, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    half = open_encoder(str(tmp_path))
+    assert next(half._model.parameters()).dtype == torch.float32  # the gap of two sentences is smaller than a rounding
     with pytest.raises(ValueError, match="expected at most 12"):
         encoder.texts(["red " * 20])

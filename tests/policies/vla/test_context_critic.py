@@ -15,7 +15,7 @@ from robot_rl.policies.nets.reference import BOTH, SHOWN, TOLD, RefClip, announc
 from robot_rl.policies.vla.context import ContextCritic, ContextCriticOptions, ContextLearner
 from robot_rl.policies.vla.context_clips import ContextSampler, ShowOptions
 from robot_rl.policies.vla.context_net import ContextNet
-from robot_rl.policies.vla.context_report import evaluate, lines
+from robot_rl.policies.vla.context_report import evaluate, lines, traps
 from robot_rl.policies.vla.critic import TinyCritic
 from robot_rl.policies.vla.critic_clips import Clips
 from robot_rl.policies.vla.critic_ensemble import CriticEnsemble
@@ -182,6 +182,15 @@ def test_clips_that_show_a_goal_met_it_alone_and_from_the_start_did_not() -> Non
     spoilt = Clips(**{**vars(data), "done": done, "work": work})
     assert row not in spoilt.showing()[0]
     assert len(data.showing(frames=9)[0]) == 0  # clips have 8
+
+
+def test_clips_of_one_goal_make_no_traps() -> None:
+    data = clips(20).part(clips(20).showing()[0])
+    one = Clips(**{**vars(data), "work": data.work[:, :1], "done": data.done[:, :1], "phrasings": data.phrasings[:1],
+                   "held_out": data.held_out[:1]})  # fmt: skip
+    found = traps(untrained(), one, frames=1)["wrong_reference"]
+    assert found["pairs"] == 0
+    assert np.isnan(found["false_done"])
 
 
 def test_batches_label_what_is_asked_and_never_show_a_clip_itself() -> None:

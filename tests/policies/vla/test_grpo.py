@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 
 from robot_rl.policies.vla.grpo import VlaGrpo, VlaGrpoOptions
 from robot_rl.policies.vla.grpo_progress import SuccessMemory, clusters, embed
+from robot_rl.policies.vla.grpo_waves import moments
 from robot_rl.policies.vla.interface import VLAObs
 from robot_rl.policies.vla.player import VlaPlayer
 from robot_rl.types import EnvParts, IOSpec
@@ -147,6 +150,32 @@ def test_credit_of_a_group_goes_to_every_decision_of_its_episodes() -> None:
     found = made._credit(wave, three)[0][0, np.flatnonzero(wave.group == 0)]
     np.testing.assert_allclose(found[0], 1.207612, atol=1e-4)  # golden numbers of the specification
     np.testing.assert_allclose(found[1], -0.724567, atol=1e-4)
+
+
+def test_backbone_that_stays_as_it_is_takes_no_part_in_the_gradient() -> None:
+    made = learner(backbone_lr=0.0, explore=0.5, advantage="gae", target_kl=0.0)
+    made.attach(Rail())
+    frozen = {name: x for name, x in made.planner.model.named_parameters() if name.startswith("backbone.")}
+    before = {name: x.detach().clone() for name, x in frozen.items()}
+    for _ in range(2):
+        made.learn(made.collect()[0])
+    assert len(frozen) > 1
+    assert all(torch.equal(x, before[name]) and x.grad is None for name, x in frozen.items())
+
+
+def test_clipped_counts_what_lies_beyond_either_width() -> None:
+    made = learner(clip=(0.2, 0.28), advantage="gae")
+    made.attach(Rail())
+    rows = made._rows(made.collect()[0])
+    made._checked, part = True, torch.arange(len(rows.goal))
+    for ratio, share in ((1.25, 0.0), (1.3, 1.0), (0.85, 0.0), (0.75, 1.0)):
+        old = replace(
+            rows, logp=made.planner.model.evaluate(moments(rows.obs, part), rows.goal, rows.trace)[0].detach()
+        )
+        old = replace(old, logp=old.logp - np.log(ratio))
+        weights = copy.deepcopy(made.planner.model.state_dict())
+        assert made._update(old, part)["clipped"] == share
+        made.planner.model.load_state_dict(weights)
 
 
 def test_turn_values_credit_later_decisions_more() -> None:

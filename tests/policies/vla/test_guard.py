@@ -224,7 +224,7 @@ def test_accepted_keys_load_what_fits_and_leave_the_rest_fresh(clean: Path, tmp_
 
 def test_unknown_facts_of_the_robot_are_skipped_and_said(clean: Path) -> None:
     _, report = guard.load(clean, cases.build, guard.RobotFacts(), probe=cases.probe)
-    assert {"stats_data", "gripper", "cameras", "control_hz"} <= set(report.skipped)
+    assert {"stats_data", "stats_key", "limits", "gripper", "cameras", "control_hz"} <= set(report.skipped)
 
 
 def test_guard_refuses_bad_calls(clean: Path) -> None:
