@@ -148,5 +148,7 @@ class _Client:
             if message.type.name == "TEXT":
                 found = json.loads(message.data)
                 self._tick = found.get("tick", self._tick)
-            elif message.type.name == "BINARY" and self._tick in self.drawn:
-                self.ages.append(time.monotonic() - self.drawn[self._tick])
+            elif message.type.name == "BINARY":
+                await socket.send_str(json.dumps({"type": "seen"}))
+                if self._tick in self.drawn:
+                    self.ages.append(time.monotonic() - self.drawn[self._tick])

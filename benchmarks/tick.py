@@ -154,6 +154,7 @@ class _Page:
             async for message in socket:
                 if message.type.name == "BINARY":
                     self.pictures[message.data[0]] += 1
+                    await socket.send_str(json.dumps({"type": "seen"}))
                     continue
                 told = json.loads(message.data)
                 kind = {"HOLD": "resume", "STOPPED": "reset"}.get(told.get("driver", ""))
