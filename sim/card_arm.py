@@ -213,8 +213,14 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
 def _surroundings(spec: MjSpec, card: Card) -> None:
     """Physics options, floor, light, camera, goal."""
     for item in (*spec.bodies, *spec.geoms):  # a file's own must not clash with what tasks add
-        if item.name in _TAKEN:
-            item.name = f"own_{item.name}"
+        item.name = _own(item.name)
+    for item in spec.excludes:
+        item.bodyname1, item.bodyname2 = _own(item.bodyname1), _own(item.bodyname2)
+    for item in spec.pairs:
+        item.geomname1, item.geomname2 = _own(item.geomname1), _own(item.geomname2)
+    for item in spec.equalities:
+        if item.objtype == mujoco.mjtObj.mjOBJ_BODY:
+            item.name1, item.name2 = _own(item.name1), _own(item.name2)
     option = spec.option
     option.timestep, option.integrator = TIMESTEP, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     option.iterations, option.ls_iterations = 20, 10
@@ -232,6 +238,10 @@ def _surroundings(spec: MjSpec, card: Card) -> None:
         rgba=[0.15, 0.8, 0.35, 0.6],
     )  # fmt: skip
     add_sky(spec)
+
+
+def _own(name: str) -> str:
+    return f"own_{name}" if name in _TAKEN else name
 
 
 def aim(camera: MjsElement, centre: np.ndarray, away: np.ndarray, turn: float) -> None:

@@ -95,7 +95,10 @@ def test_a_base_without_a_tool_is_where_an_arm_begins(cell: Path) -> None:
 
 @pytest.mark.parametrize("name", ["goal", "cube", "peg"])
 def test_bodies_and_shapes_that_are_called_as_what_tasks_add_give_way(cell: Path, name: str) -> None:
-    cell.write_text(CELL.replace('"base"', f'"{name}"').replace("<geom ", f'<geom name="{name}" ', 1))
+    text = CELL.replace('"base"', f'"{name}"').replace("<geom ", f'<geom name="{name}" ', 1)
+    ties = f'<contact><exclude body1="{name}" body2="column"/></contact>'
+    ties += f'<equality><weld body1="{name}" body2="column" active="false"/></equality></mujoco>'
+    cell.write_text(text.replace("</mujoco>", ties))
     arm = CardArm(new_card(str(cell), "cell")[0], action="ee", control_hz=10.0)
     spec = mujoco.MjSpec.from_string(arm.xml)
     assert (spec.body("goal").mocap, spec.body(f"own_{name}") is None) == (1, False)

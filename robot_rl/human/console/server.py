@@ -360,7 +360,7 @@ class ConsoleServer:
         browser that is busy, would be given what lies in buffers, and numbers behind it, seconds late.
         """
         shown: dict[int, int] = {}
-        told = ""
+        told, round_of = "", 0
         while True:
             event = self._clients[client]
             await event.wait()
@@ -368,13 +368,14 @@ class ConsoleServer:
             if self._telemetry is not told:  # the same text twice is news, the same object is not
                 told = self._telemetry
                 await client.send_str(told)
-            if self._owed[client] > len(self._pictures):
+            if self._owed[client] > round_of:  # of the round before the last one, too
                 continue
-            for which, (count, picture) in list(self._pictures.items()):
-                if shown.get(which) != count:
-                    shown[which] = count
-                    self._owed[client] += 1
-                    await client.send_bytes(picture)
+            new = [(which, *item) for which, item in self._pictures.items() if shown.get(which) != item[0]]
+            round_of = len(new) or round_of
+            for which, count, picture in new:
+                shown[which] = count
+                self._owed[client] += 1
+                await client.send_bytes(picture)
 
 
 async def _send(client: web.WebSocketResponse, text: str) -> None:

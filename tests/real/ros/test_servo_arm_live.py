@@ -2,6 +2,7 @@
 # pyright: reportOptionalMemberAccess=false
 
 import json
+import math
 import os
 import pty
 import signal
@@ -215,13 +216,14 @@ def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
     assert session.poll() is None, said.read_text()
     harness.wait(lambda: "hold the space bar to drive" in leads.read_text(), 60.0, "a leader")
     time.sleep(1.5)  # a grip that is there when it begins to listen is none
-    begin, led = time.monotonic(), [(0.0, 0.0)]
+    began, begin = time.monotonic(), math.inf
     while not any(path.read_text() for path in tmp_path.glob("runs/hil/*/log/manifest.jsonl")):  # the first episode
         assert session.poll() is None, said.read_text()
-        assert time.monotonic() < begin + 40.0, said.read_text()[-2000:]
-        way = min(max(0.2 * (time.monotonic() - begin) - 0.08, 0.0), 0.4)  # it is gripped a moment before it moves
+        assert time.monotonic() < began + 40.0, said.read_text()[-2000:]
+        if any(path.stat().st_size for path in tmp_path.glob("runs/hil/*/log/open/segment*")):
+            begin = min(begin, time.monotonic())  # it is gripped, and was seen to be, before it moves
+        way = min(max(0.2 * (time.monotonic() - begin), 0.0), 0.4)
         leader.say(f"turn 1 {2048 + way * TURN}")
-        led.append((time.monotonic(), way))
         if way < 0.4:
             os.write(keys, b" ")
         time.sleep(0.05)
@@ -235,9 +237,7 @@ def test_leader_takes_over_a_session_in_simulation(arms, command, tmp_path):
     np.testing.assert_allclose(driven[:, 1:], 0.0, atol=1e-6)  # the joints that the leader did not move
     told = json.loads(next(tmp_path.rglob("io.json")).read_text())
     way = told["action_high"][0] * driven[:, 0].sum()
-    seen = np.interp([1e-9 * step.t_obs for step in steps if step.human], *np.transpose(led))
-    assert seen[-1] - seen[0] > 0.1
-    assert abs(way - (seen[-1] - seen[0])) < 0.06  # three ticks: without what it moved before the grip was seen
+    assert 0.25 < way < 0.41
     assert np.abs([step.action_exec[1:] for step in steps if not step.human]).max() > 0.1
 
 
