@@ -286,6 +286,7 @@ class MjSpec:
     default: MjsElement
     equalities: list[MjsElement]
     excludes: list[MjsElement]
+    pairs: list[MjsElement]
     geoms: list[MjsElement]
     joints: list[MjsElement]
     keys: list[MjsElement]
