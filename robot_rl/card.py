@@ -14,7 +14,7 @@ from robot_rl.tables import TableError, read_table, table_text
 from robot_rl.types import card_model
 from robot_rl.types.card import CameraCard, Card, ServosCard
 from robot_rl.types.card_model import READY, find_model, with_model
-from robot_rl.words import near, option_error
+from robot_rl.words import file_error, near
 
 
 class CardError(ValueError):
@@ -112,7 +112,7 @@ def of_table(table: Mapping[str, object], where: str) -> Card:
     try:
         return Card.model_validate({str(key): value for key, value in table.items()})
     except ValidationError as error:
-        raise CardError(f"{where}: {_sentence(error)}") from error
+        raise CardError(f"{where}: {file_error(error, Card, 'a card')}") from error
 
 
 def to_table(card: Card) -> dict[str, Any]:
@@ -134,7 +134,8 @@ def write(card: Card, path: Path) -> None:
         table["model"]["path"] = str(model.relative_to(path.resolve().parent))
     if not card.action.scale:
         del table["action"]
-    table["joints"] = [{k: v for k, v in row.items() if v or k in ("lower", "upper")} for row in table["joints"]]
+    stated = ("lower", "upper", "limit_slack")  # of these 0 says something
+    table["joints"] = [{k: v for k, v in row.items() if v or k in stated} for row in table["joints"]]
     known = {
         key: value
         for key, value in table.items()
@@ -192,16 +193,3 @@ def _replace(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".part")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
-
-
-def _sentence(error: ValidationError) -> str:
-    """pydantic's first complaint with the whole way to the key, which goes through lists and tables."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(item) for item in first["loc"] if not str(item).startswith(("constrained", "literal[")))
-    if len(first["loc"]) < 2 and first["loc"]:
-        return option_error(error, Card, "", "a card")
-    if first["type"] == "extra_forbidden":
-        return f"{place} is no key of a card"
-    return (
-        f"{place or 'the card'}: {str(first['msg']).removeprefix('Value error, ')} (it is {str(first['input'])[:60]!r})"
-    )

@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 from robot_rl import extras
 from robot_rl.onnx_policy import first_line, read_file
 from robot_rl.tables import TableError, read_table
+from robot_rl.words import file_error
 
 End = tuple[str, str]
 """Part and name of one of its inputs or outputs."""
@@ -189,9 +190,8 @@ def read_bundle(file: Path) -> Bundle:
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(step) for step in first["loc"])
-        raise ValueError(f"{file} is no LEAPP description that can be read: {place}: {first['msg']}") from error
+        said = file_error(error, _Description, "a description")
+        raise ValueError(f"{file} is no LEAPP description that can be read: {said}") from error
     return _Reader(file, table).bundle()
 
 

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from robot_rl.tables import TableError, read_table, table_text
 from robot_rl.types.card import Card
 from robot_rl.types.policy_card import FILE, PolicyCard, Term
-from robot_rl.words import Refused, near
+from robot_rl.words import Refused, file_error, near
 
 LAYOUT = "unitree_rl_gym's deploy/deploy_mujoco/configs"
 GAIT = 0.8
@@ -34,8 +36,8 @@ def read(path: Path) -> PolicyCard:
         return PolicyCard.model_validate({str(key): value for key, value in read_table(path).items()})
     except TableError as error:
         raise Refused(str(error)) from error
-    except ValueError as error:
-        raise Refused(f"{path}: {error}") from error
+    except ValidationError as error:
+        raise Refused(f"{path}: {file_error(error, PolicyCard, 'the card of a policy')}") from error
 
 
 def read_for(path: Path) -> tuple[PolicyCard, Path] | None:
@@ -133,6 +135,8 @@ def of_description(table: Mapping[str, Any], joints: tuple[str, ...], sha256: st
             ),
             largest_command=tuple(table["max_cmd"]) if "max_cmd" in table else None,
         )
+    except ValidationError as error:
+        raise Refused(f"{source}: {file_error(error, PolicyCard, 'the card of a policy')}") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise Refused(f"{source}: {error}") from error
 

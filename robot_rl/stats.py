@@ -78,12 +78,15 @@ class Paired:
     def of(cls, a: Sequence[float], b: Sequence[float]) -> Paired:
         """Successes, or numbers of which the larger is the better, of A and B under the same seeds.
 
+        Numbers that agree in six digits are equal: the rounding of another order of sums is no victory.
+
         Raises:
             ValueError: no pair, or lengths differ.
         """
         if len(a) != len(b) or not len(a):
             raise ValueError(f"got {len(a)} results of A and {len(b)} of B, expected as many of each, at least one")
-        return cls(sum(y > x for x, y in zip(a, b)), sum(y < x for x, y in zip(a, b)), len(a))
+        apart = [(x, y) for x, y in zip(a, b) if not math.isclose(x, y, rel_tol=1e-6)]
+        return cls(sum(y > x for x, y in apart), sum(y < x for x, y in apart), len(a))
 
     @property
     def change(self) -> float:

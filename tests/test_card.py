@@ -71,7 +71,7 @@ def test_wrong_card_is_refused_by_a_sentence_that_names_file_and_key(
 
 
 def test_card_that_is_written_is_read_as_it_was_and_an_older_one_stays(tmp_path: Path) -> None:
-    found = card.read(written(tmp_path))
+    found = card.read(written(tmp_path, TEXT.replace("effort: 5.0}", "effort: 5.0, limit_slack: 0}", 1)))
     again = tmp_path / "again.yaml"
     card.write(found, again)
     assert "path: two.urdf" in again.read_text()  # beside it: a folder can be moved
@@ -93,6 +93,9 @@ def test_a_camera_is_put_onto_a_card_without_the_loss_of_a_line(tmp_path: Path) 
 def test_a_policys_card_with_numbers_for_names_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "io.yaml").write_text("1: 2\n")
     with pytest.raises(Refused, match=r"io\.yaml"):
+        policy_card.read(tmp_path / "io.yaml")
+    (tmp_path / "io.yaml").write_text("formt: onnx\n")
+    with pytest.raises(Refused, match="formt is no option of the card of a policy; did you mean format"):
         policy_card.read(tmp_path / "io.yaml")
     (tmp_path / "g1.yaml").write_text("".join(f"{key}: [1]\n" for key in policy_card._NEEDED))
     with pytest.raises(Refused, match=r"num_actions is \[1\], expected a whole number"):

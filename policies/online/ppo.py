@@ -205,9 +205,10 @@ class PpoLearner(OnPolicyLearner[OptionsT, Rollout]):
                 "environment's rewards and observations, and resume from the last checkpoint"
             )
         target, value = torch.as_tensor(rows["target"]), torch.as_tensor(rows["value"])
+        left, spread = (float(x.var(correction=0)) for x in (target - value, target))
         found = {
-            "train/explained_variance": 1.0 - float((target - value).var()) / max(float(target.var()), 1e-12),
-            "train/advantage_std": float(torch.as_tensor(rows["advantage"]).std()),
+            "train/explained_variance": 1.0 - left / max(spread, 1e-12),
+            "train/advantage_std": float(torch.as_tensor(rows["advantage"]).std(correction=0)),
             "train/rows_used": count / max(int(rollout.valid.sum()), 1),
         }
         self._adam.lr = self._lr()

@@ -35,6 +35,8 @@ _vec_env = require("stable_baselines3.common.vec_env")
 
 CONTRIB = ("CrossQ", "TQC", "TRPO")
 """Algorithms of sb3_contrib, which is installed apart, for continuous actions and without a memory."""
+_SMALLEST = 36
+"""Pixels along an edge of which its three convolutions leave one."""
 
 
 class Sb3Options(Options):
@@ -60,7 +62,7 @@ class Sb3(OwnLoop[Sb3Options, None]):
         gamma: discount per step.
 
     Raises:
-        ValueError: there is no such algorithm, or it has no such keyword.
+        ValueError: there is no such algorithm, or it has no such keyword; or pictures are too small for its networks.
         ImportError: stable_baselines3 is not installed.
     """
 
@@ -74,6 +76,10 @@ class Sb3(OwnLoop[Sb3Options, None]):
         for name in given:
             if name not in known:
                 raise ValueError(f"{options.algorithm} of stable-baselines3 has no option '{name}'{near(name, known)}")
+        for name, (shape, _) in io.obs.items():
+            if name.startswith("image.") and min(shape[:2]) < _SMALLEST:
+                size, least = f"{shape[1]} x {shape[0]}", f"{_SMALLEST} x {_SMALLEST}"
+                raise ValueError(f"{name} has {size} pixels; stable-baselines3's convolutions take {least} or more")
         self._options = {"seed": seed, "device": device, "gamma": gamma, "verbose": 0, **given}
         self.seen_rows: StepSample = StepSample()
         with warnings.catch_warnings():  # SB3's advice is about an environment, which comes with `attach`

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from robot_rl.real.core.spec import PD, POSITION, RobotSpec, SpecError, check_mapping
+from robot_rl.real.core.spec import EFFORT, PD, POSITION, TWIST, VELOCITY, RobotSpec, SpecError
 from robot_rl.real.robot import RobotState
 
 STATE = ("joint_positions", "joint_velocities")
@@ -34,7 +34,7 @@ class ActionCodec:
 
     def __init__(self, spec: RobotSpec, rate: float) -> None:
         self.rate, self.mapping = rate, spec.action.mapping
-        check_mapping(spec)
+        _check_mapping(spec)
         self._from_last = spec.mode in (POSITION, PD) and self.mapping != "absolute"
         self._lower, self._upper = spec.bounds()
         if self.mapping == "absolute":
@@ -115,3 +115,17 @@ class StateCodec:
                 raise ValueError(f"sensor {key!r} gave {part.size} numbers, expected {size}")
             parts.append(part)
         return np.concatenate(parts).astype(np.float32)
+
+
+def _check_mapping(spec: RobotSpec) -> None:
+    """Refuse an action mapping that the controller's mode cannot take.
+
+    Raises:
+        SpecError: names both.
+    """
+    wanted = {VELOCITY: ("velocity",), TWIST: ("velocity",), EFFORT: ("effort",)}
+    allowed = wanted.get(spec.mode, ("absolute", "delta", "velocity"))
+    if spec.action.mapping not in allowed:
+        raise SpecError(
+            f"action.mapping is {spec.action.mapping!r}, but {spec.command_mode} takes {' or '.join(allowed)}"
+        )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+from pydantic import ValidationError
 
 from robot_rl import card
 from robot_rl.real.core.legs_spec import LegsSpec
@@ -17,6 +18,7 @@ from robot_rl.real.core.sensor_spec import CameraSpec, SensorSpec
 from robot_rl.real.core.status_spec import StatusSpec
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import CalibrationCard, Card
+from robot_rl.words import file_error
 
 T = TypeVar("T")
 
@@ -311,20 +313,6 @@ def of_card(found: Card) -> tuple[dict[str, Any], dict[str, Any]]:
     return table, {**parameters, **({"model": found.model.path} if found.workspace is not None else {})}
 
 
-def check_mapping(spec: RobotSpec) -> None:
-    """Refuse an action mapping that the controller's mode cannot take.
-
-    Raises:
-        SpecError: names both.
-    """
-    wanted = {VELOCITY: ("velocity",), TWIST: ("velocity",), EFFORT: ("effort",)}
-    allowed = wanted.get(spec.mode, ("absolute", "delta", "velocity"))
-    if spec.action.mapping not in allowed:
-        raise SpecError(
-            f"action.mapping is {spec.action.mapping!r}, but {spec.command_mode} takes {' or '.join(allowed)}"
-        )
-
-
 def _mapping(raw: object, where: str) -> Mapping[str, object]:
     if not isinstance(raw, Mapping):
         raise SpecError(f"{where} is {raw!r}, expected a table of keys")
@@ -358,7 +346,10 @@ def _convert(kind: str, value: object, where: str) -> object:
     if value is None and kind.endswith("| None"):
         return None
     if kind.startswith("CalibrationCard"):
-        return CalibrationCard.model_validate(dict(_mapping(value, where)))
+        try:
+            return CalibrationCard.model_validate(dict(_mapping(value, where)))
+        except ValidationError as error:
+            raise SpecError(f"{where}: {file_error(error, CalibrationCard, 'a calibration')}") from error
     if kind.startswith("float"):
         return _number(value, where)
     if kind == "bool" and not isinstance(value, bool):

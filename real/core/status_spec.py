@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,11 @@ class StatusSpec:
         good: values with which the robot may move; any other blocks it, and is the fault `robot_status` in motion.
         estop: values that are an emergency stop for as long as they last.
         field: of the message; parts of parts with a dot.
-        latched: told when it changes and kept for who comes later; False = repeated all the time.
+        timeout: longest silence of a value that is repeated all the time [s]; None = it is told when it changes, and
+            kept for who comes later.
 
     Raises:
-        ValueError: no good value, or one that is an emergency stop, too.
+        ValueError: no good value, or one that is an emergency stop, too; or a timeout that is no time.
     """
 
     topic: str
@@ -27,7 +29,7 @@ class StatusSpec:
     good: tuple[Any, ...]
     estop: tuple[Any, ...] = ()
     field: str = "data"
-    latched: bool = True
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         for key, values in (("good", self.good), ("estop", self.estop)):
@@ -38,3 +40,5 @@ class StatusSpec:
         if not self.good or both:
             what = f"{min(both)} is in good and in estop" if both else "good is empty"
             raise ValueError(f"status of {self.topic}: {what}; good lists the values with which the robot may move")
+        if self.timeout is not None and not 0.0 < self.timeout < math.inf:
+            raise ValueError(f"status of {self.topic}: timeout is {self.timeout}, expected seconds > 0, or null")

@@ -166,9 +166,9 @@ class SafetySupervisorNode(LifecycleNode):
         self._brake()
 
     def _end(self) -> None:
-        """Begin to brake; the control loop ends two ticks after it has come to rest, or after a second."""
+        """Begin to brake; the control loop ends two ticks after it has come to rest, or after three seconds."""
         if self.loop is not None and self.pipeline is not None and self.loop.alive and not self._ending:
-            self._rest_ticks, self._end_by = 0, time.monotonic() + 1.0
+            self._rest_ticks, self._end_by = 0, time.monotonic() + 3.0
             self.pipeline.shutdown()
             self._ending = True
 
@@ -176,7 +176,7 @@ class SafetySupervisorNode(LifecycleNode):
         """Brake and wait for it; for the end of the process, where nothing else has to be done meanwhile."""
         self._end()
         loop = self.loop
-        patience = time.monotonic() + 1.5
+        patience = time.monotonic() + 3.5  # launch sends its next signal after 5 s
         while loop is not None and loop.alive and time.monotonic() < patience:
             time.sleep(0.01)
         if loop is not None:

@@ -109,4 +109,5 @@ def _hae(batch: TurnBatch, *, use: str = "low", **options: Any) -> RowEstimate:
     )
     credit = hae(rows, **options)._asdict()
     weight = credit["high_weight"] if use == "high" else None
-    return RowEstimate(credit[use], credit[f"{use}_target"], weight)
+    value = {"low": None, "high": rows.value_high, "switch": rows.value_switch}[use]
+    return RowEstimate(credit[use], credit[f"{use}_target"], weight, value)

@@ -199,6 +199,11 @@ _SEQUENCE_LOSSES = ("gspo", "gmpo")
 _DEFAULT_CLIP: dict[str, Clip] = {"gspo": (3e-4, 4e-4), "gmpo": 0.4, "cispo": (1.0, 4.0)}
 
 
+def default_aggregation(kind: str) -> str:
+    """Mode of aggregation by which a policy loss is defined."""
+    return "seq_mean_token_mean" if kind in _SEQUENCE_LOSSES else "token_mean"
+
+
 @in_torch
 def policy_loss(
     logp: Array,
@@ -246,7 +251,7 @@ def policy_loss(
         factor = weight.detach()
         rows = rows * match_dtype(factor if use is None else torch.where(use, factor, 0.0), logp)
     if aggregation is None:
-        aggregation = "seq_mean_token_mean" if kind in _SEQUENCE_LOSSES else "token_mean"
+        aggregation = default_aggregation(kind)
     if not isinstance(aggregation, str):
         return weighted_sum(rows, aggregation)
     if aggregation == "token_mean":

@@ -20,7 +20,13 @@ from robot_rl.advantage.importance import bounded_weight, effective_sample_size
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.kl import kl_metrics
 from robot_rl.advantage.layout import RowIds
-from robot_rl.advantage.losses import ClipRange, decoupled_policy_loss, policy_loss, policy_metrics
+from robot_rl.advantage.losses import (
+    ClipRange,
+    decoupled_policy_loss,
+    default_aggregation,
+    policy_loss,
+    policy_metrics,
+)
 from robot_rl.advantage.normalise import whiten as whiten_rows
 from robot_rl.advantage.ratios import log_ratio
 from robot_rl.advantage.registry import check_needs, entry
@@ -115,7 +121,7 @@ class Pipeline:
         for stage, found in self.redistribute:
             check_needs(found, work)
             work = found.function(work, **stage.options)
-        total, target, weight = torch.zeros_like(work.steps.reward), None, None
+        total, target, weight, value = torch.zeros_like(work.steps.reward), None, None, work.steps.value
         for stage, found in self.estimators:
             check_needs(found, work)
             state = (self.states[stage.name],) if stage.name in self.states else ()
@@ -123,6 +129,7 @@ class Pipeline:
             total = total + stage.weight * estimate.advantage
             if target is None and work.steps.value is not None:
                 target, weight = estimate.target, estimate.weight
+                value = work.steps.value if estimate.value is None else estimate.value
         steps = work.steps
         known = ~torch.isnan(work.episodes.outcome)[steps.episode_id.long()]
         advantage = torch.where(known, total, 0.0)
@@ -134,7 +141,7 @@ class Pipeline:
         metrics.update({f"advantage_actor_{i}": x for i, x in enumerate(_per_actor(work, advantage, mask))})
         value_weight = torch.where(known, 1.0 if weight is None else weight, 0.0).to(steps.reward.dtype)
         if target is not None:
-            metrics["explained_variance"] = explained_variance(steps.value, target, mask=value_weight > 0)
+            metrics["explained_variance"] = explained_variance(value, target, mask=value_weight > 0)
         return Credit(
             small.expand(advantage),
             None if target is None else small.expand(target, fill=batch.steps.value),
@@ -213,7 +220,8 @@ def loss_arguments(options: Mapping[str, Any], mask: Array, ids: RowIds) -> dict
         given["clip"] = ClipRange(given.get("clip", 0.2), **bounds)
     longest = given.pop("max_length", None)
     if longest is not None:
-        given["aggregation"] = row_weight(mask, given["aggregation"], ids, max_length=longest)
+        mode = given.get("aggregation") or default_aggregation(given.get("kind", "ppo"))
+        given["aggregation"] = row_weight(mask, mode, ids, max_length=longest)
     return {"mask": mask, "ids": ids, **given}
 
 

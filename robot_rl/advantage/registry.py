@@ -22,11 +22,13 @@ class RowEstimate(NamedTuple):
         advantage: (rows,).
         target: (rows,) value target, or None without a critic.
         weight: (rows,) weight of the value loss, or None for 1.
+        value: (rows,) estimates of the head that the target trains, or None for the batch's "value".
     """
 
     advantage: Tensor
     target: Tensor | None = None
     weight: Tensor | None = None
+    value: Tensor | None = None
 
 
 @dataclass(frozen=True)

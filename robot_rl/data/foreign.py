@@ -16,6 +16,7 @@ import resource
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from csv import reader
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
@@ -378,7 +379,8 @@ def numbers(path: Path, value: object) -> np.ndarray:
 def csv(path: Path) -> tuple[list[str], np.ndarray]:
     """Names in the first line, and the rows (N, columns) below it; `.gz` is unpacked.
 
-    Between the numbers stand commas, or semicolons or tabs, with which a comma in a number is a decimal one.
+    Between the numbers stand commas, or semicolons or tabs, with which a comma in a number is a decimal one. Columns
+    that begin with words are no part of the table.
 
     Raises:
         OSError: it cannot be unpacked.
@@ -405,15 +407,25 @@ def csv(path: Path) -> tuple[list[str], np.ndarray]:
     names = [name.strip().strip('"') for name in header.split(between)]
     with _binary(path) as file:
         file.readline()
+        cells = next(reader([file.readline().decode("utf-8", "replace")], delimiter=between), [])
+        told = [i for i, cell in enumerate(cells) if not _WORDS.match(cell)]
+        file.seek(len(first))
         rows = file if between == "," else (line.replace(b",", b".") for line in file)
         try:
-            return names, np.loadtxt(rows, delimiter=between, ndmin=2)
+            if len(told) == len(cells) or len(cells) != len(names):
+                return names, np.loadtxt(rows, delimiter=between, ndmin=2)
+            table = np.loadtxt(rows, delimiter=between, ndmin=2, usecols=told, quotechar='"')
+            return [names[i] for i in told], table
         except ValueError as problem:
             text = re.search(r"convert string (.*) to float64 at row (\d+), column (\d+)", str(problem))
             if text is None or int(text[3]) > len(names):
                 raise ValueError(str(problem).partition("; use `usecols`")[0] + " below the names") from problem
             where = f"row {int(text[2]) + 1} below the names, column {names[int(text[3]) - 1]}"
             raise ValueError(f"{where}: {text[1]} is no number (without a value, write nan)") from problem
+
+
+_WORDS = re.compile(r"\s*\"?(?!nan|inf)[^\W\d]{2}", re.IGNORECASE)
+"""How a cell of words begins; one letter may be a slip of the pen."""
 
 
 def _binary(path: Path) -> gzip.GzipFile | BufferedReader:

@@ -128,7 +128,7 @@ def _observe(path: Path, name: str, demo: Any, group: str, order: list[str]) -> 
                 path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo.get(group, {})]
             )
         value = foreign.take(path, demo[group][key])
-        if value.ndim >= 3:
+        if value.ndim >= 4 or (value.ndim == 3 and value.dtype == np.uint8):  # (T, 4, 4) poses are none
             found[f"image.{key.removesuffix('_image')}"] = value
         else:
             low.append(value.reshape(len(value), -1).astype(np.float32))

@@ -142,7 +142,7 @@ def evaluate(
     stepper = Stepper(env)
     stepper.reset(seed=seed)
     policy.reset()
-    earned = policy.parts.earned
+    earned, told = policy.parts.earned, policy.parts.executed
     meter: ChunkMeter | None = policy.parts.meter
     if meter is not None:
         meter.clear()
@@ -166,6 +166,8 @@ def evaluate(
         returns += np.where(valid, _numpy(row.reward), 0.0)
         if earned is not None:
             earned(np.where(valid, _numpy(row.reward), 0.0))
+        if told is not None:
+            told(_numpy(row.action))
         lengths += valid
         over = (_numpy(row.terminated) | _numpy(row.truncated)) & valid
         won = _numpy(row.info["success"]).astype(bool) & valid if "success" in row.info else np.zeros(num_envs, bool)

@@ -68,7 +68,7 @@ class OnPolicy(Saved):
             metrics = {
                 **self.stats.metrics(),
                 **metrics,
-                "train/action_std": float(rollout.action.std()),
+                "train/action_std": float(rollout.action.std(correction=0)),
                 "time/sps": steps / (end - begin),
                 "time/update_fraction": (end - collected) / (end - begin),
             }

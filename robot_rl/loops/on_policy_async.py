@@ -165,7 +165,7 @@ class AsyncOnPolicy(OnPolicy):
             **item.metrics,
             **metrics,
             "train/staleness": float(staleness),
-            "train/action_std": float(rollout.action.std()),
+            "train/action_std": float(rollout.action.std(correction=0)),
             "time/sps": steps / (end - begin),
             "time/wait_fraction": (got - begin) / (end - begin),
         }

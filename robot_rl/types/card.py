@@ -263,8 +263,8 @@ class StatusCard(Options):
     """Values that are an emergency stop for as long as they last."""
     field: str = "data"
     """Of the message."""
-    latched: bool = True
-    """Told when it changes; false = repeated all the time."""
+    timeout: Positive | None = None
+    """Longest silence of one that is repeated all the time [s]; null = told when it changes."""
 
 
 class CameraCard(SensorCard):

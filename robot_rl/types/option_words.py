@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def option_error(error: ValidationError, model: type[BaseModel], where: str, nam
         where: prefix of the options on the command line, "" where they have none.
         name: of what the options are of.
     """
-    first = error.errors(include_url=False)[0]
+    first = _first(error)
     place, kind = [str(item) for item in first["loc"]], str(first["type"])
     value = first["input"]
     while len(place) > 1 and _inner(model, place[0]):  # options of options
@@ -68,6 +69,30 @@ def option_error(error: ValidationError, model: type[BaseModel], where: str, nam
     choices = _choices(field.annotation)
     hint = near(str(value), choices) if isinstance(value, str) and choices else ""
     return f"{option} is {_show(value)}, expected {expected(field)}{hint if 'did you mean' in hint else ''}"
+
+
+def file_error(error: ValidationError, model: type[BaseModel], noun: str) -> str:
+    """The same of a file, with the whole way to the key, which goes through lists and tables.
+
+    Args:
+        error: of the model.
+        model: what the file holds.
+        noun: for it, such as "a card".
+    """
+    first = _first(error)
+    place = ".".join(str(item) for item in first["loc"] if not str(item).startswith(("constrained", "literal[")))
+    if len(first["loc"]) < 2 and first["loc"]:
+        return option_error(error, model, "", noun)
+    if first["type"] == "extra_forbidden":
+        return f"{place} is no key of {noun}"
+    said = str(first["msg"]).removeprefix("Value error, ")
+    return f"{place}: {said} (it is {str(first['input'])[:60]!r})" if place else said
+
+
+def _first(error: ValidationError) -> ErrorDetails:
+    """The complaint to begin with: a key that is not known, which may be the one that is missing, misspelt."""
+    found = error.errors(include_url=False)
+    return next((item for item in found if item["type"] == "extra_forbidden"), found[0])
 
 
 def expected(field: FieldInfo) -> str:

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from robot_rl.advantage import entries, make_batch, presets
+from robot_rl.advantage.aggregate import row_weight
 from robot_rl.advantage.gae import rollout_gae
 from robot_rl.advantage.groups import grpo
+from robot_rl.advantage.layout import RowIds
 from robot_rl.advantage.normalise import whiten
-from robot_rl.advantage.pipeline import Pipeline, Stage
+from robot_rl.advantage.pipeline import Pipeline, Stage, loss_arguments
 from robot_rl.advantage.registry import Entry, check_needs, entry, register
 from robot_rl.advantage.rows import RolloutRows
 from robot_rl.advantage.turn_groups import trloo
@@ -319,6 +321,13 @@ def test_retrace_traces_differ():
     assert np.abs(got[1] - got[2]).max() > 1e-3
 
 
+def test_longest_length_without_a_named_aggregation_is_of_the_losss_own():
+    mask, ids = torch.ones(4, dtype=torch.bool), RowIds(episode=torch.tensor([0, 0, 0, 1]))
+    for kind, mode in (("ppo", "token_mean"), ("gspo", "seq_mean_token_mean")):
+        weights = loss_arguments({"kind": kind, "max_length": 8}, mask, ids)["aggregation"]
+        assert torch.equal(weights, row_weight(mask, mode, ids, max_length=8))
+
+
 def test_hae_heads_of_the_pipeline():
     batch = full_batch()
     low, high, switch = (Pipeline([Stage("hae", options={"use": use})])(batch) for use in ("low", "high", "switch"))
@@ -328,6 +337,11 @@ def test_hae_heads_of_the_pipeline():
     np.testing.assert_array_equal(high.value_weight, starts.astype(float))
     assert (high.advantage[~starts] == 0).all()
     assert np.abs(low.advantage - switch.advantage).max() > 1e-3
+    for credit, name, rows in ((high, "value_high", starts), (switch, "value_switch", batch.steps.clock)):
+        rows = rows & np.isfinite(batch.episodes.outcome)[batch.steps.episode_id]
+        target, value = credit.returns[rows], batch.steps.extras[name][rows]
+        explained = 1.0 - np.var(target - value) / np.var(target)
+        assert credit.metrics["explained_variance"] == pytest.approx(explained), name
 
 
 @pytest.mark.parametrize("name", ["rae", "ema_grpo", "experimental_dgrpo"])

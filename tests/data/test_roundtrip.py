@@ -82,6 +82,11 @@ def test_robomimic_toy_comes_back(tmp_path: Path) -> None:
     same(write_store(tmp_path / "want", turned), write_store(tmp_path / "got", logs.episodes))
     assert logs.meta["order"] == ["object", "robot0_eef_pos"]
     assert logs.meta["env_args"]["env_name"] == "Lift"
+    with h5py.File(path, "a") as file:
+        for demo in file["data"].values():
+            demo["obs/object_pose"] = np.tile(np.eye(4), (len(demo["actions"]), 1, 1))  # no picture of 4 x 4
+    poses = formats.load(path, keys=["object_pose"]).episodes
+    np.testing.assert_array_equal(poses[0].obs["state"][0], np.eye(4).ravel())
     straight = formats.load(path, keys=["robot0_eef_pos", "object"]).episodes
     np.testing.assert_array_equal(straight[0].obs["state"], first.obs["state"])
     cut = formats.load(robomimic(tmp_path / "cut.hdf5", [third], final=False))

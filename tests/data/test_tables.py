@@ -101,6 +101,16 @@ def test_csv_of_other_countries_is_the_same(tmp_path: Path, between: str, point:
     assert np.array_equal(first.action, second.action)
 
 
+def test_columns_of_words_stand_beside_the_numbers(tmp_path: Path) -> None:
+    plain = csv(tmp_path / "a.csv")
+    _, *rows = (line.split(",") for line in plain.read_text().splitlines())
+    lines = [f'{t},{q},"reach, then lift",{w},{u},ok,{c}' for t, q, w, u, c in rows]
+    (tmp_path / "b.csv").write_text("\n".join(["t,q,phase,w,u,mark,c", *lines]) + "\n")
+    want, got = (tables.read(tmp_path / name, ReadOptions(map=MAP)).episodes[0] for name in ("a.csv", "b.csv"))
+    np.testing.assert_array_equal(got.obs["state"], want.obs["state"])
+    np.testing.assert_array_equal(got.action, want.action)
+
+
 def test_csv_map_with_a_wrong_expression_is_named_in_place_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"the map's expression 'q\^2': .*BinOp.*correct the map"):
         tables.read(csv(tmp_path / "a.csv"), ReadOptions(map={**MAP, "reward": "q^2"}))

@@ -195,6 +195,22 @@ def test_evaluate_gives_every_environment_its_share() -> None:
     assert all(isinstance(rows, np.ndarray) for rows in policy.resets[1:])
 
 
+def test_evaluate_tells_a_policy_what_was_executed() -> None:
+    class Thrice(Half):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heard: list[np.ndarray] = []
+            self.parts = PolicyParts(executed=self.heard.append)
+
+        def act(self, obs: Any, *, deterministic: bool = False) -> Action:
+            return Action(np.full((len(obs["state"]), 1), 3.0, np.float32))
+
+    env, policy = Count(2), Thrice()
+    evaluate(env, policy, episodes=2)
+    np.testing.assert_array_equal(policy.heard, env.actions)
+    assert np.unique(policy.heard).tolist() == [1.0]
+
+
 def test_evaluate_policy_of_another_interface_is_refused_before_the_first_reset() -> None:
     env, policy = Count(1), Half()
     policy.io = replace(IO, action_names=("y",), control_hz=20.0)

@@ -172,3 +172,9 @@ def test_sb3_keeps_rows_of_all_that_it_saw_over_a_save():
 def test_what_cannot_run_here_is_refused_in_a_sentence(name):
     with pytest.raises(ValueError, match="there is no algorithm"):
         Sb3(Sb3Options(algorithm=name), IO)
+
+
+def test_pictures_too_small_for_its_convolutions_are_refused():
+    io = IOSpec(**{**vars(IO), "obs": {"image.wrist": ((32, 48, 3), "uint8")}})
+    with pytest.raises(ValueError, match=r"image\.wrist has 48 x 32 pixels; .* take 36 x 36 or more"):
+        Sb3(Sb3Options(algorithm="SAC"), io)

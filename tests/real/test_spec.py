@@ -109,6 +109,12 @@ def test_wrong_setting_is_named(change):
         SafetySettings(**change)
 
 
+def test_calibration_that_cannot_be_is_one_sentence(make_arm):
+    camera = {"topic": "top/image", "type": "sensor_msgs/Image", "calibration": {"widht": 640}}
+    with pytest.raises(SpecError, match=r"cameras.top.calibration: widht is no option of a calibration"):
+        make_arm(cameras={"top": camera})
+
+
 def test_relative_actions_need_a_scale(tmp_path):
     text = GOOD.replace("action: {mapping: delta, scale: [0.05]}", "action: {mapping: delta}")
     path = tmp_path / "arm.yaml"

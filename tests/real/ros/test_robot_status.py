@@ -18,6 +18,7 @@ status:
   program: {topic: io_and_status_controller/robot_program_running, type: std_msgs/Bool, good: [true]}
 """
 """As UR's driver has them, with std_msgs/UInt8 for ur_dashboard_msgs/SafetyMode, of which PyPI has no wheel."""
+REPEATED = "  mode: {topic: robot_mode, type: std_msgs/UInt8, good: [2], timeout: 0.3}\n"
 NORMAL, PROTECTIVE_STOP, EMERGENCY_STOP = 1, 3, 6
 STOP = VELOCITY / ACCELERATION + 2 * TICK + 2 / 200.0 + 0.05  # and a message's way
 
@@ -73,8 +74,26 @@ def test_driver_that_tells_its_modes_is_enabled_stopped_and_reset_by_them(cell):
     made.check_commands()
 
 
+def test_value_that_is_repeated_and_falls_silent_stops_the_robot(cell):
+    made = cell(spec=f"{POSITION}\nstatus:\n{REPEATED}")
+    out = made.driver.broadcaster.create_publisher(UInt8, "robot_mode", qos("state"))
+    repeat = made.driver.broadcaster.create_timer(0.05, lambda: out.publish(UInt8(data=2)))
+    made.moving()
+    since = now()
+    repeat.cancel()
+    assert made.stopped_after(since) < 0.3 + STOP
+    made.station.wait_state("FAULT")
+    made.station.until(lambda: made.fault() == "robot_status", what="the fault")
+    assert "nothing on robot_mode for" in made.told()["numbers"]
+    made.station.quiet()
+    assert "allowed 0.3 s" in made.station.reset().message
+    repeat.reset()
+    wait(lambda: made.station.reset().success, what="a reset")
+    made.home().moving()
+
+
 def test_simulated_robot_tells_good_values_so_that_the_card_can_be_rehearsed(processes, station):
-    (processes.folder / "ur.yaml").write_text((processes.folder / "arm.yaml").read_text() + UR)
+    (processes.folder / "ur.yaml").write_text((processes.folder / "arm.yaml").read_text() + UR + REPEATED)
     processes.start("sim_robot_node", RT, spec="ur.yaml")
     processes.start("safety_supervisor_node", *SUPERVISOR, spec="ur.yaml")
     station.connected().wait_state("IDLE", limit=60.0)
@@ -87,6 +106,7 @@ def test_simulated_robot_tells_good_values_so_that_the_card_can_be_rehearsed(pro
         ({"good": []}, "good is empty"),
         ({"good": 1}, "expected a list of values"),
         ({"estop": [2, 6]}, "2 is in good and in estop"),
+        ({"timeout": 0.0}, "timeout is 0.0, expected seconds > 0"),
     ],
 )
 def test_status_that_cannot_be_is_refused(change, words):
