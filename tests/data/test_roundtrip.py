@@ -83,7 +83,8 @@ def test_robomimic_toy_comes_back(tmp_path: Path) -> None:
     assert logs.meta["order"] == ["object", "robot0_eef_pos"]
     assert logs.meta["env_args"]["env_name"] == "Lift"
     with h5py.File(path, "a") as file:
-        for demo in file["data"].values():
+        demos: Any = file["data"]
+        for demo in demos.values():
             demo["obs/object_pose"] = np.tile(np.eye(4), (len(demo["actions"]), 1, 1))  # no picture of 4 x 4
     poses = formats.load(path, keys=["object_pose"]).episodes
     np.testing.assert_array_equal(poses[0].obs["state"][0], np.eye(4).ravel())

@@ -217,7 +217,7 @@ def test_on_policy_same_seed_gives_the_same_run():
 def test_numbers_of_a_rollout_of_one_row_are_finite():
     learner = Ppo(PpoOptions(rollout_steps=1, minibatch=1, epochs=1, hidden=(8,)), IO, seed=5)
     rows = []
-    OnPolicy(Noisy(num_envs=1), learner).run(3, lambda step, metrics: rows.append(metrics))
+    OnPolicy(Noisy(num_envs=1), learner).run(3, lambda step, metrics: rows.append(metrics) or False)
     assert {name for row in rows for name, value in row.items() if np.isnan(value)} == set()
 
 
