@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 from robot_rl import extras
 from robot_rl.onnx_policy import first_line, read_file
 from robot_rl.tables import TableError, read_table
-from robot_rl.words import file_error
+from robot_rl.types.option_words import file_error
 
 End = tuple[str, str]
 """Part and name of one of its inputs or outputs."""

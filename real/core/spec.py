@@ -18,7 +18,7 @@ from robot_rl.real.core.sensor_spec import CameraSpec, SensorSpec
 from robot_rl.real.core.status_spec import StatusSpec
 from robot_rl.tables import TableError, read_table
 from robot_rl.types.card import CalibrationCard, Card
-from robot_rl.words import file_error
+from robot_rl.types.option_words import file_error
 
 T = TypeVar("T")
 
