@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import compare, one_thread, repeated
+from benchmarks.harness import compare, one_thread, repeat
 from robot_rl.advantage import available, entries, gae, make_batch, rollout_gae, use_backend
 from robot_rl.advantage.registry import Entry
 from robot_rl.advantage.rows import RolloutRows
@@ -41,14 +41,14 @@ def run(quick: bool = False) -> dict[str, Any]:
         ms, best_ms}; "skipped": {peer: reason}; "shapes": of the rollouts.
     """
     with one_thread():
-        repeat = 3 if quick else 21
+        rounds = 3 if quick else 21
         shapes = ((64, 8),) if quick else SHAPES
         skipped: dict[str, str] = {}
         rows = []
         for backend in [x for x in available() if x in ("numpy", "numba")]:
             with use_backend(backend):
                 for steps, width in shapes:
-                    rows += _peers(steps, width, backend, repeat, skipped)
+                    rows += _peers(steps, width, backend, rounds, skipped)
         flat = _estimators(2000 if quick else ROWS, 2 if quick else 7)
     return {"rows": rows, "estimators": flat, "skipped": skipped, "shapes": [list(x) for x in shapes]}
 
@@ -75,7 +75,7 @@ def _data(steps: int, width: int) -> dict[str, np.ndarray]:
     }
 
 
-def _peers(steps: int, width: int, backend: str, repeat: int, skipped: dict[str, str]) -> list[dict[str, Any]]:
+def _peers(steps: int, width: int, backend: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, Any]]:
     data = _data(steps, width)
     makers = {
         "stable-baselines3": _stable_baselines3,
@@ -92,17 +92,17 @@ def _peers(steps: int, width: int, backend: str, repeat: int, skipped: dict[str,
             skipped[peer] = str(error)
             continue
         rows.append(
-            {"name": f"gae [{steps}, {width}]", "backend": backend, "peer": peer, **_compare(ours, theirs, repeat)}
+            {"name": f"gae [{steps}, {width}]", "backend": backend, "peer": peer, **_compare(ours, theirs, rounds)}
         )
     return rows
 
 
-def _compare(ours: Callable[[], Any], theirs: Callable[[], Any], repeat: int) -> dict[str, Any]:
+def _compare(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> dict[str, Any]:
     first, second = np.asarray(ours()).copy(), np.asarray(theirs()).copy()
     error = float(np.abs(first - second).max() / max(1.0, float(np.abs(second).max())))
     calls = [max(1, int(SLICE / _seconds(function, 3))) for function in (ours, theirs)]
-    cases = {"ours": repeated(ours, calls[0]), "peer": repeated(theirs, calls[1])}
-    times = np.array(list(compare(cases, repeat, clock=time.thread_time).values())).T / calls
+    cases = {"ours": repeat(ours, calls[0]), "peer": repeat(theirs, calls[1])}
+    times = np.array(list(compare(cases, rounds, clock=time.thread_time).values())).T / calls
     ratio = times[:, 1] / times[:, 0]
     return {
         "ours_ms": float(np.median(times[:, 0]) * 1e3),
@@ -263,7 +263,7 @@ def flat_batch(rows: int) -> Any:
     return batch, heads
 
 
-def _estimators(rows: int, repeat: int) -> list[dict[str, Any]]:
+def _estimators(rows: int, rounds: int) -> list[dict[str, Any]]:
     batch, heads = flat_batch(rows)
     batch, heads = batch.to("cpu"), [torch.from_numpy(x) for x in heads]
     out = []
@@ -272,15 +272,15 @@ def _estimators(rows: int, repeat: int) -> list[dict[str, Any]]:
             for item in (x for x in entries() if x.kind != "redistribute"):
                 # ArCHer's column of the same name holds the two heads, Retrace's one.
                 batch.steps.extras["q"] = heads[0] if item.name == "archer" else batch.steps.value
-                out.append({"name": item.name, "backend": backend, "rows": rows, **_time(item, batch, repeat)})
+                out.append({"name": item.name, "backend": backend, "rows": rows, **_time(item, batch, rounds)})
     return out
 
 
-def _time(item: Entry, batch: Any, repeat: int) -> dict[str, float]:
+def _time(item: Entry, batch: Any, rounds: int) -> dict[str, float]:
     options = OPTIONS.get(item.name, {})
     state = () if item.state is None else (item.state(),)
     item.function(batch, *state, **options)
     times = []
-    for _ in range(repeat):
+    for _ in range(rounds):
         times.append(_seconds(lambda: item.function(batch, *state, **options), 1))
     return {"ms": float(np.median(times) * 1e3), "best_ms": float(min(times) * 1e3)}

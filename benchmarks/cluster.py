@@ -77,5 +77,5 @@ def _local(worker: RolloutWorker, weights: dict[str, Any], steps: int) -> None:
 def _remote(cluster: Cluster, weights: dict[str, Any], steps: int) -> None:
     got = 0
     while got < steps:
-        cluster.ask(weights, 0, steps - got - cluster.asked)
+        cluster.ask(weights, 0, steps - got - cluster.in_flight)
         got += sum(fragment.steps for fragment in cluster.receive(10.0))

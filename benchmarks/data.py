@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.d3rlpy_peer import peer
-from benchmarks.harness import compare, one_thread, repeated
+from benchmarks.harness import compare, one_thread, repeat
 from robot_rl.data import d4rl
 from robot_rl.data.convert import convert_once
 from robot_rl.data.log_dataset import LogDataset, LogView
@@ -91,12 +91,12 @@ def _loading(path: Path, rounds: int) -> list[dict[str, Any]]:
         contestants["d3rlpy (h5py, MDPDataset, first batch)"] = lambda: _peer_load(library, path)
     cpu: dict[str, list[float]] = {name: [] for name in contestants}
 
-    def clocked(name: str) -> None:
+    def clock(name: str) -> None:
         used = time.process_time()
         contestants[name]()
         cpu[name].append(time.process_time() - used)
 
-    wall = compare({name: partial(clocked, name) for name in contestants}, rounds)
+    wall = compare({name: partial(clock, name) for name in contestants}, rounds)
     ours = median(cpu["ours: file to store to first batch"])
     return [
         {
@@ -132,7 +132,7 @@ def _sampling(path: Path, rounds: int, calls: int) -> list[dict[str, Any]]:
         data = _peer_load(library, path)
         contestants["d3rlpy"] = lambda: data.sample_transition_batch(BATCH)
     counts = {name: max(1, calls // (20 if name == "d3rlpy" else 1)) for name in contestants}
-    cases = {name: repeated(call, counts[name]) for name, call in contestants.items()}
+    cases = {name: repeat(call, counts[name]) for name, call in contestants.items()}
     seconds = compare(cases, rounds, clock=time.process_time)
     times = {name: [value / counts[name] * 1e6 for value in values] for name, values in seconds.items()}
     ours = median(times["ours from mapped files"])

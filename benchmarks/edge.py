@@ -69,7 +69,7 @@ class Task:
         nothing = torch.zeros(len(state))
         return after, self.reward(state, after), nothing, nothing
 
-    def logged(self) -> Iterator[Transitions]:
+    def log_rows(self) -> Iterator[Transitions]:
         """Endless rows of uniform actions at logged states."""
         generator = torch.Generator().manual_seed(0)
         no = torch.zeros(128, dtype=torch.bool)
@@ -80,9 +80,9 @@ class Task:
             discount = torch.full((128,), self.gamma)
             yield Transitions({"state": state}, action, reward, discount, {"state": after}, no, no, no, ~no)
 
-    def achieved(self, policy: Any, steps: int) -> tuple[float, float, float]:
+    def evaluate(self, policy: Any, steps: int) -> tuple[float, float, float]:
         """Mean discounted return of `steps` steps, mean reward per step, and the share of points inside at the end."""
-        x = next(self.logged()).obs["state"]
+        x = next(self.log_rows()).obs["state"]
         total, plain = torch.zeros(len(x)), torch.zeros(len(x))
         for t in range(steps):
             action = torch.as_tensor(policy.act({"state": x}, deterministic=True).value)
@@ -187,14 +187,14 @@ def run(
             metrics_every=every,
         )
         learner = ravl.Ravl(options, io, seed=number, gamma=given.gamma, model=given.world)
-        state = torch.cat([next(given.logged()).obs["state"] for _ in range(2)])
+        state = torch.cat([next(given.log_rows()).obs["state"] for _ in range(2)])
         learner.prepare(LogFacts(state.mean(0).numpy(), state.std(0).numpy(), -8.0, 0.0, given.gamma, 30))
-        batches = given.logged()
+        batches = given.log_rows()
         for i in range(updates // 4 if quick else updates):
             metrics = learner.update(batches)
             if (i + 1) % every == 0:
                 promised = metrics["train/target"]
-                got, per_step, inside = given.achieved(learner.policy, 30 if task == "bowl" else 50)
+                got, per_step, inside = given.evaluate(learner.policy, 30 if task == "bowl" else 50)
                 row: dict[str, Any] = {"case": case.name, "seed": number, "updates": i + 1}
                 row |= {"promised": promised, "achieved": got, "gap": promised - got}
                 if task != "bowl":

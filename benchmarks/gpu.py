@@ -73,13 +73,13 @@ def run(
         except ImportError as error:
             result["rows"][part] = {"missing": _short(error)}
             continue
-        result["rows"] |= _named(found.pop("rows"))
+        result["rows"] |= _by_name(found.pop("rows"))
         result |= found
     result["device"] = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
     return result
 
 
-def _named(rows: dict[str, Any] | list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _by_name(rows: dict[str, Any] | list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Rows of a part by name; a list is named by its columns of text."""
     if isinstance(rows, dict):
         return rows

@@ -67,7 +67,9 @@ def rows(device: str = "cpu", quick: bool = False) -> list[dict[str, Any]]:
         found += sac_rows(device, size, quick)
     target, limit = (1.3, 60_000) if quick else (1.1, 10_000_000 if cuda else 400_000)
     for method in ("fast_ppo", "fast_sac", "fast_td3"):
-        found.append(trained(method, device, factor=target, limit=limit, num_envs=4096 if cuda and not quick else 64))
+        found.append(
+            train_until(method, device, factor=target, limit=limit, num_envs=4096 if cuda and not quick else 64)
+        )
     return found
 
 
@@ -103,7 +105,7 @@ def sac_rows(device: str, size: str, quick: bool) -> list[dict[str, Any]]:
     ]
 
 
-def trained(
+def train_until(
     method: str,
     device: str,
     *,

@@ -59,7 +59,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], *, quartiles: bool = F
     return {"ratio": median(found), "ratio_low": float(low), "ratio_high": float(high)}
 
 
-def repeated(work: Callable[[], object], times: int) -> Callable[[], Any]:
+def repeat(work: Callable[[], object], times: int) -> Callable[[], Any]:
     """`work`, so many times."""
 
     def go() -> None:

@@ -86,14 +86,14 @@ def run(
             if not path.exists():
                 train = train_ours if side == "ours" else train_peer
                 cell = train(task, seed, settings, overrides, Path(runs) / (label or "plain")) | {
-                    "versions": named(),
+                    "versions": versions(),
                     "commit": commit(),
                 }
                 path.write_text(json.dumps(cell) + "\n")
     return {"rows": [row(path) for path in sorted(folder.glob(f"{task}_*.json"))]}
 
 
-def named() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions of what a cell depends on."""
     return {name: version(name) for name in ("robot_rl", "torch", "gymnasium", "mujoco", "stable_baselines3")}
 

@@ -111,7 +111,7 @@ def compare(folder: Path) -> dict[str, int]:
         recorded |= {(number, i): step for i, step in enumerate(to_steps(episode))}
     arrived: Counter[tuple[int, int]] = Counter()
     different = 0
-    for received in inbox.restored():
+    for received in inbox.take_restored():
         for i, step in enumerate(received.steps):
             key = received.head.episode, received.head.first + i
             arrived[key] += 1
@@ -168,12 +168,12 @@ def _actor(folder: Path, port: int) -> None:
             draft.add(_step(number, t, human=demo or bool(rng.random() < 0.2)))
             log.journal(draft.steps[-1])
             if not demo:
-                outbox.rows(draft.settled())
+                outbox.rows(draft.take_settled())
                 link.notify()
             time.sleep(0.001)
         draft.close(EndReason.SUCCESS if rng.random() < 0.5 else EndReason.TIMEOUT)
-        outbox.rows(draft.settled())
-        outbox.done(number, log.commit(draft, {"demo": demo, "discarded": False}))
+        outbox.rows(draft.take_settled())
+        outbox.finish(number, log.commit(draft, {"demo": demo, "discarded": False}))
         link.notify()
         found = link.take()
         if found is not None:

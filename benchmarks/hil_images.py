@@ -46,10 +46,10 @@ def _batches(rows: int, batch: int, repeats: int) -> list[dict[str, Any]]:
     view, noise = ours.views["online"], torch.Generator().manual_seed(0)
     images = [f"image.{name}" for name in CAMERAS]
 
-    def sampled() -> Any:
+    def draw() -> Any:
         return view.sample(batch)
 
-    def shifted(*, real: bool = False) -> Any:
+    def shift(*, real: bool = False) -> Any:
         """What the learner's encoder gets: shifted, and with `real` as floats like the peer's."""
         found = view.sample(batch)
         out = [random_shift(part[key], 4, noise) for part in (found.obs, found.next_obs) for key in images]
@@ -60,9 +60,9 @@ def _batches(rows: int, batch: int, repeats: int) -> list[dict[str, Any]]:
         return [{"what": "image batches", "left out": "lerobot is not installed (pip install --no-deps lerobot)"}]
     plain, shifting, how = peer
     pairs: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
-        ("batch, no augmentation", sampled, lambda: plain.sample(batch)),
-        (f"batch with random shift ({how})", shifted, lambda: shifting.sample(batch)),
-        (f"the same, ours as floats ({how})", lambda: shifted(real=True), lambda: shifting.sample(batch)),
+        ("batch, no augmentation", draw, lambda: plain.sample(batch)),
+        (f"batch with random shift ({how})", shift, lambda: shifting.sample(batch)),
+        (f"the same, ours as floats ({how})", lambda: shift(real=True), lambda: shifting.sample(batch)),
     ]
     return [{**_compare(name, mine, theirs, repeats), "batch": batch} for name, mine, theirs in pairs]
 
@@ -105,7 +105,7 @@ def _their_buffer(rows: int) -> tuple[Any, Any, str] | None:
         state = {key: torch.from_numpy(rng.integers(0, 256, (1, 3, SIZE, SIZE)).astype(np.float32)) for key in keys}
         state["observation.state"] = torch.zeros(1, STATE)
         plain.add(state, torch.zeros(1, ACTIONS), 0.0, state, False, False)
-    shifting, how = _augmented(kind, plain, rows, keys), "its shift compiled"
+    shifting, how = _augment(kind, plain, rows, keys), "its shift compiled"
     try:
         shifting.sample(8)
     except Exception:  # no compiler on this machine: the same function without torch.compile
@@ -115,7 +115,7 @@ def _their_buffer(rows: int) -> tuple[Any, Any, str] | None:
     return plain, shifting, how
 
 
-def _augmented(kind: Any, plain: Any, rows: int, keys: list[str]) -> Any:
+def _augment(kind: Any, plain: Any, rows: int, keys: list[str]) -> Any:
     """The same buffer with the default augmentation, on the same memory."""
     buffer = kind.ReplayBuffer(rows, device="cpu", state_keys=keys, optimize_memory=True)
     augment = buffer.image_augmentation_function

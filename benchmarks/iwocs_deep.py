@@ -225,7 +225,7 @@ class _Job:
         OffPolicy(env, learner, job, seed=seed, **sizes).run(steps, lambda _step, _metrics: False)
         how = self._methods.ModelFit(steps=o["model_steps"], quantile=o["quantile"])
         learner.fit_model(*log.tensors(), how, seed=seed)
-        kept = {**learner.kept(), "dynamics": {key: _plain(value) for key, value in dynamics.items()}}
+        kept = {**learner.acting_state(), "dynamics": {key: _plain(value) for key, value in dynamics.items()}}
         save_state(path.with_suffix(".tmp"), kept)
         path.with_suffix(".tmp").replace(path)
         return learner

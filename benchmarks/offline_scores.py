@@ -21,7 +21,7 @@ from robot_rl import child
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import write_json
 from robot_rl.data import d4rl, scores
-from robot_rl.stats import iqm, stratified
+from robot_rl.stats import iqm, stratified_mean
 from robot_rl.version import VERSION
 
 
@@ -336,7 +336,7 @@ def summarise(folder: Path) -> list[dict[str, Any]]:
             rows.append(row)
         for (owner, method), row in found.items():
             if owner == name:
-                interval = stratified([row["seeds"]])
+                interval = stratified_mean([row["seeds"]])
                 rows.append(
                     {
                         "set": name,

@@ -87,12 +87,12 @@ def table() -> str:
     lines = [f"| | {' | '.join(f'`{world}`' for world in worlds)} |", "|---|" + "---|" * len(worlds)]
     for method, words in METHODS.items():
         found = [[cell for cell in cells if (cell["world"], cell["method"]) == (world, method)] for world in worlds]
-        shown = [_shown(row) for row in found]
+        shown = [_show(row) for row in found]
         lines.append(f"| {method}{f': `{words}`' if words else ''} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
-def _shown(row: list[dict[str, Any]]) -> str:
+def _show(row: list[dict[str, Any]]) -> str:
     seconds = [cell["human_seconds"] for cell in row]
     person = f" ({min(seconds):.0f} to {max(seconds):.0f} s)" if row else ""
     return " ".join(f"{cell['success']:.2f}" for cell in row) + person

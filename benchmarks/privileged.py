@@ -16,7 +16,7 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
-from benchmarks.her import named
+from benchmarks.her import versions
 from benchmarks.online.matrix import commit
 
 WINDY = "env=pendulum env.world.wind=[-1.5,1.5] env.world.mass=[0.5,1.5]"
@@ -86,7 +86,7 @@ def run(
                     line = f"train {words} {more} {JUDGE} seed={seed}" + (" total_steps=2000" if quick else "")
                     about = {"arm": arm, "side": side, "seed": seed, "command": f"robot-rl {' '.join(line.split())}"}
                     path.write_text(
-                        json.dumps({**about, **train(line), "versions": named(), "commit": commit()}) + "\n"
+                        json.dumps({**about, **train(line), "versions": versions(), "commit": commit()}) + "\n"
                     )
     cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return {

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import robot_rl as rr
-from benchmarks.her import named
+from benchmarks.her import versions
 from benchmarks.online.matrix import commit
 from robot_rl.curves import plot
 from robot_rl.extras import require
@@ -72,7 +72,7 @@ def run(
                     steps = TASKS[task][2] // (20 if quick else 1)
                     cell = train_peer(task, seed, steps) if side == "sb3-contrib" else train(task, side, seed, steps)
                     about = {"task": task, "side": side, "seed": seed, "steps": steps}
-                    path.write_text(json.dumps({**about, **cell, "versions": named(), "commit": commit()}) + "\n")
+                    path.write_text(json.dumps({**about, **cell, "versions": versions(), "commit": commit()}) + "\n")
     cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     lines: dict[str, dict[str, list[Any]]] = {task: {} for task in tasks}
     for cell in cells:

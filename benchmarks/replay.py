@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import compare, one_thread, ratio, repeated
+from benchmarks.harness import compare, one_thread, ratio, repeat
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.types import IOSpec, Step
 
@@ -97,7 +97,7 @@ def _compare(name: str, shape: tuple[int, ...], dtype: str, capacity: int, round
 def _alternate(
     ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, calls: int, per_call: int = 1
 ) -> dict[str, float]:
-    mine, peer = compare({"ours": repeated(ours, calls), "sb3": repeated(theirs, calls)}, rounds).values()
+    mine, peer = compare({"ours": repeat(ours, calls), "sb3": repeat(theirs, calls)}, rounds).values()
     return {
         "ours_us": median(mine) / calls / per_call * 1e6,
         "sb3_us": median(peer) / calls / per_call * 1e6,

@@ -126,7 +126,7 @@ def png(pixels: np.ndarray) -> bytes:
     return coded.tobytes()
 
 
-def straightened(decode: Callable[[M], np.ndarray], calibration: CalibrationCard) -> Callable[[M], np.ndarray]:
+def straighten(decode: Callable[[M], np.ndarray], calibration: CalibrationCard) -> Callable[[M], np.ndarray]:
     """`decode` with what the lens bends made straight, so that a pinhole of the same matrix describes the pictures.
 
     Args:
@@ -185,7 +185,7 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def cropped(pixels: np.ndarray, crop: tuple[float, float, float, float]) -> np.ndarray:
+def crop_pixels(pixels: np.ndarray, crop: tuple[float, float, float, float]) -> np.ndarray:
     """Part of (H, W, ...) pixels, at least one of them.
 
     Args:
@@ -198,7 +198,7 @@ def cropped(pixels: np.ndarray, crop: tuple[float, float, float, float]) -> np.n
     return pixels[top:bottom, left:right]
 
 
-def coloured(pixels: np.ndarray) -> np.ndarray:
+def need_colours(pixels: np.ndarray) -> np.ndarray:
     """The pixels, if they are 8 bit colours or greys.
 
     Raises:
@@ -209,13 +209,13 @@ def coloured(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+def resize_picture(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """(height, width, 3) uint8 of a colour picture, or of a grey one repeated in all channels.
 
     Raises:
         PictureError: other numbers, such as distances.
     """
-    if coloured(pixels).ndim == 2:
+    if need_colours(pixels).ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, axis=2)
     if pixels.shape[:2] != (height, width):
         cv2 = require("cv2")
@@ -301,7 +301,7 @@ class Camera(Generic[M]):
         """Seconds since the picture shown was taken; infinite before the first."""
         return np.inf if self._shown is None else now - self._shown[0]
 
-    def frozen(self, now: float) -> bool:
+    def is_frozen(self, now: float) -> bool:
         """Whether pictures come but do not change."""
         self.picture(now)
         return bool(self.freeze_time and self._shown is not None and now - self._changed > self.freeze_time)
@@ -314,6 +314,6 @@ class Camera(Generic[M]):
         if self.age(now) > self.timeout:
             why = f"; last error: {self.last_error}" if self.last_error and self.errors else ""
             return f"camera {self.name} has no usable picture for {min(self.age(now), 9999.0):.2f} s{why}"
-        if self.frozen(now):
+        if self.is_frozen(now):
             return f"camera {self.name} is frozen: the same picture for {now - self._changed:.1f} s"
         return ""

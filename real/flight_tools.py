@@ -15,7 +15,7 @@ from robot_rl.real.core.flight import machine, tell_model
 from robot_rl.real.core.flight_replay import Changes, Comparison, Forward, SupervisorReplay
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
-from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, fit_policy
 from robot_rl.real.runner_flight import PolicyComparison, PolicyReplay, digests, replace_commands
 from robot_rl.types import Loaded
 
@@ -180,7 +180,7 @@ def _runner(facts: Mapping[str, Any], other: str, load: LoadPolicy, say: Callabl
             f"policy={path}"
         )
     loaded = replace(loaded, io=replace(loaded.io, crop={}))  # the pictures of a flight are cut already
-    policy, port = fitted(loaded, RobotSpec.from_dict(facts["spec"]), facts["said"], say)
+    policy, port = fit_policy(loaded, RobotSpec.from_dict(facts["spec"]), facts["said"], say)
     return PolicyRunner(policy, port, RunnerOptions(**facts["options"]), identity=str(facts["identity"]), say=say)
 
 

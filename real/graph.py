@@ -203,7 +203,7 @@ def graph(args: GraphArgs) -> list[NodeSpec]:
         elif args.model:
             robot["model"] = args.model
         if robot_card is not None and (robot_card.legs is not None or args.world):
-            _simulated(robot_card)
+            _require_model(robot_card)
         if robot_card is not None and robot_card.legs is not None:
             robot |= {"model": robot_card.model.path, "base": robot_card.base}
         if args.use_sim_time:
@@ -258,7 +258,7 @@ def _card(path: str) -> Card | None:
     return card.read(path) if card.is_card(_parameters(path, "robot_spec")) else None
 
 
-def _simulated(robot_card: Card) -> Card:
+def _require_model(robot_card: Card) -> Card:
     """The card, whose model is there to be simulated."""
     try:
         return card.need_model(robot_card)

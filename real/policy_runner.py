@@ -10,7 +10,7 @@ import numpy as np
 
 from robot_rl.data.units import in_units, meaning_of
 from robot_rl.real.core.spec import POSITION, Mode, RobotSpec
-from robot_rl.real.port import SpecPort, TrainedPort, ported
+from robot_rl.real.port import SpecPort, TrainedPort, with_sight
 from robot_rl.types import Loaded, Options, Policy, Port, Seen
 from robot_rl.types.options import Count, Positive, Whole
 
@@ -111,12 +111,12 @@ class PolicyRunner:
     def follow(self, other: PolicyRunner) -> None:
         """Take over from `other` in mid-motion: targets fade over within `blend_steps` decisions."""
         if other._started:
-            self._from, self._to, self._started = other._from, other._present(), False
+            self._from, self._to, self._started = other._from, other._last_command(), False
             self._blend_from = (other.policy, other.port) if self._blend_steps else None
             self._blend_left = self._blend_steps
             self._count = 0
 
-    def _present(self) -> np.ndarray:
+    def _last_command(self) -> np.ndarray:
         """(J,) what was commanded last, which may be on the way to a target."""
         done = (self._count - 1) % self.every + 1
         share = done / self.every if self._interpolate or (self._chunk > 1 and not self._direct) else 1.0
@@ -189,7 +189,7 @@ class PolicyRunner:
         return Setpoints(times, np.concatenate([values, np.tile(self._to, (behind, 1))]), True)
 
 
-def fitted(
+def fit_policy(
     loaded: Loaded, spec: RobotSpec, said: Mapping[str, object], say: Callable[[str], object]
 ) -> tuple[Policy, Port]:
     """A policy in the units of a robot, proven, and the port that it sees and moves the robot through.
@@ -211,7 +211,7 @@ def fitted(
         port = SpecPort(spec, io.control_hz) if loaded.make_port is None else loaded.make_port(spec.names)
         if isinstance(port, TrainedPort):
             port.check(spec)
-        port = ported(port, io, spec.cameras)
+        port = with_sight(port, io, spec.cameras)
         policy = in_units(loaded.policy, io, port.io, known, say)
     except ValueError as error:
         raise Unfit(f"the policy does not fit the robot: {error}") from error

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from robot_rl.real.cameras import WHOLE, cropped, resized
+from robot_rl.real.cameras import WHOLE, crop_pixels, resize_picture
 from robot_rl.real.core.codec import STATE, ActionCodec
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.types import IOSpec, Obs, Port
@@ -130,14 +130,14 @@ class SightedPort:
         """The port's observation and (1, H, W, 3) uint8 per camera; `task` holds the pictures by "image.<camera>"."""
         full = self._port.observe(position, velocity, task)
         obs = {key: full[key] for key in self._blind}
-        parts = {key: cropped(task[key], self.io.crop.get(key, WHOLE)) for key in self._sizes}
-        return obs | {key: resized(parts[key], *shape[:2])[None] for key, shape in self._sizes.items()}
+        parts = {key: crop_pixels(task[key], self.io.crop.get(key, WHOLE)) for key in self._sizes}
+        return obs | {key: resize_picture(parts[key], *shape[:2])[None] for key, shape in self._sizes.items()}
 
     def act(self, action: np.ndarray) -> np.ndarray:
         """(1, A) action in [-1, 1] -> (J,) command in the mode of the robot."""
         return self._port.act(action)
 
 
-def ported(port: Port, io: IOSpec, cameras: Iterable[str]) -> Port:
+def with_sight(port: Port, io: IOSpec, cameras: Iterable[str]) -> Port:
     """`port`, or a `SightedPort` around it when the policy of interface `io` looks."""
     return SightedPort(port, io, cameras) if any(key.startswith(IMAGE) for key in io.obs) else port

@@ -20,7 +20,7 @@ from typing_extensions import is_protocol
 
 from robot_rl import extras
 from robot_rl.types import Learner, Options, Port
-from robot_rl.words import Refused, expected, near, option_error
+from robot_rl.words import Refused, describe_field, near, option_error
 
 PLACES: dict[str, dict[str, str]] = {
     "policy": {
@@ -267,8 +267,8 @@ def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[
     if kind == "policy" and isinstance(values.get("encoder"), Mapping):
         values["encoder"] = prepare("encoder", values["encoder"])
     if kind == "engine" and ":" in str(values.get("id") or ""):
-        extras.allowed(str(values["id"]), "id=")
-    if _stated(maker) is None:
+        extras.check_allowed(str(values["id"]), "id=")
+    if _options_class(maker) is None:
         return partial(_call, maker, (), dict(read(kind, maker, {**values, **made}, where, name)))
     parameters = inspect.signature(maker).parameters
     beside = {key: made.pop(key) for key in NESTED if key in made and key in parameters}
@@ -325,7 +325,7 @@ def check(model: type[M], values: Mapping[str, object], where: str, name: str) -
         field = model.model_fields.get(str(key))
         if isinstance(value, bool) and field is not None and not _takes_bool(field.annotation):  # true is no 1
             option = f"{where}.{key}" if where else key
-            raise Refused(f"{option} is {str(value).lower()}, expected {expected(field)}")
+            raise Refused(f"{option} is {str(value).lower()}, expected {describe_field(field)}")
     try:
         return model.model_validate({str(key): value for key, value in values.items()})
     except ValidationError as error:
@@ -335,7 +335,7 @@ def check(model: type[M], values: Mapping[str, object], where: str, name: str) -
 @cache
 def options_of(kind: str, maker: Callable[..., Any]) -> type[BaseModel]:
     """The options class that a method states, or one made of a signature: types and defaults of its keywords."""
-    stated = _stated(maker)
+    stated = _options_class(maker)
     if stated is not None:
         return stated
     hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker, include_extras=True)
@@ -413,7 +413,7 @@ def _takes_bool(hint: object) -> bool:
     return hint in (bool, Any, object) or any(item is True or _takes_bool(item) for item in get_args(hint))
 
 
-def _stated(maker: object) -> type[BaseModel] | None:
+def _options_class(maker: object) -> type[BaseModel] | None:
     """The `Options` in `class X(LogLearner[XOptions])`, of the nearest base that states them; else of `options=`."""
     if not (isinstance(maker, type) and issubclass(maker, Learner)):
         asked = get_type_hints(maker.__init__ if isinstance(maker, type) else maker).get("options")

@@ -93,14 +93,14 @@ class Expression:
         known = set(widths)
         for line in body[:-1]:
             if not isinstance(line, ast.Assign) or len(line.targets) != 1 or not isinstance(line.targets[0], ast.Name):
-                raise _refused(line, "lines before the last must be 'name = expression'")
+                raise _refusal(line, "lines before the last must be 'name = expression'")
             name = line.targets[0].id
             if name in widths or name in FUNCTIONS:
-                raise _refused(line, f"'{name}' has a meaning already")
+                raise _refusal(line, f"'{name}' has a meaning already")
             self._lines.append((name, self._build(line.value, known, 0)))
             known.add(name)
         if not isinstance(body[-1], ast.Expr):
-            raise _refused(body[-1], "the last line must be an expression, the value of the program")
+            raise _refusal(body[-1], "the last line must be an expression, the value of the program")
         self._value = self._build(body[-1].value, known, 0)
         probe = np.random.default_rng(0)
         try:
@@ -124,14 +124,14 @@ class Expression:
     def _build(self, node: ast.expr, known: Collection[str], depth: int) -> _Node:
         """A function of the observables for one part of the tree."""
         if depth > DEEPEST:
-            raise _refused(node, f"nested deeper than {DEEPEST}")
+            raise _refusal(node, f"nested deeper than {DEEPEST}")
 
         def part(inner: ast.expr) -> _Node:
             return self._build(inner, known, depth + 1)
 
         if isinstance(node, ast.Constant):
             if isinstance(node.value, bool) or not isinstance(node.value, (int, float)) or not abs(node.value) <= 1e9:
-                raise _refused(node, "constants must be numbers up to 1e9")
+                raise _refusal(node, "constants must be numbers up to 1e9")
             value = np.full((1, 1), float(node.value))
             return lambda _: value
         if isinstance(node, ast.Name):
@@ -139,7 +139,7 @@ class Expression:
             if name not in known:
                 near = difflib.get_close_matches(name, sorted(known), 2)
                 hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(sorted(known))}"
-                raise _refused(node, f"there is no observable '{name}'; {hint}")
+                raise _refusal(node, f"there is no observable '{name}'; {hint}")
             return lambda names: names[name]
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             power = node.right
@@ -147,7 +147,7 @@ class Expression:
             if isinstance(power, ast.UnaryOp) and isinstance(power.op, ast.USub):
                 sign, power = -1.0, power.operand
             if not isinstance(power, ast.Constant) or not isinstance(power.value, (int, float)) or power.value > 8:
-                raise _refused(node, "powers must be constants up to 8")
+                raise _refusal(node, "powers must be constants up to 8")
             base, by = part(node.left), sign * float(power.value)
             return lambda names: np.power(base(names), by)
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
@@ -172,19 +172,19 @@ class Expression:
             return lambda names: np.where(asked(names) != 0, yes(names), no(names))
         if isinstance(node, ast.Subscript):
             inner, pick = part(node.value), _pick(node.slice)
-            return lambda names: _taken(inner(names), pick)
+            return lambda names: _take(inner(names), pick)
         if isinstance(node, ast.Call):
             if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS or node.keywords:
-                raise _refused(node, f"only these may be called, without names: {', '.join(FUNCTIONS)}")
+                raise _refusal(node, f"only these may be called, without names: {', '.join(FUNCTIONS)}")
             fewest, most, function = FUNCTIONS[node.func.id]
             if not fewest <= len(node.args) <= most:
-                raise _refused(node, f"{node.func.id} takes {fewest} to {most} arguments")
+                raise _refusal(node, f"{node.func.id} takes {fewest} to {most} arguments")
             arguments = [part(item) for item in node.args]
             return lambda names: function(*(argument(names) for argument in arguments))
-        raise _refused(node, f"{type(node).__name__} is not allowed")
+        raise _refusal(node, f"{type(node).__name__} is not allowed")
 
 
-def _refused(node: ast.expr | ast.stmt, why: str) -> ProgramError:
+def _refusal(node: ast.expr | ast.stmt, why: str) -> ProgramError:
     return ProgramError(f"line {node.lineno}, column {node.col_offset + 1}: {why}")
 
 
@@ -202,21 +202,21 @@ def _number(node: ast.expr | None, where: ast.expr) -> int | None:
     if node is None:
         return None
     if not isinstance(node, ast.Constant) or type(node.value) is not int or abs(node.value) > 10_000:
-        raise _refused(where, "components are counted by whole numbers: v[0], v[1:3]")
+        raise _refusal(where, "components are counted by whole numbers: v[0], v[1:3]")
     return sign * node.value
 
 
 def _pick(node: ast.expr) -> slice | int:
     if isinstance(node, ast.Slice):
         if node.step is not None:
-            raise _refused(node, "slices have no step")
+            raise _refusal(node, "slices have no step")
         return slice(_number(node.lower, node), _number(node.upper, node))
     index = _number(node, node)
     assert index is not None
     return index
 
 
-def _taken(value: np.ndarray, pick: slice | int) -> np.ndarray:
+def _take(value: np.ndarray, pick: slice | int) -> np.ndarray:
     width = value.shape[1]
     if isinstance(pick, int):
         if not -width <= pick < width:

@@ -143,7 +143,7 @@ def allow(*names: str, everything: bool = False, changed: bool = False) -> None:
     _all, _changed = _all or everything or changed, _changed or changed
 
 
-def allowed(name: str, where: str) -> str:
+def check_allowed(name: str, where: str) -> str:
     """`name`, if the user gave it.
 
     Raises:
@@ -169,7 +169,7 @@ def own(name: str, where: str = "") -> Any:
     Raises:
         ValueError: nobody allowed it, or there is no such file, module or name.
     """
-    place, _, path = allowed(name, where).rpartition(":")
+    place, _, path = check_allowed(name, where).rpartition(":")
     try:
         module = _of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -203,7 +203,7 @@ def check_hash(name: str, stored: object, where: str = "") -> None:
     Raises:
         ValueError: nobody allowed it, or the file has changed since.
     """
-    allowed(name, where)  # first: a module's file is found by importing the package around it
+    check_allowed(name, where)  # first: a module's file is found by importing the package around it
     if stored and name not in _allowed and not _changed and file_hash(name) != stored:
         raise ValueError(
             f"{name} has changed since this run was made (another SHA-256); trust=changed uses it as it is"

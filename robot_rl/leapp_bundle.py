@@ -228,8 +228,8 @@ class _Reader:
             parts,
             wires,
             self._memory([port for many in feedback.values() for port in many]),
-            _named(outside, self._into),
-            _named(answers, self._from),
+            _by_name(outside, self._into),
+            _by_name(answers, self._from),
             self._hz(),
             (self._file, *(part.file for part in parts), *start),
         )
@@ -316,7 +316,7 @@ def _describes(file: Path) -> bool:
         return False
 
 
-def _named(ports: list[End], tensors: Mapping[End, Tensor]) -> dict[str, tuple[End, Tensor]]:
+def _by_name(ports: list[End], tensors: Mapping[End, Tensor]) -> dict[str, tuple[End, Tensor]]:
     """By the names of the tensors; with their parts' where two have one name."""
     names = [name for _, name in ports]
     return {

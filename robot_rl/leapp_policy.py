@@ -169,7 +169,7 @@ class LeappPolicy:
         rows = [
             self._step({key: x[i] for key, x in given.items()}, row) for i, row in enumerate(self._memory.of(count))
         ]
-        value = np.clip(np.stack([self._joined(row) for row in rows]) / self._largest, -1.0, 1.0)
+        value = np.clip(np.stack([self._join(row) for row in rows]) / self._largest, -1.0, 1.0)
         if isinstance(first, np.ndarray):
             return Action(value)
         return Action(torch_like(value, first))
@@ -181,14 +181,14 @@ class LeappPolicy:
         }
         return self._pipeline.step(given, memory)
 
-    def _joined(self, answers: Mapping[End, np.ndarray]) -> np.ndarray:
+    def _join(self, answers: Mapping[End, np.ndarray]) -> np.ndarray:
         return np.concatenate([np.asarray(answers[port], np.float32).ravel() for port in self._outputs])
 
     def _try(self) -> dict[str, np.ndarray]:
         zeros = {key: np.zeros(tensor.row, tensor.dtype) for key, (_, tensor) in self._inputs.items()}
         try:
             answers = self._step(zeros, dict(self.bundle.memory))
-            size = self._joined(answers).size
+            size = self._join(answers).size
         except Exception as error:  # runtimes raise classes of their own
             raise ValueError(
                 f"{self.bundle.file} does not run on zeros of its own sizes: {first_line(error)}"

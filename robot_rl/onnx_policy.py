@@ -213,10 +213,10 @@ def load_for_robot(path: str, *, device: str, threads: int, make_port: MakePort)
     Raises:
         ValueError: no graph, or one that does not fit its io.json.
     """
-    return exported(OnnxPolicy(path, device=device, threads=threads), Path(path).expanduser(), FILES, make_port)
+    return read_export(OnnxPolicy(path, device=device, threads=threads), Path(path).expanduser(), FILES, make_port)
 
 
-def exported(policy: Policy, path: Path, files: tuple[str, ...], make_port: MakePort) -> Loaded:
+def read_export(policy: Policy, path: Path, files: tuple[str, ...], make_port: MakePort) -> Loaded:
     """A policy that was read from an exported folder, or from a file of others with its io.json, for the policy node.
 
     Args:

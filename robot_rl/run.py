@@ -168,7 +168,7 @@ class Run:
         try:
             lines = self.checkpoints.restore(skip)
         except DoesNotFit as error:
-            changed = self._changed()
+            changed = self._changes()
             if not changed:
                 raise
             raise DoesNotFit(
@@ -180,7 +180,7 @@ class Run:
             self.note(line)
         self.step = self._saved_at = self._count()
 
-    def _changed(self) -> list[str]:
+    def _changes(self) -> list[str]:
         """Settings that are not those that the run in this folder began with, its length aside."""
         before, now = _leaves(checkpoint.read_config(self.folder)), _leaves(yaml.safe_load(self._start.config))
         return [
@@ -269,7 +269,9 @@ class Run:
         s = self.schedule
         # several processes have to stop at the same step, and each hears of a signal at another
         asked = self.interrupt.asked and parallel.size() == 1
-        return asked or any(s.passed(every, before, after) for every in (s.log_every, s.eval_every, s.checkpoint_every))
+        return asked or any(
+            s.has_passed(every, before, after) for every in (s.log_every, s.eval_every, s.checkpoint_every)
+        )
 
     def tick(self, step: int, metrics: Metrics) -> bool:
         """Do what is due: evaluation, a row of metrics, a checkpoint. With several processes all of them call it.
@@ -287,14 +289,14 @@ class Run:
         metrics = {**metrics, "time/train_s": wall, "time/train_cpu_s": cpu}
         self._bar.to(step)
         stop = False
-        if self._evaluate is not None and self._main and s.passed(s.eval_every, self._last, step):
+        if self._evaluate is not None and self._main and s.has_passed(s.eval_every, self._last, step):
             stop, found = self._look(step)
             metrics |= found
         self._bar.note(metrics)
         self.tracker.log(metrics, step)
         if self._callback is not None:
             stop |= self._callback(step, metrics) is False
-        if self.unsaved or s.passed(s.checkpoint_every, self._last, step):
+        if self.unsaved or s.has_passed(s.checkpoint_every, self._last, step):
             self._on_the_way(self.save)
         self._last = step
         self._watch.resume()

@@ -41,7 +41,7 @@ class Schedule(Options):
         said: dict[str, Any] = {name: value for name, value in settings if name in cls.model_fields}
         return cls(**said, total=total, unit=unit)
 
-    def passed(self, period: int, before: int, after: int) -> bool:
+    def has_passed(self, period: int, before: int, after: int) -> bool:
         """Whether a multiple of `period` was reached or passed."""
         return period > 0 and after // period > before // period
 

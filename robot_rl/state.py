@@ -56,13 +56,13 @@ class Saved:
         given = {key: value for key, value in state.items() if key != "kind"} if self.kind else state
         for key, value in put_back(self._there(), given, what).items():
             vars(self)[own[key]] = value
-        self.loaded()
+        self.after_load()
 
     def _there(self) -> dict[str, object]:
         own = {name.lstrip("_") for name in self.saved}
         return {key: part for key, part in self.saved_parts().items() if part is not None or key in own}
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Called behind `load_state_dict`: forget or make anew what was derived from the older values."""
 
 

@@ -282,7 +282,7 @@ def half_samples(values: np.ndarray, *, confidence: float = 0.95, seed: int = 0,
     return _between(value, value + spread, confidence)
 
 
-def stratified(
+def stratified_mean(
     scores: Sequence[Sequence[float]], *, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
     """Interquartile mean over tasks and seeds; seeds are resampled within each task.

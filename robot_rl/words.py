@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from robot_rl.types.option_words import expected, file_error, near, option_error
+from robot_rl.types.option_words import describe_field, file_error, near, option_error
 
-__all__ = ["Refused", "expected", "file_error", "near", "option_error"]
+__all__ = ["Refused", "describe_field", "file_error", "near", "option_error"]
 
 
 class Refused(Exception):

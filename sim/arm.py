@@ -181,7 +181,7 @@ class Arm:
 
     def adopt(self, view: View) -> None:
         """Take the joints in `view.qpos` as commanded and measured pose: an episode begins at a measured robot."""
-        view.task["command"][...] = self.measured(view)
+        view.task["command"][...] = self.measure(view)
         self.update(view)
         task = view.task
         task["tip_velocity"][...] = 0.0
@@ -213,7 +213,7 @@ class Arm:
             fingers = xp.astype(view.ctrl[:, self.count :], command.dtype)
         return xp.concat([joints, fingers], axis=1)
 
-    def measured(self, view: View) -> Array:
+    def measure(self, view: View) -> Array:
         """(N, count) joint positions, rad."""
         return view.qpos[:, self.first : self.first + self.count]
 
@@ -225,7 +225,7 @@ class Arm:
 
     def _joints(self, view: View, wanted: Array) -> Array:
         """The commanded joints: near the measured ones, and within their limits."""
-        xp, measured = view.xp, self.measured(view)
+        xp, measured = view.xp, self.measure(view)
         leash = self.joint_leash
         joints = xp.minimum(xp.maximum(wanted, measured - leash), measured + leash)
         return xp.minimum(xp.maximum(joints, constant(self.chain.low, wanted)), constant(self.chain.high, wanted))
@@ -234,7 +234,7 @@ class Arm:
         """Recompute the tip's variables in `view.task` after a control step."""
         xp, task = view.xp, view.task
         count = view.qpos.shape[0]
-        measured = xp.astype(self.measured(view), task["command"].dtype)
+        measured = xp.astype(self.measure(view), task["command"].dtype)
         # One pass over measured and commanded joints: the fixed cost of an array operation is what counts here.
         position, turn = self.chain.forward(xp.concat([measured, task["command"]], axis=0))
         tip = position[:count]
@@ -258,7 +258,7 @@ class Arm:
             if self.yaw:
                 parts.append(task["start"][:, 3:])
         if self.mode == "joint":
-            measured = xp.astype(self.measured(view), tip.dtype)
+            measured = xp.astype(self.measure(view), tip.dtype)
             home = constant(self.home, tip)
             parts += [(measured - home) / _JOINT, (task["command"] - measured) / _JOINT_LAG]
         return parts
@@ -275,7 +275,7 @@ class Arm:
         if self.mode == "joint":
             low, high = (constant(limit, view.qpos) for limit in (self.chain.low, self.chain.high))
             velocity = view.qvel[:, self.first : self.first + self.count]
-            return {"position": self.measured(view), "velocity": velocity, "low": low, "high": high, **grip}
+            return {"position": self.measure(view), "velocity": velocity, "low": low, "high": high, **grip}
         position, velocity = [task["tip"]], [task["tip_velocity"]]
         if self.yaw:
             position.append(task["yaw"][:, None])
@@ -285,7 +285,7 @@ class Arm:
         position, velocity = xp.concat(position, 1), xp.concat(velocity, 1)
         return {"position": position, "velocity": velocity, "low": low, "high": high, **grip}
 
-    def _told(self, state: Array) -> tuple[Array, Array]:
+    def _state_joints(self, state: Array) -> tuple[Array, Array]:
         """(N, count) measured and commanded joints that a "state" observation tells (action "joint")."""
         first = len(self.state_names) - 2 * self.count
         home = constant(self.home, state)
@@ -319,7 +319,7 @@ class Arm:
             if turn is not None:
                 parts.append((turn / self.steps[3])[:, None])
         else:
-            measured, command = self._told(state)
+            measured, command = self._state_joints(state)
             tip, rotation = self.chain.forward(measured)
             yaw = xp.zeros_like(tip[:, 0]) if turn is None else _yaw(xp, rotation) + turn
             # Far wishes are cut to 10 cm, so that the inverse kinematics stays near its start.

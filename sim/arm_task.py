@@ -57,6 +57,6 @@ class ArmTask:
         done = self.success(view)
         return done if self._terminate else view.xp.zeros_like(done)
 
-    def _asked(self, view: View) -> Array:
+    def _goal_place(self, view: View) -> Array:
         """Where the goal is."""
         return view.task["goal"]

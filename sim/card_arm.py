@@ -134,18 +134,18 @@ class CardArm(Arm):
             home = constant(self.home, command)
             joints = self.chain.approach(command, linearised, target, home)
             joints = self.chain.approach(joints, self.chain.jacobian(joints), target, home)
-            delta = self._shortened(view, joints - command)
+            delta = self._shorten(view, joints - command)
         command[...] = self._joints(view, command + delta)
         return xp.concat([command, xp.astype(view.ctrl[:, self.count :], command.dtype)], axis=1)
 
-    def _shortened(self, view: View, delta: Array) -> Array:
+    def _shorten(self, view: View, delta: Array) -> Array:
         """(N, J) moves of the joints, all by one factor: none too fast, nor further ahead of the arm than its leash.
 
         Cut one by one, those of an arm that lags would take the tip where nobody asked, out of its box too.
         """
         xp, command = view.xp, view.task["command"]
         most = constant(self._velocity, command) / self.control_hz
-        room = self.joint_leash - xp.sign(delta) * (command - self.measured(view))
+        room = self.joint_leash - xp.sign(delta) * (command - self.measure(view))
         # A joint that something holds does not keep the others from moving on.
         return shorten(delta, xp.minimum(most, xp.maximum(room, 0.1 * most)))
 
@@ -153,7 +153,7 @@ class CardArm(Arm):
         """The action of a scripted controller that wants the tip at measured tip + `move` (N, 3) m; see `Arm.act`."""
         if self.mode == "ee":
             return super().act(state, move)
-        measured, command = self._told(state)
+        measured, command = self._state_joints(state)
         target = self.chain.forward(measured)[0] + move
         joints, home = command, constant(self.home, state)
         for _ in range(3):

@@ -86,7 +86,7 @@ class CardHand(CardArm):
         delta = action[:, : len(self.steps)] * constant(self.steps, command)
         if self.mode == "ee":
             target = self._target(view, self.chain.forward(command)[0] + delta)
-            delta = self._shortened(view, self._ik.toward(command, target) - command)
+            delta = self._shorten(view, self._ik.toward(command, target) - command)
         command[...] = self._joints(view, command + delta)
         if not self.gripper:
             return xp.concat([command, xp.astype(view.ctrl[:, self.count :], command.dtype)], axis=1)
@@ -104,7 +104,7 @@ class CardHand(CardArm):
         if self.mode == "ee":
             return Arm.act(self, state, move, opening=opening, turn=turn)
         xp = array_api_compat.array_namespace(state)
-        measured, command = self._told(state)
+        measured, command = self._state_joints(state)
         move = move / xp.maximum(norm(move) / 0.1, xp.ones_like(move[:, 0]))[:, None]
         wish = self._ik.toward(command, self.chain.forward(measured)[0] + move, 3) - command
         parts = [shorten(wish / constant(self.steps, state))]

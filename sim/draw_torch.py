@@ -18,12 +18,12 @@ from robot_rl.sim.arrays import constant
 from robot_rl.types import StateDict
 
 
-def _signed(value: SupportsInt) -> int:
+def _sign(value: SupportsInt) -> int:
     value = int(value)
     return value - 2**64 if value >= 2**63 else value
 
 
-_GAMMA, _MIX1, _MIX2 = (_signed(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GAMMA, _MIX1, _MIX2 = (_sign(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def _shift(x: Tensor, by: int) -> Tensor:

@@ -223,7 +223,7 @@ class Episodes:
         push = self.random.push()
         if push is not None:
             self.physics.qvel[:, :2] += push
-        late = self.random.delayed(control)
+        late = self.random.delay(control)
         if late.ndim == 3:
             self.physics.pending.copy_(late.transpose(0, 1))
             self.physics.ctrl.copy_(late[:, -1])

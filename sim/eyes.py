@@ -108,7 +108,7 @@ class Privileged:
         parts = parts_of(world)
         self._tell = parts.privileged
         told = tuple(parts.privileged_names()) if parts.privileged_names else ()
-        drawn = {} if options.randomize is None else {name: sizes[name] for name in options.randomize.scaled}
+        drawn = {} if options.randomize is None else {name: sizes[name] for name in options.randomize.factor_ranges}
         if options.randomize is not None and options.randomize.latency is not None:
             drawn["latency"] = 1
         noisy = options.randomize is not None and options.randomize.noisy

@@ -323,7 +323,7 @@ class Copies:
                 raise ValueError(f"the observation has shape {np.shape(obs)}")
             self._write(index, obs)
         except (Exception, SystemExit) as error:  # exit() in a task would end the command without a word
-            raise self._failed("reset()", error) from error
+            raise self._failure("reset()", error) from error
 
     def step(self, actions: np.ndarray) -> bool:
         """Step all copies with (n, A) actions in [-1, 1]; reset those that end, keeping their last observation.
@@ -347,7 +347,7 @@ class Copies:
         except EnvironmentFailed:
             raise
         except (Exception, SystemExit) as error:
-            raise self._failed("step()", error) from error
+            raise self._failure("step()", error) from error
 
     def _step_all(self, actions: np.ndarray) -> bool:
         """Step all copies with actions of their own space."""
@@ -372,7 +372,7 @@ class Copies:
             success[i] = False
             if info:
                 if any(name in info for name in SUCCESS):
-                    known[i], success[i] = True, _succeeded(info)
+                    known[i], success[i] = True, _is_success(info)
                 if self.terms is None:
                     self.terms = _terms(info)
                 for column, name in enumerate(self.terms):
@@ -385,7 +385,7 @@ class Copies:
                 self.reset(i)
         return ended
 
-    def _failed(self, what: str, error: BaseException) -> EnvironmentFailed:
+    def _failure(self, what: str, error: BaseException) -> EnvironmentFailed:
         """What an error in one of the environments is told as: ours where it gave something of another form."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"raised at {Path(last.filename).name}:{last.lineno}"
@@ -450,7 +450,7 @@ def _terms(info: Mapping[str, object]) -> tuple[str, ...]:
     ]
 
 
-def _succeeded(info: Mapping[str, object]) -> bool:
+def _is_success(info: Mapping[str, object]) -> bool:
     return any(bool(info[name]) for name in SUCCESS if name in info)
 
 

@@ -28,7 +28,7 @@ from gymnasium.vector import VectorEnv
 from robot_rl.sim import crash, gym_copies, gym_own, interface
 from robot_rl.sim.gym_copies import Copies, SharedRows
 from robot_rl.sim.gym_goals import gym_goals
-from robot_rl.sim.interface import checked
+from robot_rl.sim.interface import check_actions
 from robot_rl.types import EnvParts, IOSpec, Obs, StateDict, action_of, choice_of
 from robot_rl.types.data import all_finite
 from robot_rl.types.options import Count, Positive, Whole
@@ -169,7 +169,7 @@ class GymVectorEnv(VectorEnv):
         """
         if not self._started:
             raise RuntimeError("step() before the first reset(); call reset() once")
-        action = checked(actions, self.num_envs, self.io)
+        action = check_actions(actions, self.num_envs, self.io)
         for i, count in enumerate(self.io.action_choices):  # what is recorded is what is done
             action[:, i] = action_of(choice_of(action[:, i], count), count)
         arrays = self._arrays

@@ -55,12 +55,12 @@ def mend_meta_world() -> None:
     choose = vars(RandomTaskSelectWrapper)["reset"]
     if choose.__module__ != __name__:
 
-        def seeded(env: Any, *, seed: int | None = None, options: dict[str, object] | None = None) -> Any:
+        def reset_from_seed(env: Any, *, seed: int | None = None, options: dict[str, object] | None = None) -> Any:
             if seed is not None:
                 env.unwrapped.seed(seed)
             return choose(env, seed=seed, options=options)
 
-        RandomTaskSelectWrapper.reset = seeded
+        RandomTaskSelectWrapper.reset = reset_from_seed
 
     installed = tuple(int(part) for part in metadata.version("metaworld").split(".")[:3])
     if installed > META_WORLD or mujoco.mjNEQDATA == len(_WELD):

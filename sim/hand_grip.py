@@ -214,16 +214,16 @@ class HandTrial:
         model.opt.gravity[:] = 9.81 * turn[:, 2]  # arm and hand are compensated
         self._command(data, 0.0)
         self._run(data, 0.8)
-        before, held, force = self._seen(data), self._share(data), self._force(data)
+        before, held, force = self._observe(data), self._share(data), self._force(data)
         data.mocap_pos[0] = _AWAY
         model.body_gravcomp[self._cube.id] = 0.0
         self._run(data, 1.0)
-        after = self._seen(data)
+        after = self._observe(data)
         model.body_gravcomp[self._cube.id] = 1.0
         sunk = float(np.linalg.norm(after - before))
         return None if not np.isfinite(sunk) or held < 0.02 else (before, force, held, sunk)
 
-    def _seen(self, data: MjData) -> np.ndarray:
+    def _observe(self, data: MjData) -> np.ndarray:
         origin, turn = self._frame(data)
         return turn.T @ (data.qpos[self._free : self._free + 3] - origin)
 

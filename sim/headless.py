@@ -43,7 +43,7 @@ def load_mujoco() -> ModuleType:
     return mujoco
 
 
-def wanted() -> str:
+def wanted_renderer() -> str:
     """The renderer that the user asked for with MUJOCO_GL, or "" where the choice is ours."""
     value = os.environ.get("MUJOCO_GL", "").lower()
     return "" if value in _chosen else value

@@ -95,7 +95,7 @@ def part(state: StateDict, prefix: str) -> dict[str, Any]:
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
-def checked(actions: object, num_envs: int, io: IOSpec) -> np.ndarray:
+def check_actions(actions: object, num_envs: int, io: IOSpec) -> np.ndarray:
     """(N, A) float32 actions, clipped to [-1, 1], as a new array.
 
     Raises:

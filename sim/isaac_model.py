@@ -91,7 +91,7 @@ def ground(model: MjModel) -> dict[str, float] | None:
     Raises:
         ValueError: something else that can be touched is fixed to the world.
     """
-    found, touched = None, _touched(model)
+    found, touched = None, _find_colliding(model)
     for geom in range(model.ngeom):
         if model.body_weldid[model.geom_bodyid[geom]] != 0 or not touched[geom]:
             continue
@@ -220,7 +220,7 @@ def _body(model: MjModel, body: int, parent: ElementTree.Element) -> None:
     )
     for joint in _joints_of(model, body):
         _joint(model, joint, node)
-    touched = _touched(model)
+    touched = _find_colliding(model)
     for geom in range(model.ngeom):
         if model.geom_bodyid[geom] != body or not touched[geom]:
             continue
@@ -263,7 +263,7 @@ def _joint(model: MjModel, joint: int, node: ElementTree.Element) -> None:
     ElementTree.SubElement(node, "joint", wanted)
 
 
-def _touched(model: MjModel) -> np.ndarray:
+def _find_colliding(model: MjModel) -> np.ndarray:
     """(ngeom,) bool: geoms that can collide, by their bits or by a pair that names them."""
     touched = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
     touched[model.pair_geom1], touched[model.pair_geom2] = True, True

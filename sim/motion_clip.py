@@ -242,11 +242,11 @@ def cycle(clip: Clip, low: float, high: float, ground: int) -> Clip:
     stride = np.zeros(2)
     stride[:ground] = clip.qpos[start + period, :ground] - clip.qpos[start, :ground]
 
-    def closed(column: np.ndarray, travels: int = 0) -> np.ndarray:
+    def close(column: np.ndarray, travels: int = 0) -> np.ndarray:
         lack = column[start + period] - column[start]
         lack[:travels] = 0.0
         return column[rows] - share * lack
 
-    qpos = closed(clip.qpos, ground)
+    qpos = close(clip.qpos, ground)
     qpos[:, :ground] -= qpos[:1, :ground]
-    return Clip(qpos, closed(clip.qvel), closed(clip.action), clip.control_hz, True, stride)
+    return Clip(qpos, close(clip.qvel), close(clip.action), clip.control_hz, True, stride)

@@ -58,18 +58,18 @@ def errors(now: Motion, wanted: Motion, xp: ModuleType, *, effector: str = "sum"
     reach = xp.sum((now.effector - wanted.effector) ** 2, axis=2)
     tilt = angle_between(now.turn, wanted.turn, xp)
 
-    def squared(a: Array, b: Array) -> Array:
+    def square(a: Array, b: Array) -> Array:
         return xp.sum((a - b) ** 2, axis=1)
 
     return {
         "pose": xp.mean(joint**2, axis=1),
         "velocity": xp.mean(speed**2, axis=1),
         "effector": xp.sum(reach, axis=1) if effector == "sum" else xp.mean(reach, axis=1),
-        "root": squared(now.place, wanted.place)
+        "root": square(now.place, wanted.place)
         + 0.1 * tilt**2
-        + 0.01 * squared(now.velocity, wanted.velocity)
-        + 0.001 * squared(now.spin, wanted.spin),
-        "mass": 0.1 * squared(now.mass_velocity, wanted.mass_velocity),
+        + 0.01 * square(now.velocity, wanted.velocity)
+        + 0.001 * square(now.spin, wanted.spin),
+        "mass": 0.1 * square(now.mass_velocity, wanted.mass_velocity),
     }
 
 

@@ -19,7 +19,7 @@ from robot_rl.sim.draw import Streams
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.eyes import Feeling, Painters, Privileged, calibrate, chosen_cameras, tool_pose
 from robot_rl.sim.film import Film
-from robot_rl.sim.interface import check_options, check_saved, checked, part, world_io
+from robot_rl.sim.interface import check_actions, check_options, check_saved, part, world_io
 from robot_rl.sim.look import dress
 from robot_rl.sim.mujoco_physics import Physics
 from robot_rl.sim.randomize import Randomize, Randomizer, factor_sizes
@@ -164,7 +164,7 @@ class MujocoVectorEnv(VectorEnv):
         if self._last is None:
             raise RuntimeError("step() before the first reset(); call reset() once")
         view, world, physics = self._view, self.world, self.physics
-        action = checked(actions, self.num_envs, self.io)
+        action = check_actions(actions, self.num_envs, self.io)
         self._previous_action[:] = self._action
         control = np.asarray(world.control(view, action))
         self._action[:] = action
@@ -172,7 +172,7 @@ class MujocoVectorEnv(VectorEnv):
         push = self._random.push()
         if push is not None:
             physics.qvel[:, :2] += push
-        physics.step(self._random.delayed(control))
+        physics.step(self._random.delay(control))
         self._step += 1
         broken = physics.broken()
         if len(broken):
@@ -239,7 +239,7 @@ class MujocoVectorEnv(VectorEnv):
         offers = self._offers
         return EnvParts(
             expert=None if offers.expert is None else self.expert,
-            mistaken=None if offers.mistaken is None else self._mistaken,
+            mistaken=None if offers.mistaken is None else self._mistake,
             instructions=self._ask(offers.instructions, list),
             task_names=tuple(offers.task_names),
             asked_tasks=tuple(offers.asked_tasks),
@@ -255,7 +255,7 @@ class MujocoVectorEnv(VectorEnv):
         """What the world tells of the present state, as NumPy arrays or lists; None where it tells nothing."""
         return None if tell is None else lambda: answer(tell(self._view))
 
-    def _mistaken(self, obs: Obs, draw: np.ndarray) -> np.ndarray:
+    def _mistake(self, obs: Obs, draw: np.ndarray) -> np.ndarray:
         assert self._offers.mistaken is not None
         return np.asarray(self._offers.mistaken(obs["state"], draw))
 

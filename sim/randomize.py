@@ -76,7 +76,7 @@ class Randomize(Options):
     """"episode" draws factors and latency at every reset, "environment" once after seeding."""
 
     @property
-    def scaled(self) -> dict[str, tuple[float, float]]:
+    def factor_ranges(self) -> dict[str, tuple[float, float]]:
         """Name -> range of the factors that change the model; only what is randomised."""
         ranges = {"mass": self.mass, "friction": self.friction, "damping": self.damping, "gain": self.gain}
         return {name: limits for name, limits in ranges.items() if limits is not None}
@@ -84,7 +84,7 @@ class Randomize(Options):
     @property
     def needs_models(self) -> bool:
         """Whether each environment needs a model of its own."""
-        return bool(self.scaled)
+        return bool(self.factor_ranges)
 
     @property
     def noisy(self) -> bool:
@@ -103,7 +103,7 @@ class Randomize(Options):
             Name -> (n, size) float32 factors, and "latency": (n,) int64 physics steps; only what is randomised.
         """
         out: dict[str, Any] = {}
-        for name, (low, high) in self.scaled.items():
+        for name, (low, high) in self.factor_ranges.items():
             out[name] = draw.uniform(sizes[name], low=low, high=high)
         if self.latency is not None:
             seconds = draw.uniform(low=self.latency[0], high=self.latency[1])
@@ -163,7 +163,9 @@ class Randomizer:
         self._streams = {name: self._stream(num_envs, seed, i) for name, i in purposes.items()}
         self._noise, self._noisy = self._streams["noise"].limit(options.noise), options.noisy
         depth = 1 + -(-options.longest_latency(self._timestep) // substeps)
-        self.factors = {key: self.place(np.ones((num_envs, self._sizes[key]), np.float32)) for key in options.scaled}
+        self.factors = {
+            key: self.place(np.ones((num_envs, self._sizes[key]), np.float32)) for key in options.factor_ranges
+        }
         self._drawn = self.place(np.zeros(num_envs, bool))
         self._history = self.place(np.zeros((num_envs, depth, model.nu)))  # controls, newest first
         self._age = self.place(np.zeros((num_envs, substeps), np.int64))  # entry of the history per physics step
@@ -202,7 +204,7 @@ class Randomizer:
             self._age[rows] = np.maximum(0, -(-late // self._substeps))
         return rows, drawn
 
-    def delayed(self, control: Any) -> Any:
+    def delay(self, control: Any) -> Any:
         """What acts when (N, nu) `control` is decided: itself, or (N, substeps, nu) with latency."""
         if self.options.latency is None:
             return control
@@ -225,7 +227,7 @@ class Randomizer:
 
     def state_dict(self) -> StateDict:
         """All of it, as NumPy arrays."""
-        out = {name: np.array(array_api_compat.to_device(value, "cpu")) for name, value in self._kept().items()}
+        out = {name: np.array(array_api_compat.to_device(value, "cpu")) for name, value in self._tensors().items()}
         for name, streams in self._streams.items():
             out |= {f"{name}.{key}": value for key, value in streams.state_dict().items()}
         return out
@@ -238,7 +240,7 @@ class Randomizer:
         """
         if "factor.latency" in state:  # which is told once it was drawn
             self.factors.setdefault("latency", np.array(state["factor.latency"]))
-        for name, target in self._kept().items():
+        for name, target in self._tensors().items():
             found = np.shape(state[name]) if name in state else "nothing"
             if found != tuple(target.shape):
                 raise ValueError(
@@ -249,6 +251,6 @@ class Randomizer:
         for name, streams in self._streams.items():
             streams.load_state_dict({key: state[f"{name}.{key}"] for key in ("key", "counter")})
 
-    def _kept(self) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, Any]:
         kept = {"history": self._history, "age": self._age, "drawn": self._drawn}
         return kept | {f"factor.{key}": value for key, value in self.factors.items()}

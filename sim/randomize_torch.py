@@ -50,7 +50,7 @@ class TorchRandomizer(Randomizer):
             return mask, {}
         self._drawn |= mask
         draw = self._streams["factors"].draw(mask)
-        for key, (low, high) in options.scaled.items():
+        for key, (low, high) in options.factor_ranges.items():
             target = self.factors[key]
             target.copy_(torch.where(mask[:, None], draw.uniform(self._sizes[key], low=low, high=high), target))
         if options.latency is not None:
@@ -62,7 +62,7 @@ class TorchRandomizer(Randomizer):
             self._age.copy_(torch.where(mask[:, None], age, self._age))
         return mask, self.factors
 
-    def delayed(self, control: Tensor) -> Tensor:
+    def delay(self, control: Tensor) -> Tensor:
         """What acts when (N, nu) `control` is decided: itself, or (N, substeps, nu) with latency."""
         if self.options.latency is None:
             return control

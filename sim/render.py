@@ -39,7 +39,7 @@ def open_context(width: int, height: int) -> Any:
     Raises:
         RuntimeError: none works; says why and what to install.
     """
-    wanted = headless.wanted()
+    wanted = headless.wanted_renderer()
     if wanted and wanted not in ("egl", "osmesa", "glfw"):
         raise RuntimeError(f"MUJOCO_GL is '{wanted}', expected egl, osmesa, glfw or nothing. {_REMEDY}")
     reasons = []

@@ -415,8 +415,8 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     stiff = max(_STIFF * min(known, default=1.0), _STUCK * friction)
     return GripperCard(
         joints=tuple(model.joint(j).name for j in joints),
-        open=_rounded(opened),
-        closed=_rounded(closed),
+        open=_round(opened),
+        closed=_round(closed),
         effort=min(known) if known else OPEN,
         kp=_short(max(4.0 * inertia * _SPEED**2, stiff)),
         kd=_short(max(4.0 * inertia * _SPEED, stiff / _SPEED)),
@@ -474,7 +474,7 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+def _round(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(float(value), 4) for value in values)
 
 

@@ -342,7 +342,7 @@ def _mjcf(path: Path) -> RobotModel:
     spec.modelfiledir = ""
     for what, items in absent.items():
         _say_absent(made, [Path(item.file or "a cube's").name for item in items], what)
-    names, heights, _, pictures = ({_named(item) for item in items} for items in absent.values())
+    names, heights, _, pictures = ({_name_of(item) for item in items} for items in absent.values())
     for material in spec.materials:
         material.textures = ["" if name in pictures else name for name in material.textures]
     bodies = []
@@ -467,7 +467,7 @@ def _weigh_flat_meshes(made: RobotModel) -> None:
         )
 
 
-def _named(item: MjsElement) -> str:
+def _name_of(item: MjsElement) -> str:
     """Name of a mesh or texture, which is that of its file where none is given."""
     return item.name or Path(item.file).stem
 

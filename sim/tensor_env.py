@@ -108,7 +108,7 @@ class TensorVectorEnv(VectorEnv):
         action = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
         interface.check_shape(action.shape, self.num_envs, self.io)
         if self._host:  # nothing to wait for: refuse before anything moves
-            action = torch.from_numpy(interface.checked(action.detach().numpy(), self.num_envs, self.io))
+            action = torch.from_numpy(interface.check_actions(action.detach().numpy(), self.num_envs, self.io))
         episodes.wish.copy_(action.detach())
         episodes.step()
         self._unchecked += 1
@@ -181,7 +181,7 @@ class TensorVectorEnv(VectorEnv):
     def state_dict(self) -> StateDict:
         """All that the next steps depend on, as NumPy arrays; `load_state_dict` continues from there."""
         episodes = self.episodes
-        out: dict[str, object] = {key: host(value).copy() for key, value in self._kept().items()}
+        out: dict[str, object] = {key: host(value).copy() for key, value in self._tensors().items()}
         out["started"] = self._started
         out |= {f"task.{key}": host(value).copy() for key, value in episodes.task.items()}
         out |= {f"stream.{key}": value for key, value in episodes.streams.state_dict().items()}
@@ -194,7 +194,7 @@ class TensorVectorEnv(VectorEnv):
         Raises:
             ValueError: saved from another world, engine, number of environments or other randomisation options.
         """
-        episodes, kept = self.episodes, self._kept()
+        episodes, kept = self.episodes, self._tensors()
         interface.check_saved(state, kept, self.world, self.num_envs)
         for key, target in kept.items():
             if not key.startswith("physics."):
@@ -207,7 +207,7 @@ class TensorVectorEnv(VectorEnv):
             self.physics.scale(episodes.everyone, episodes.random.factors)
         self._started = bool(state["started"])
 
-    def _kept(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         e = self.episodes
         out = {"action": e.action, "previous_action": e.previous, "step": e.count, "state": e.state}
         return out | {f"physics.{key}": value for key, value in self.physics.state_dict().items()}

@@ -50,7 +50,7 @@ def make(
         device=where,
         max_contacts=options.max_contacts,
         max_constraints=options.max_constraints,
-        scaled=tuple(randomize.scaled),
+        scaled=tuple(randomize.factor_ranges),
         latency=randomize.latency is not None,
     )
     check_scene(world, physics.model)

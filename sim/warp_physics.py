@@ -160,14 +160,14 @@ class WarpPhysics:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of what the next step depends on."""
-        return {name: value.clone() for name, value in self._kept().items()}
+        return {name: value.clone() for name, value in self._tensors().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict`; the arrays stay where they are."""
-        for name, target in self._kept().items():
+        for name, target in self._tensors().items():
             target.copy_(state[name])
 
-    def _kept(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         kept = {
             "qpos": self.qpos,
             "qvel": self.qvel,

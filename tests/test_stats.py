@@ -13,7 +13,7 @@ from robot_rl.stats import (
     pairs_to_tell,
     probability_of_improvement,
     rank_correlation,
-    stratified,
+    stratified_mean,
     upper_bound,
     wilson,
 )
@@ -141,8 +141,8 @@ def test_interquartile_mean_by_hand():
 
 
 def test_stratified_interval_contains_its_value_and_shrinks_with_seeds():
-    few = stratified([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
-    many = stratified([list(np.linspace(1, 3, 40)), list(np.linspace(2, 4, 40))])
+    few = stratified_mean([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
+    many = stratified_mean([list(np.linspace(1, 3, 40)), list(np.linspace(2, 4, 40))])
     assert few.value in few
     assert many.high - many.low < few.high - few.low
 

@@ -45,7 +45,7 @@ def options_of(method: str) -> tuple[str, dict[str, Any]]:
     return side, {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in words)}
 
 
-def resolved(algorithm: str, method: str) -> dict[str, Any]:
+def resolve(algorithm: str, method: str) -> dict[str, Any]:
     """Every option of ours under a method, defaults included; of the peer those that were set."""
     side, options = options_of(method)
     if side != "ours":
@@ -82,7 +82,7 @@ def run_cell(algorithm: str, task: str, method: str, steps: int, seed: int) -> d
     return {
         **{"algorithm": algorithm, "task": task, "method": method, "steps": steps, "seed": seed},
         **{"return": round(float(np.mean(returns)), 2), "returns": [round(x, 2) for x in returns], "curve": curve},
-        **{"wall_s": round(wall, 1), "cpu_s": round(cpu, 1), "options": resolved(algorithm, method)},
+        **{"wall_s": round(wall, 1), "cpu_s": round(cpu, 1), "options": resolve(algorithm, method)},
         "versions": {name: version(name) for name in VERSIONS[side]},
     }
 

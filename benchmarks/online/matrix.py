@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.online.cell import resolved, run_cell
+from benchmarks.online.cell import resolve, run_cell
 from benchmarks.online.tasks import SEEDS, STEPS, TASKS
 
 CELLS = Path(__file__).resolve().parents[2] / "docs" / "results" / "online"
@@ -32,19 +32,19 @@ def path_of(algorithm: str, task: str, method: str, steps: int, seed: int, folde
     return folder / algorithm / task / f"{method.replace(' ', ',')}_{steps}_{seed}.json"
 
 
-def known(path: Path) -> dict[str, Any] | None:
+def read_known(path: Path) -> dict[str, Any] | None:
     """The cell in a file if its method still means what it meant then; options that came later are left aside."""
     if not path.exists():
         return None
     cell = json.loads(path.read_text())
-    now = resolved(cell["algorithm"], cell["method"])
+    now = resolve(cell["algorithm"], cell["method"])
     same = all(now[key] == value for key, value in cell["options"].items() if key in now)
     return cell if same else None
 
 
 def cells(folder: Path = CELLS) -> Iterator[dict[str, Any]]:
     """All that are there and hold."""
-    found = (known(path) for path in sorted(folder.glob("*/*/*.json")))
+    found = (read_known(path) for path in sorted(folder.glob("*/*/*.json")))
     return (cell for cell in found if cell is not None)
 
 
@@ -75,7 +75,7 @@ def main(words: list[str]) -> int:
 def fill(algorithm: str, task: str, method: str, steps: int, seed: int, folder: Path = CELLS) -> None:
     """Run one cell unless it is there."""
     path = path_of(algorithm, task, method, steps, seed, folder)
-    if known(path) is not None:
+    if read_known(path) is not None:
         return
     cell = run_cell(algorithm, task, method, steps, seed)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.online.matrix import CELLS, cells
 from benchmarks.online.tasks import RANGE, TASKS, TUNED
 from robot_rl.curves import plot
-from robot_rl.stats import iqm, pair_wins, probability_of_improvement, stratified
+from robot_rl.stats import iqm, pair_wins, probability_of_improvement, stratified_mean
 
 LEAST_WINS = {25: 3, 100: 20}
 """Pairs of seeds of a task -> how many ours has to win; a task that falls below is run with five more seeds of both."""
@@ -38,7 +38,7 @@ def groups(found: Iterable[dict[str, Any]]) -> dict[tuple[str, int], Group]:
     }
 
 
-def normalised(task: str, returns: Iterable[float]) -> list[float]:
+def normalise(task: str, returns: Iterable[float]) -> list[float]:
     """Returns as shares of the task's range."""
     low, high = RANGE[task]
     return [(value - low) / (high - low) for value in returns]
@@ -76,10 +76,10 @@ def overall(group: Group) -> list[str]:
     tasks = [task for task in group if task in RANGE and group[task].get("ours") and group[task].get("sb3")]
     if not tasks:
         return []
-    ours, peer = ([normalised(task, of(group, task, method)) for task in tasks] for method in ("ours", "sb3"))
+    ours, peer = ([normalise(task, of(group, task, method)) for task in tasks] for method in ("ours", "sb3"))
     enough = min(map(len, (*ours, *peer))) >= LEAST_SEEDS
     note = "95 % intervals, seeds resampled within tasks" if enough else "too few seeds for intervals"
-    shown = [stratified(ours), stratified(peer), probability_of_improvement(ours, peer)]
+    shown = [stratified_mean(ours), stratified_mean(peer), probability_of_improvement(ours, peer)]
     a, b, better = (f"{x.value:.2f}" + (f" ({x.low:.2f} to {x.high:.2f})" if enough else "") for x in shown)
     lines = [
         f"Over {len(tasks)} task{'s' * (len(tasks) > 1)} ({note}): normalised interquartile mean {a} of ours,",
@@ -94,7 +94,7 @@ def overall(group: Group) -> list[str]:
         lines.append(f"Our {word} time is {np.median(share):.2f} of the peer's (median over tasks).")
     held = [task for task in tasks if task not in TUNED]
     if held and len(held) < len(tasks):
-        a, b = ([normalised(task, of(group, task, method)) for task in held] for method in ("ours", "sb3"))
+        a, b = ([normalise(task, of(group, task, method)) for task in held] for method in ("ours", "sb3"))
         lines.append(f"On the held-out tasks alone: {iqm(np.concatenate(a)):.2f} and {iqm(np.concatenate(b)):.2f}.")
     return ["", *lines]
 

@@ -28,7 +28,7 @@ PRESETS = Path(__file__).resolve().parents[2] / "configs" / "preset"
 VERSIONS = ("robot_rl", "torch", "gymnasium", "mujoco", "numpy")
 
 
-def said(folder: str, *words: str) -> dict[str, Any]:
+def ask(folder: str, *words: str) -> dict[str, Any]:
     """The answer of a command of ours, run in a folder."""
     line = ["robot-rl", *words, "--json"]
     sys.stderr.write(" ".join(line) + "\n")
@@ -42,7 +42,7 @@ def make(task: str, seed: int, run: str | None = None) -> None:
     place = zoo.FOLDER / task
     words = (*APART.get(task, (f"preset={task}",)), f"seed={seed}")
     with tempfile.TemporaryDirectory() as runs:
-        made = run or str(Path(runs, said(runs, "train", *words, "video_episodes=0")["folder"]))
+        made = run or str(Path(runs, ask(runs, "train", *words, "video_episodes=0")["folder"]))
         found = checkpoint.find(Path(made))
         with new_folder(place) as temporary:
             for name in ("policy.pt", "io.json", "config.yaml", "meta.json"):
@@ -50,7 +50,7 @@ def make(task: str, seed: int, run: str | None = None) -> None:
             config = temporary / "config.yaml"
             if models := os.environ.get("ROBOT_RL_MODELS"):  # of whoever loads the agent they lie elsewhere
                 config.write_text(config.read_text().replace(f"{models.rstrip('/')}/", ""))
-        tested = said(runs, "eval", f"path={place}", "video_episodes=0")
+        tested = ask(runs, "eval", f"path={place}", "video_episodes=0")
     card = {
         "task": task,
         "trained": f"robot-rl train {' '.join(words)}",

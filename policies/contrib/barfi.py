@@ -144,18 +144,18 @@ class Barfi(RolloutLearner[BarfiOptions]):
         go_on = (~(rollout.terminated | rollout.truncated)).float()
         columns = {"primary": primary, "aux": aux, "go_on": go_on, "valid": valid, "logp": rollout.logp}
 
-        def shaped() -> Tensor:
+        def shape() -> Tensor:
             return self._surrogate(state, rollout.action, columns, self.reward.blend(primary, aux), self.reward.gamma)
 
         for _ in range(o.epochs):
-            self.net_step(-(shaped() - self._weight_decay()))
+            self.net_step(-(shape() - self._weight_decay()))
         if o.learn_reward and self.next_update % o.inner == 0:
             earned = self._surrogate(
                 state, rollout.action, columns, self.reward.primary(primary), torch.tensor(self.gamma)
             )
             knobs = [self.reward.phi, *([self.reward.raw_gamma] if o.learn_gamma else [])]
             grads = implicit_gradient(
-                earned, shaped() - self._weight_decay(), list(self.net.parameters()), knobs,
+                earned, shape() - self._weight_decay(), list(self.net.parameters()), knobs,
                 solver=o.solver, terms=o.terms, step=o.step,
             )  # fmt: skip
             if o.learn_gamma:
@@ -279,18 +279,18 @@ class _Blend(Saved):
     def observe(self, primary: Tensor, aux: Tensor) -> None:
         self._moments.observe(torch.stack([primary, aux], -1).flatten(0, -2))
 
-    def _scaled(self, reward: Tensor, column: int) -> Tensor:
+    def _scale(self, reward: Tensor, column: int) -> Tensor:
         scale = self._moments.scale[column]
         # nothing was ever earned: a spread of 0 says nothing about the size of what will be
         return reward if float(scale) >= 1e4 else reward * scale
 
     def primary(self, reward: Tensor) -> Tensor:
         """The primary reward in its own spread."""
-        return self._scaled(reward, 0)
+        return self._scale(reward, 0)
 
     def blend(self, primary: Tensor, aux: Tensor) -> Tensor:
         """r_phi, with gradient by phi."""
-        return self.phi[0] + self.phi[1] * self._scaled(primary, 0) + self.phi[2] * self._scaled(aux, 1)
+        return self.phi[0] + self.phi[1] * self._scale(primary, 0) + self.phi[2] * self._scale(aux, 1)
 
     @torch.no_grad()
     def climb(self, phi: Tensor, gamma: Tensor | None, lr: float) -> Tensor:
@@ -322,7 +322,7 @@ class GaussianPolicy(ModulePolicy[_Gaussian]):
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, A) in [-1, 1]; extras "raw", the sample before clipping."""
-        state = self.seen(obs)
+        state = self.see(obs)
         raw = gaussian_sample(self._net(state), self._net.log_std.exp(), self._generator, deterministic)
         return self.answer(obs, raw.clamp(-1.0, 1.0), self._net.log_prob(state, raw), raw=raw)
 

@@ -189,7 +189,7 @@ class CmatPolicy(ModulePolicy[CmatNet]):
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, N A) in [-1, 1]; logp (B,) of all agents; extras "raw" (B, N A) and "agent_logp" (B, N)."""
-        state = self.seen(obs)
+        state = self.see(obs)
         mean, std, _ = self._net(state.view(len(state), self._agents, -1))
         raw = gaussian_sample(mean, std, self._generator, deterministic)
         logp = gaussian_logp(raw, mean, std)

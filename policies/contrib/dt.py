@@ -16,7 +16,7 @@ from robot_rl.policies.nets.attention import draw_weights
 from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_step import DrawnDropout, ModuleStep
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import state_size, windowed
+from robot_rl.policies.nets.rows import as_windows, state_size
 from robot_rl.policies.nets.trajectory import TrajectoryMemory, TrajectoryNet
 from robot_rl.state import Saved
 from robot_rl.types import Action, Array, IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
@@ -177,7 +177,7 @@ class ReturnConditioned(RowLearner[R]):
             FloatingPointError: a metric is not finite.
             ValueError: the batch lacks returns to go or the steps' times.
         """
-        batch = windowed(next(batches), self.o.context)
+        batch = as_windows(next(batches), self.o.context)
         missing = [name for name in self.need.extras if name not in batch.extras]
         if missing:
             raise ValueError(
@@ -327,7 +327,7 @@ class ReturnPolicy(Saved):
         """Weights, moments and the returns; what was seen is not kept."""
         return {"net": self.net, "norm": self.norm, "returns": self.returns}
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Forget what was seen."""
         self.memory.begin(0)
         self._owed = self._owed.new_zeros(0)

@@ -110,12 +110,12 @@ class Expert(SoftActorCritic[ExpertOptions]):
         """SAC's update, then one step of the plain values on its last batch; train/plain_q beside SAC's metrics."""
         last: list[Transitions] = []
 
-        def tapped() -> Iterator[Transitions]:
+        def tap() -> Iterator[Transitions]:
             for batch in batches:
                 last[:] = [batch]
                 yield batch
 
-        metrics = super().update(tapped())
+        metrics = super().update(tap())
         q = self._plain_step(last[0])
         return {**metrics, "train/plain_q": float(q)} if metrics else metrics
 
@@ -188,7 +188,7 @@ class Expert(SoftActorCritic[ExpertOptions]):
         self.radius = validity_radius(self.residual(*test[:3]), how.quantile)
         return self.radius
 
-    def kept(self) -> dict[str, object]:
+    def acting_state(self) -> dict[str, object]:
         """What acting needs: actor, plain values, model, radius; about a third of `state_dict`."""
         return {
             "policy": self.policy.state_dict(),
@@ -198,7 +198,7 @@ class Expert(SoftActorCritic[ExpertOptions]):
         }
 
     def take(self, state: StateDict) -> None:
-        """Copy in place what `kept` gave.
+        """Copy in place what `acting_state` gave.
 
         Raises:
             ValueError: of networks of other sizes.
@@ -210,7 +210,7 @@ class Expert(SoftActorCritic[ExpertOptions]):
 
     def state_dict(self) -> StateDict:
         """SAC's, and the parts of the search."""
-        return {**super().state_dict(), **self.kept(), "plain_target": self.plain_target.state_dict()}
+        return {**super().state_dict(), **self.acting_state(), "plain_target": self.plain_target.state_dict()}
 
     def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place."""
@@ -326,7 +326,7 @@ class IwocsPolicy:
 
     def state_dict(self) -> StateDict:
         """Experts and default policy; tensors and plain values only."""
-        return {"default": self.default.state_dict(), "experts": [expert.kept() for expert in self.experts]}
+        return {"default": self.default.state_dict(), "experts": [expert.acting_state() for expert in self.experts]}
 
     def load_state_dict(self, state: StateDict, /) -> None:
         """Copy in place.

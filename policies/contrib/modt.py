@@ -132,7 +132,7 @@ class Modt(ReturnConditioned[ModtOptions]):
         reward = torch.where(told, batch.reward, torch.zeros_like(batch.reward)) / self.returns.scale
         loss["return"] = masked_error(found["return"], (x["goal"] - reward)[..., None], told)
         wanted = {name: loss[name] for name, weight in self._weights.items() if weight > 0}
-        total, weights = self._joined(wanted, tokens)
+        total, weights = self._join(wanted, tokens)
         metrics = {f"{name}_loss": value for name, value in loss.items()}
         metrics |= {f"weight_{name}": value for name, value in weights.items()}
         if accuracy is not None:
@@ -144,7 +144,7 @@ class Modt(ReturnConditioned[ModtOptions]):
                 metrics |= {f"attention_entropy_{i}_{j}": value for j, value in enumerate(layer)}
         return total, metrics
 
-    def _joined(self, loss: dict[str, Tensor], tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _join(self, loss: dict[str, Tensor], tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """() one loss of several, and the weight of each."""
         if self.o.weighting == "uncertainty":
             scale = dict(zip(self._weights, self.net.log_variance))

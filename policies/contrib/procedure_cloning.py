@@ -113,7 +113,7 @@ class ProcedureCloning(RowLearner[ProcedureCloningOptions]):
             target = batch.action[batch.mask].argmax(1)
             loss, right = cross_entropy(logits, target), (logits.argmax(1) == target).float().mean()
         else:
-            search = searched(planes)
+            search = search_labels(planes)
             # as many layers as the search of a row has, drawn evenly
             last = (search[1:] != search[:-1]).flatten(2).any(-1).sum(0)
             draw = torch.rand(len(planes), generator=self.generator, device=planes.device)
@@ -121,7 +121,7 @@ class ProcedureCloning(RowLearner[ProcedureCloningOptions]):
             rows = torch.arange(len(planes), device=planes.device)
             before, after = search[layer, rows], search[(layer + 1).clamp_max(len(search) - 1), rows]
             changed = before != after
-            logits = self.net(planes, self._shaken(before))
+            logits = self.net(planes, self._shake(before))
             weight = torch.where(changed, self.o.frontier_weight, 1.0)
             loss = (cross_entropy(logits, after, reduction="none") * weight).sum() / weight.sum()
             hits = (logits.argmax(1) == after) & changed
@@ -129,7 +129,7 @@ class ProcedureCloning(RowLearner[ProcedureCloningOptions]):
         self.net_step(loss)
         return self.metrics(loss=loss, frontier_accuracy=right)
 
-    def _shaken(self, labels: Tensor) -> Tensor:
+    def _shake(self, labels: Tensor) -> Tensor:
         if not self.o.noise:
             return labels
         flip = torch.rand(labels.shape, generator=self.generator, device=labels.device) < self.o.noise
@@ -175,7 +175,7 @@ class SearchPolicy(ModulePolicy[nn.Module]):
             obs: "state" (B, 3 n^2).
             deterministic: changes nothing but that failed rows act at random all the same: there is no answer.
         """
-        planes = self.seen(obs).view(-1, 3, self._side, self._side)
+        planes = self.see(obs).view(-1, 3, self._side, self._side)
         count = len(planes)
         used = torch.zeros(count, dtype=torch.int64, device=self._device)
         if not self.o.procedure:
@@ -214,7 +214,7 @@ def begun(planes: Tensor) -> Tensor:
     return goal.long()
 
 
-def searched(planes: Tensor) -> Tensor:
+def search_labels(planes: Tensor) -> Tensor:
     """(L + 1, B, n, n) int64: the labels of a breadth-first search from the goal, layer by layer, until none changes.
 
     A cell's label 1 + i says that action i leads to a cell that was visited one layer before; of several the lowest i.

@@ -85,7 +85,7 @@ class SetPolicy(ModulePolicy[_Actor]):
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, A) in [-1, 1]; logp (B,); extras "raw" (B, A), the sample before clipping."""
-        mean, std, _ = self._net(self.seen(obs))
+        mean, std, _ = self._net(self.see(obs))
         raw = gaussian_sample(mean, std, self._generator, deterministic)
         return self.answer(obs, raw.clamp(-1.0, 1.0), gaussian_logp(raw, mean, std), raw=raw)
 

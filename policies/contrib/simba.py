@@ -121,13 +121,13 @@ class Simba(RowLearner[SimbaOptions]):
         action, alpha = rows.action[0], self.alpha
         with torch.no_grad():
             next_action, next_logp = self._sample(next_state)
-            next_q = self._reduced(self.target(torch.cat([next_state, next_action], 1)))
+            next_q = self._reduce(self.target(torch.cat([next_state, next_action], 1)))
             target = rows.reward[0] + rows.discount[0] * (next_q - alpha * next_logp)
         q = self.critic(torch.cat([state, action], 1))[..., 0]
         critic_loss = (q - target).square().mean(1).sum()
         self.critic_step(critic_loss)
         own, logp = self._sample(state)
-        actor_loss = (alpha * logp - self._reduced(self.critic(torch.cat([state, own], 1)))).mean()
+        actor_loss = (alpha * logp - self._reduce(self.critic(torch.cat([state, own], 1)))).mean()
         self.actor_step.alone(actor_loss)
         self.temperature.step(-(self.temperature["log_alpha"] * (logp.detach().mean() + self._entropy)).sum())
         self.target.soft_update(self.o.tau)
@@ -139,7 +139,7 @@ class Simba(RowLearner[SimbaOptions]):
     def _sample(self, state: Tensor) -> tuple[Tensor, Tensor]:
         return squashed_sample(self.actor(state)[0], self.noise((len(state), self.actions)))
 
-    def _reduced(self, out: Tensor) -> Tensor:
+    def _reduce(self, out: Tensor) -> Tensor:
         return out[..., 0].amin(0) if self.o.reduce == "min" else out[..., 0].mean(0)
 
 
@@ -151,7 +151,7 @@ class ResidualPolicy(ModulePolicy[ResidualNet]):
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose actions: "state" (B, S) -> (B, A) in [-1, 1], in the kind of the observation."""
-        raw = self._net(self.seen(obs))[0]
+        raw = self._net(self.see(obs))[0]
         mean = raw[:, : self.io.action_dim]
         if deterministic:
             action = mean.tanh()

@@ -162,7 +162,7 @@ class Sqirl(RolloutLearner[SqirlOptions]):
         return {f"loss{i + 1}": total[i] for i in range(o.depth)}
 
     @torch.no_grad()
-    def ranked(self, state: Tensor, decision: int) -> Tensor:
+    def rank(self, state: Tensor, decision: int) -> Tensor:
         """(B, candidates) Q^k of a fixed decision."""
         self.fixed.params.flat.copy_(self.progress.fixed[decision])
         self.fixed.kernel.refresh()
@@ -243,7 +243,7 @@ class SqirlPolicy:
                 count = len(own.candidates)
                 self._choice[rows] = torch.randint(count, (len(rows),), generator=self._generator).numpy()
                 continue
-            q = own.ranked(state[torch.as_tensor(rows)], decision)
+            q = own.rank(state[torch.as_tensor(rows)], decision)
             if not deterministic:
                 tie = torch.rand(q.shape, generator=self._generator).to(q)
                 q = torch.where(q == q.amax(1, keepdim=True), 1.0 + tie, 0.0)

@@ -13,7 +13,7 @@ from robot_rl.policies.contrib.tdmpc2_model import LatentModel, Prior
 from robot_rl.policies.nets.learner import RowLearner, RowOptions
 from robot_rl.policies.nets.module_policy import ModulePolicy
 from robot_rl.policies.nets.module_step import ModuleStep, SlowCopy
-from robot_rl.policies.nets.rows import state_size, windowed
+from robot_rl.policies.nets.rows import as_windows, state_size
 from robot_rl.policies.nets.value_heads import CategoricalHead, two_hot_head
 from robot_rl.state import Saved
 from robot_rl.types import Action, Array, IOSpec, Metrics, Needs, Obs, Options, StateDict, Transitions
@@ -187,7 +187,7 @@ class Tdmpc2(RowLearner[Tdmpc2Options]):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        o, batch = self.o, windowed(next(batches), self.o.horizon)
+        o, batch = self.o, as_windows(next(batches), self.o.horizon)
         state, after, action = batch.obs["state"], batch.next_obs["state"], batch.action
         mask = batch.mask.to(action.dtype)
         with torch.no_grad():
@@ -290,7 +290,7 @@ class Tdmpc2Policy(ModulePolicy[nn.ModuleList]):
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, A) in [-1, 1]: first action of the plan, with its noise unless deterministic."""
-        return self.answer(obs, self._choose(self.seen(obs), deterministic))
+        return self.answer(obs, self._choose(self.see(obs), deterministic))
 
     def _choose(self, state: Tensor, deterministic: bool) -> Tensor:
         o, count, size = self.o, len(state), self.io.action_dim

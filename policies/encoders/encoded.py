@@ -91,7 +91,7 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
         """The first fit, on the demonstrations; then the method's own."""
         found = self._fit()
-        return {**found, **self.learner.pretrain(map(self.seen, batches))}
+        return {**found, **self.learner.pretrain(map(self.see, batches))}
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own."""
@@ -101,7 +101,7 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         self.updates += 1
         if self.encoder.due(self.updates):
             self.works_between = True
-        return self.learner.update(map(self.seen, batches))
+        return self.learner.update(map(self.see, batches))
 
     def work_between(self, batches: Iterator[Transitions], /) -> Metrics:
         """A fit on all successes so far, all kept frames encoded again, and `settle` updates of the method."""
@@ -109,7 +109,7 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         found = self._fit()
         if found:
             self.learner.features_changed()
-        read = map(self.seen, batches)
+        read = map(self.see, batches)
         for _ in range(self.encoder.settle if found else 0):
             self.learner.update(read)
         return found
@@ -130,21 +130,21 @@ class Encoded(OuterLearner[EncodedOptions, Transitions]):
         self.encoder.encode(self.frames)
         return found
 
-    def seen(self, batch: Transitions) -> Transitions:
+    def see(self, batch: Transitions) -> Transitions:
         """A batch as the method sees it."""
         return replace(batch, obs=self._features(batch.obs), next_obs=self._features(batch.next_obs))
 
     def _features(self, obs: Obs) -> Obs:
         with torch.no_grad():
-            return {"state": self.encoder.read(obs["sight"], obs["state"], obs.get("tool")), **self._judged(obs)}
+            return {"state": self.encoder.read(obs["sight"], obs["state"], obs.get("tool")), **self._judge(obs)}
 
-    def _judged(self, obs: Obs) -> Obs:
+    def _judge(self, obs: Obs) -> Obs:
         """What critics alone read."""
         return {key: obs[key] for key in self._beside}
 
     def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
         """(E, B) values of actions in what the policy has just looked at; for advice."""
-        return self.learner.values({"state": self.policy.features, **self._judged(obs)}, action)
+        return self.learner.values({"state": self.policy.features, **self._judge(obs)}, action)
 
     def state_dict(self) -> StateDict:
         """Of both, and whether a fit is due."""

@@ -60,7 +60,7 @@ class EfficientNetLite0:
     @torch.no_grad()
     def __call__(self, pictures: Tensor) -> Tensor:
         """(B, H, W, 3) uint8 -> (B, C, h, w)."""
-        x = scaled(pictures, self._size).mul_(1.0 / 128.0).sub_(127.0 / 128.0)
+        x = scale_pictures(pictures, self._size).mul_(1.0 / 128.0).sub_(127.0 / 128.0)
         x = _same(x, self._stem, 2).clamp_(0.0, 6.0)
         for grown, depthwise, project, stride in self._blocks:
             old = x
@@ -72,7 +72,7 @@ class EfficientNetLite0:
         return x
 
 
-def scaled(pictures: Tensor, size: int) -> Tensor:
+def scale_pictures(pictures: Tensor, size: int) -> Tensor:
     """(B, H, W, 3) uint8 -> (B, 3, size, size) float32 in [0, 255]."""
     x = pictures.permute(0, 3, 1, 2).float()
     return interpolate(x, (size, size), mode="bilinear", antialias=True) if x.shape[-2:] != (size, size) else x
@@ -122,7 +122,7 @@ def open_folder(path: str, layer: int | None, size: int, device: torch.device) -
 
     def see(pictures: Tensor) -> Tensor:
         with torch.no_grad():
-            out = model(pixel_values=(scaled(pictures, side) - mean) / spread, output_hidden_states=True)
+            out = model(pixel_values=(scale_pictures(pictures, side) - mean) / spread, output_hidden_states=True)
         layers = out.hidden_states
         last = len(layers) - 1
         if layer is not None and layer > last:

@@ -180,7 +180,7 @@ class PointEncoder:
         if self.places.turns:
             for before, behind in ((now[:, goal + 1], now[:, goal + 2]), (later[:, 1], later[:, 2])):
                 along = before - behind
-                turns.append(_wrapped(torch.atan2(along[:, 1], along[:, 0]) - tool[:, 3])[:, None])
+                turns.append(_wrap(torch.atan2(along[:, 1], along[:, 0]) - tool[:, 3])[:, None])
             turn = torch.cat(turns, 1)
             parts += [turn / _TURN, (turn / _FINE_TURN).tanh()]
         return torch.cat([*parts, 0.3 * sure.clamp_min(1e-2).log()], 1)
@@ -305,6 +305,6 @@ def check_interface(io: IOSpec, name: str) -> None:
         )
 
 
-def _wrapped(angle: Tensor) -> Tensor:
+def _wrap(angle: Tensor) -> Tensor:
     """An angle in [-pi, pi)."""
     return torch.remainder(angle + math.pi, 2.0 * math.pi) - math.pi

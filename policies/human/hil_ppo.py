@@ -17,7 +17,7 @@ from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.imitation import log_density
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.net import mean_rows
-from robot_rl.policies.nets.rows import mapped
+from robot_rl.policies.nets.rows import map_columns
 from robot_rl.policies.nets.surrogate import SurrogateOptions
 from robot_rl.types import IOSpec, Metrics, Needs, Transitions
 from robot_rl.types.options import Count, NotNegative, Positive, Whole
@@ -143,11 +143,11 @@ class HilPpo(CloningLearner[HilPpoOptions]):
         rows = self._rows(batch)
         own, value_loss, seen = torch.nonzero(rows.own)[:, 0], torch.zeros(()), list[dict[str, Tensor]]()
         for _ in range(o.epochs):
-            for index in self._shuffled(len(rows.state)).split(o.batch_size):
+            for index in self._shuffle(len(rows.state)).split(o.batch_size):
                 error = (self.critic(rows.state[index]) - rows.target[index]).square()
                 value_loss = mean_rows(rows.value_weight[index] * error)
                 self.critic.step(value_loss)
-            for index in own[self._shuffled(len(own))].split(o.batch_size) if len(own) else ():
+            for index in own[self._shuffle(len(own))].split(o.batch_size) if len(own) else ():
                 seen.append(self._policy_step(rows, index))
                 if o.target_kl is not None and float(seen[-1]["kl"]) > 1.5 * o.target_kl:
                     break
@@ -170,7 +170,7 @@ class HilPpo(CloningLearner[HilPpoOptions]):
             il_weight=torch.tensor(weight),
         )
 
-    def _shuffled(self, count: int) -> Tensor:
+    def _shuffle(self, count: int) -> Tensor:
         return torch.randperm(count, generator=self.generator, device=self.generator.device)
 
     @torch.no_grad()
@@ -178,8 +178,8 @@ class HilPpo(CloningLearner[HilPpoOptions]):
         """Advantages and targets of the steps in order, under the policy that acted."""
         first = batch.extras["source"] == 0
         count = int(first.sum())
-        human = None if count == len(first) else mapped(batch, lambda x: x[~first])
-        batch = mapped(batch, lambda x: x[first])
+        human = None if count == len(first) else map_columns(batch, lambda x: x[~first])
+        batch = map_columns(batch, lambda x: x[first])
         state, after = self.look(batch.obs), self.look(batch.next_obs)
         ends = batch.extras["boundary"].clone()
         ends[-1] = True
@@ -236,7 +236,7 @@ class HilPpo(CloningLearner[HilPpoOptions]):
             return None
         size, device = (self.o.batch_size,), human.reward.device
         drawn = torch.randint(len(human.reward), size, generator=self.generator, device=device)
-        return mapped(human, lambda x: x[drawn])
+        return map_columns(human, lambda x: x[drawn])
 
 
 def _small_outputs(shape: MlpShape, params: FlatParams, generator: torch.Generator) -> None:

@@ -167,7 +167,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
             self._extra["train/kl"] = float(distance.detach().mean())
         weight = self.il_weight
         if weight > 0.0:
-            preferred = self.preferred(b.judged.detach(), b.action, action.detach()) if self.o.q_filter else None
+            preferred = self.prefers_recorded(b.judged.detach(), b.action, action.detach()) if self.o.q_filter else None
             imitation = self.imitation(raw, b.batch, preferred)
             loss = loss + weight * imitation
             self._extra |= {"train/il_loss": float(imitation.detach()), "train/il_weight": weight}
@@ -193,7 +193,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
         return imitation_loss(raw, batch.action, rows, min_std=least, max_std=widest, edge=self.o.il_edge)
 
     @torch.no_grad()
-    def preferred(self, judged: Tensor, human: Tensor, own: Tensor) -> Tensor:
+    def prefers_recorded(self, judged: Tensor, human: Tensor, own: Tensor) -> Tensor:
         """(B,) 1 where the mean critic prefers the recorded action."""
         theirs, ours = (self.head.value(self.target(judged, action)).mean(0) for action in (human, own))
         return (theirs > ours).to(judged.dtype)

@@ -60,11 +60,11 @@ class RelativeFrame(OuterLearner[RelativeFrameOptions, Transitions]):
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own, on turned batches."""
-        return self.learner.update(map(self.turned, batches))
+        return self.learner.update(map(self.turn, batches))
 
     def pretrain(self, batches: Iterator[Transitions], /) -> Metrics:
         """The method's own where it has one."""
-        return self.learner.pretrain(map(self.turned, batches))
+        return self.learner.pretrain(map(self.turn, batches))
 
     def values(self, obs: Obs, action: np.ndarray) -> np.ndarray:
         """(E, B) values of observations and actions of the robot; for advice.
@@ -75,7 +75,7 @@ class RelativeFrame(OuterLearner[RelativeFrameOptions, Transitions]):
         state = np.asarray(obs["state"])
         return self.learner.values({"state": self.frame.observe(state)}, self.frame.from_base(action, state))
 
-    def turned(self, batch: Transitions) -> Transitions:
+    def turn(self, batch: Transitions) -> Transitions:
         """A batch as the method sees it."""
         state = batch.obs["state"]
         return replace(

@@ -76,13 +76,13 @@ class StartFrame:
             action: in [-1, 1].
             state: (B, S) of the robot.
         """
-        return self._rotated(action, state, 1.0)
+        return self._rotate(action, state, 1.0)
 
     def from_base(self, action: object, state: object) -> Any:
         """(B, A) that the robot did -> in the start's frame."""
-        return self._rotated(action, state, -1.0)
+        return self._rotate(action, state, -1.0)
 
-    def _rotated(self, action: Any, state: object, sign: float) -> Any:
+    def _rotate(self, action: Any, state: object, sign: float) -> Any:
         out = action.clone() if isinstance(action, Tensor) else np.array(action)
         cosine, sine = self._direction(state)
         x, y = self._moves

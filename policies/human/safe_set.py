@@ -107,12 +107,12 @@ class SafeExploration(OuterLearner[SafeExplorationOptions, Transitions]):
         """The method's own; set, model and clone learn from the last batch that it took."""
         last: list[Transitions] = []
 
-        def tapped() -> Iterator[Transitions]:
+        def tap() -> Iterator[Transitions]:
             for batch in batches:
                 last[:] = [batch]
                 yield batch
 
-        found = self.learner.update(tapped())
+        found = self.learner.update(tap())
         self._updates += 1
         metrics = self._learn(last[0])
         if self._updates % self.o.metrics_every == 0:
@@ -123,7 +123,7 @@ class SafeExploration(OuterLearner[SafeExplorationOptions, Transitions]):
         metrics = self.safe.learn(batch)
         weight = human_rows(batch)[:, None]
         if float(weight.sum()) > 0.0:
-            error = (self.clone(self.policy.scaled(batch.obs["state"])) - batch.action).square() * weight
+            error = (self.clone(self.policy.standardise(batch.obs["state"])) - batch.action).square() * weight
             loss = error.sum() / (weight.sum() * batch.action.shape[1])
             self._clone_optimiser.zero_grad()
             loss.backward()
@@ -219,15 +219,15 @@ class SafePolicy:
 
     def _demonstrator(self, state: Tensor) -> Tensor:
         with torch.no_grad():
-            return self._clone(self.scaled(state))
+            return self._clone(self.standardise(state))
 
     @property
     def _device(self) -> torch.device:
         return next(self._clone.parameters()).device
 
-    def scaled(self, state: Tensor) -> Tensor:
+    def standardise(self, state: Tensor) -> Tensor:
         """States as set and clone read them."""
-        return self._safe.scaled(state)
+        return self._safe.standardise(state)
 
     def metrics(self) -> Metrics:
         """Shares of the actions so far that another sample, or the demonstrator, took the place of."""

@@ -98,7 +98,7 @@ class SafeSet(Saved):
     def prob(self, state: Tensor) -> Tensor:
         """(B, S) -> (B,) P(safe)."""
         with torch.no_grad():
-            return torch.sigmoid(self.net(self.scaled(state))[:, 0])
+            return torch.sigmoid(self.net(self.standardise(state))[:, 0])
 
     def ahead(self, state: Tensor, action: Tensor, act: Callable[[Tensor], Tensor], steps: int) -> Tensor:
         """Least P(safe) of the predicted next states, mean over the model's members.
@@ -139,15 +139,15 @@ class SafeSet(Saved):
         done = batch.terminated.to(state.dtype)
         good = (batch.reward > 0).to(state.dtype)
         with torch.no_grad():
-            slow = torch.sigmoid(self._slow(self.scaled(after))[:, 0])
+            slow = torch.sigmoid(self._slow(self.standardise(after))[:, 0])
             led = done * good + (1.0 - done) * self._decay * slow
             target = torch.where(shown, torch.ones_like(led), led)
-            noisy = self.scaled(state[shown]) if shown.any() else self.scaled(state)
+            noisy = self.standardise(state[shown]) if shown.any() else self.standardise(state)
             noise = torch.randn(noisy.shape, generator=self._generator, device=state.device)
             low, high = self._spread
             radius = low + (high - low) * torch.rand(len(noisy), 1, generator=self._generator, device=state.device)
             noisy = noisy + radius * noise / noise.square().mean(1, keepdim=True).sqrt()
-        logits = self.net(torch.cat([self.scaled(state), noisy]))[:, 0]
+        logits = self.net(torch.cat([self.standardise(state), noisy]))[:, 0]
         known, off = logits[: len(state)], logits[len(state) :]
         loss = binary_cross_entropy_with_logits(known, target)
         loss = loss + binary_cross_entropy_with_logits(off, torch.zeros_like(off))
@@ -164,7 +164,7 @@ class SafeSet(Saved):
             "safe/model_error": float(error),
         }
 
-    def scaled(self, state: Tensor) -> Tensor:
+    def standardise(self, state: Tensor) -> Tensor:
         """States (..., S) in standard deviations of the demonstrated ones."""
         return self._norm(state).clamp(-10.0, 10.0)
 

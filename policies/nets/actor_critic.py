@@ -307,7 +307,7 @@ class Adam(Saved):
         self.lr, self._max_norm, self._params, self._eps = lr, max_norm, params, eps
         self._first, self._second = torch.zeros_like(params), torch.zeros_like(params)
         self._root = torch.empty_like(params)
-        self._compiled = compiled(adam) if params.device.type == "cpu" else None
+        self._compiled = compile_kernel(adam) if params.device.type == "cpu" else None
         # on a device a tensor: whether a step counts is known only there
         self._count: int | Tensor = 0 if self._compiled else torch.zeros((), dtype=torch.float64, device=params.device)
         self._arrays = [x.numpy() for x in (params, self._first, self._second)] if self._compiled else []
@@ -377,7 +377,7 @@ def _compile(function: Callable[..., object]) -> Callable[..., Any]:
     return njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})(function)
 
 
-def compiled(function: Callable[..., object]) -> Callable[..., Any] | None:
+def compile_kernel(function: Callable[..., object]) -> Callable[..., Any] | None:
     """The function compiled, or None where the core computes in NumPy: numba is not installed or not wanted."""
     return _compile(function) if backend("cpu") == "numba" else None
 

@@ -131,7 +131,7 @@ class Branches:
         self.rows[place] = rows
         self.count += len(rows)
 
-    def mixed(self, batches: Iterator[Transitions], size: int, real: float) -> Iterator[Transitions]:
+    def mix(self, batches: Iterator[Transitions], size: int, real: float) -> Iterator[Transitions]:
         """Batches of `size` rows, the first round(real * size) of them logged, from all over one of `batches`, each of
         which has as many and may lie source by source."""
         logged = round(real * size)

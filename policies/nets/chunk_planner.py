@@ -16,7 +16,7 @@ class ChunkPlanner(Saved):
     not change the training that goes on after it.
 
     Args:
-        learner: whose `acting_nets`, `norm` and `seen` it shares.
+        learner: whose `acting_nets`, `norm` and `see` it shares.
         seed: of the noise.
     """
 
@@ -28,7 +28,7 @@ class ChunkPlanner(Saved):
     def state(self, obs: Obs) -> Tensor:
         """(B, n) what the networks read of observations."""
         state = torch.as_tensor(obs["state"]).to(self._learner.generator.device, torch.float32)
-        return self._learner.seen(state)
+        return self._learner.see(state)
 
     def saved_parts(self) -> dict[str, object]:
         """Weights, noise, and moments, where there are some."""
@@ -36,7 +36,7 @@ class ChunkPlanner(Saved):
         noise = {f"noise{i}": generator for i, generator in enumerate(self._noise)}
         return {**{name: net.params.flat for name, net in own.acting_nets().items()}, **noise, "norm": own.norm}
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Take over the new weights."""
         for net in self._learner.acting_nets().values():
             net.refresh()

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl import parallel
-from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
+from robot_rl.policies.nets.device_mlp import Tower, freeze, leaves
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.value_heads import hl_gauss_head, project
@@ -123,7 +123,7 @@ class DeviceCritic(Saved):
         self._blur = hl_gauss_head(low, high, o.bins, device=device) if o.value_head == "hlgauss" else None
         grid = torch.linspace(low, high, o.bins, device=device)
         self.atoms = grid if self._blur is None else self._blur.centres
-        self._leaf, self._frozen, self._aim = leaves(self.params), frozen(self.params), frozen(self.target)
+        self._leaf, self._frozen, self._aim = leaves(self.params), freeze(self.params), freeze(self.target)
 
     def target_distribution(
         self, feature: Tensor, action: Tensor, reward: Tensor, discount: Tensor, cost: Tensor | None = None

@@ -21,7 +21,7 @@ from robot_rl.policies.nets.device_critic import (
     DeviceRewardScale,
     descend,
 )
-from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
+from robot_rl.policies.nets.device_mlp import Tower, freeze, leaves
 from robot_rl.policies.nets.device_policy import DevicePolicy
 from robot_rl.policies.nets.device_step import (
     DeviceMetrics,
@@ -160,7 +160,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
         self._tower, self._actor = Tower(shape, o.activation), FlatParams(shape.shapes(), device=self.device)
         shape.initialise(self._actor, self.generator)
         self._tower.small_outputs(self._actor, self.generator, init_scale)
-        self._leaf, self._still = leaves(self._actor), frozen(self._actor)
+        self._leaf, self._still = leaves(self._actor), freeze(self._actor)
         seed = self.seed + 2 + 7919 * parallel.rank()  # every process explores by noise of its own
         self.policy = DevicePolicy(self.io, self._tower, self._actor, self.rule, seed=seed, normalizer=self.norm)
         self._parts |= {"actor": self._actor, "policy": self.policy}
@@ -248,7 +248,7 @@ class DeviceLearner(Saved, OffPolicyDeviceLearner[D, Transitions], ABC):
         Returns:
             (N, A) in [-1, 1].
         """
-        feature = self.policy.joined(obs)
+        feature = self.policy.join(obs)
         if self._explorer is None or len(self._seen) != len(feature):
             self._seen, self._begun = torch.empty_like(feature), torch.empty_like(ended)
             self._answer = torch.empty(len(feature), self.io.action_dim, device=self.device)

@@ -71,6 +71,6 @@ def leaves(params: FlatParams) -> dict[str, Tensor]:
     return made
 
 
-def frozen(params: FlatParams) -> dict[str, Tensor]:
+def freeze(params: FlatParams) -> dict[str, Tensor]:
     """Parameters that autograd does not see."""
     return {name: view.detach() for name, view in params.view.items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from robot_rl.policies.nets.device_mlp import Tower, frozen
+from robot_rl.policies.nets.device_mlp import Tower, freeze
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.normalizer import RunningNorm
 from robot_rl.state import Saved
@@ -44,7 +44,7 @@ class DevicePolicy(Saved):
         self.io, self._tower, self._params, self._rule, self._normalizer = io, tower, params, rule, normalizer
         self._keys, self._device = sorted(io.obs), params.flat.device
         self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._view = frozen(params)
+        self._view = freeze(params)
 
     @property
     def generator(self) -> torch.Generator:
@@ -70,14 +70,14 @@ class DevicePolicy(Saved):
         action = self._rule(raw, noise).clamp(-1.0, 1.0)
         return Action(action.to(first.device) if isinstance(first, Tensor) else action.cpu().numpy())
 
-    def joined(self, obs: Obs) -> Tensor:
+    def join(self, obs: Obs) -> Tensor:
         """(B, S) all components, as they came."""
         columns = [torch.as_tensor(obs[key]).to(self._device, torch.float32) for key in self._keys]
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
 
     def feature(self, obs: Obs) -> Tensor:
         """(B, S) all components, normalised."""
-        x = self.joined(obs)
+        x = self.join(obs)
         return x if self._normalizer is None else self._normalizer(x)
 
     def raw(self, feature: Tensor) -> Tensor:

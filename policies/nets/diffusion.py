@@ -51,7 +51,7 @@ class NoiseSchedule:
             raise ValueError(f"sampling takes {count} steps, expected 1 ... {total}, the steps of the schedule")
         return [i * (total // count) for i in range(count)][::-1]
 
-    def noised(self, clean: Tensor, noise: Tensor, index: Tensor) -> Tensor:
+    def add_noise(self, clean: Tensor, noise: Tensor, index: Tensor) -> Tensor:
         """sqrt(alpha_bar) clean + sqrt(1 - alpha_bar) noise; index (B,)."""
         level = self.alpha_bar.to(clean.device)[index].to(clean.dtype).view(-1, *[1] * (clean.dim() - 1))
         return level.sqrt() * clean + (1.0 - level).sqrt() * noise

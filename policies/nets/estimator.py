@@ -65,7 +65,7 @@ class Estimator(NetLearner[E]):
         return Needs(rows=options.batch_size * options.members, seeds=options.members)
 
     @torch.no_grad()
-    def chosen(self, state: Tensor) -> Tensor:
+    def choose(self, state: Tensor) -> Tensor:
         """(..., A) actions of the policy at raw states (..., n)."""
         answer = self.target_policy.act({"state": state.reshape(-1, self.size)}, deterministic=self.deterministic)
         return torch.as_tensor(answer.value).to(state).view(*state.shape[:-1], -1)

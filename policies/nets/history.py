@@ -206,6 +206,6 @@ class HistoryPolicy(Saved):
         nets = {"encoder": self._encoder.params.flat, "actor": self._actor.params.flat}
         return {**nets, "generator": self._generator, "normalizer": self._norm}
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Take over the new weights."""
         self._actor.kernel.refresh()

@@ -75,7 +75,7 @@ def human_rows(batch: Transitions, *, switch_weight: float | None = None) -> Ten
     return torch.where(switched, torch.full_like(weight, switch_weight), weight)
 
 
-def demonstrated(batch: Transitions) -> Tensor:
+def demonstration_mask(batch: Transitions) -> Tensor:
     """(B,) 1 for demonstrations: all rows of a log (extras "step"); else those that `human_rows` tells.
 
     Of windows, those whose existing steps a person drove in part.

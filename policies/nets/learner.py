@@ -266,7 +266,7 @@ class Standardised:
             self.norm.set(facts.state_mean, facts.state_std)
         self.state.bound = facts.return_bound
 
-    def seen(self, state: Tensor) -> Tensor:
+    def see(self, state: Tensor) -> Tensor:
         """Normalised state."""
         return state if self.norm is None else self.norm(state)
 
@@ -410,7 +410,7 @@ class TdLearner(NetLearner[T]):
         """
         batch = valid_rows(batch)
         state = self.look(batch.obs)
-        next_obs = self._shifted(batch.next_obs)
+        next_obs = self._shift(batch.next_obs)
         with torch.no_grad():
             next_state = next_target = self.see(next_obs, self.encoders)
             if self.encoders:
@@ -424,7 +424,7 @@ class TdLearner(NetLearner[T]):
             self.norm.observe(obs["state"])
         if self._critic_norm is not None:
             self._critic_norm.observe(obs[PRIVILEGED])
-        return self.see(self._shifted(obs), self.encoders)
+        return self.see(self._shift(obs), self.encoders)
 
     def see(self, obs: Obs, encoders: list[ImageEncoder]) -> Tensor:
         """(B, F) features of observations."""
@@ -443,7 +443,7 @@ class TdLearner(NetLearner[T]):
         more = obs[PRIVILEGED]
         return torch.cat([state, more if self._critic_norm is None else self._critic_norm(more)], dim=1)
 
-    def _shifted(self, obs: Obs) -> Obs:
+    def _shift(self, obs: Obs) -> Obs:
         if self.eye is None:
             return obs
         pad, draw = self.o.shift_pad, self.generator

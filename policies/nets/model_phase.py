@@ -134,7 +134,7 @@ class ModelPhase:
             about["model_best"] = model.best.min()
         return about
 
-    def mixed(self, policy: Policy, batches: Iterator[Transitions]) -> Iterator[Transitions]:
+    def mix(self, policy: Policy, batches: Iterator[Transitions]) -> Iterator[Transitions]:
         """Batches of logged and simulated rows; branches are renewed first when they are due.
 
         Raises:
@@ -160,7 +160,7 @@ class ModelPhase:
             first = torch.cat(start)[: o.rollout_batch]
             self.latest = self.branches.roll(first, act, model, horizon=o.horizon, doubt=self._doubt)
         self._since += 1
-        return self.branches.mixed(batches, o.batch_size, o.real_ratio)
+        return self.branches.mix(batches, o.batch_size, o.real_ratio)
 
     def parts(self) -> dict[str, object]:
         """What a learner saves of it."""
@@ -248,7 +248,7 @@ class ModelBased(LogLearner[M]):
         """
         if not self.phase.ready:
             return self.metrics(**self.phase.fit(batches))
-        return super().update(self.phase.mixed(self.policy, batches))
+        return super().update(self.phase.mix(self.policy, batches))
 
     def metrics(self, **values: Tensor) -> Metrics:
         """As `NetLearner`, and of the newest branches."""

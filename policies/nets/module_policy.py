@@ -36,7 +36,7 @@ class ModulePolicy(Saved, Generic[ModuleT]):
     def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
-    def seen(self, obs: Obs) -> Tensor:
+    def see(self, obs: Obs) -> Tensor:
         """(B, S) "state" on the module's device, by its moments where it has them."""
         state = torch.as_tensor(obs["state"]).to(self._device, torch.float32)
         return state if self._norm is None else self._norm(state)

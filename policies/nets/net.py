@@ -60,7 +60,7 @@ def step(loss: Tensor, *nets: Leaves) -> None:
     finally:
         for net in nets:
             net.wanted = False
-    missing = [net.name for net in nets if not net.found()]
+    missing = [net.name for net in nets if not net.has_gradients()]
     if missing:
         raise ValueError(
             f"the loss does not depend on {', '.join(missing)}; step only networks that it runs through, and call them "
@@ -116,7 +116,7 @@ class Leaves:
         for name in self._free:
             self.params.grad_view[name].zero_()
 
-    def found(self) -> bool:
+    def has_gradients(self) -> bool:
         """Whether the backward pass reached this network; parameters that stand alone are not watched."""
         return True
 
@@ -346,7 +346,7 @@ class Net(Leaves):
         super().open()
         self._filled = False
 
-    def found(self) -> bool:
+    def has_gradients(self) -> bool:
         """Whether the backward pass wrote gradients."""
         return self._filled
 

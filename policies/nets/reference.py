@@ -32,7 +32,7 @@ def reference_indices(count: int, frames: int = FRAMES) -> np.ndarray:
     return np.array([i * (count - 1) // (frames - 1) for i in range(frames)])
 
 
-def announced(index: np.ndarray, count: int) -> np.ndarray:
+def announced_progress(index: np.ndarray, count: int) -> np.ndarray:
     """(R,) float32 shares of progress at which the frames of a clip of `count` are announced: whole percents."""
     last = max(count - 1, 1)
     return np.array([100 * int(i) // last if count > 1 else 100 for i in index], np.float32) / np.float32(100)
@@ -61,7 +61,7 @@ class RefClip:
             ValueError: too short, or an impossible number of frames.
         """
         index = reference_indices(len(clip), frames)
-        return cls(np.ascontiguousarray(np.asarray(clip)[index]), announced(index, len(clip)), source)
+        return cls(np.ascontiguousarray(np.asarray(clip)[index]), announced_progress(index, len(clip)), source)
 
     def check(self, size: tuple[int, int]) -> RefClip:
         """Itself, if a critic of pictures of `size` (height, width) can use it.

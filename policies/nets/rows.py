@@ -84,7 +84,7 @@ def split(batch: Transitions, seeds: int, norm: FixedNorm | None) -> Rows:
     return Rows(**cut, extras=more)
 
 
-def mapped(batch: Transitions, change: Callable[[Tensor], Tensor]) -> Transitions:
+def map_columns(batch: Transitions, change: Callable[[Tensor], Tensor]) -> Transitions:
     """The batch with `change` applied to every column."""
     columns = {name: change(value) for name, value in batch.columns().items()}
     obs, next_obs, extras = (
@@ -104,17 +104,17 @@ def valid_rows(batch: Transitions) -> Transitions:
         return batch
     if not bool(keep.any()):
         raise ValueError("every row of the batch is masked out; expected at least one valid transition")
-    return mapped(batch, lambda x: x[keep])
+    return map_columns(batch, lambda x: x[keep])
 
 
-def windowed(batch: Transitions, window: int) -> Transitions:
+def as_windows(batch: Transitions, window: int) -> Transitions:
     """A batch as windows (B, window): batches of single steps become windows of one.
 
     Raises:
         ValueError: the windows are of another length.
     """
     if batch.reward.dim() == 1:
-        batch = replace(mapped(batch, lambda x: x[:, None]), extras=batch.extras)
+        batch = replace(map_columns(batch, lambda x: x[:, None]), extras=batch.extras)
     if batch.reward.shape[1] != window:
         raise ValueError(f"the batch holds windows of {batch.reward.shape[1]} steps, expected {window}")
     return batch
@@ -122,7 +122,7 @@ def windowed(batch: Transitions, window: int) -> Transitions:
 
 def first_steps(window: Transitions, steps: int) -> Transitions:
     """The first steps of windows (B, H); extras are left behind."""
-    return mapped(replace(window, extras={}), lambda x: x[:, :steps])
+    return map_columns(replace(window, extras={}), lambda x: x[:, :steps])
 
 
 def beyond_the_end(rows: Transitions, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -268,7 +268,7 @@ class QuantileHead:
         """(B,) mean of a target."""
         return target if target.dim() == 1 else target.mean(-1)
 
-    def _weighted(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _weigh(self, out: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Differences target - quantile (E, B, O, O'), and |tau - 1(difference < 0)|."""
         goal = target[:, None] if target.dim() == 1 else target
         diff = goal[:, None, :] - out[..., None]
@@ -276,7 +276,7 @@ class QuantileHead:
 
     def loss(self, out: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Sum over quantiles of the mean over targets; mean over the batch, sum over members."""
-        diff, slope = self._weighted(out, target)
+        diff, slope = self._weigh(out, target)
         size = diff.abs()
         huber = torch.where(size <= self.kappa, 0.5 * diff.square(), self.kappa * (size - 0.5 * self.kappa))
         return _total((slope * huber / self.kappa).mean(-1).sum(-1), weight)

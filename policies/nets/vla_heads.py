@@ -208,7 +208,7 @@ class FlowHead(nn.Module):
         if deterministic:
             start = torch.zeros_like(start)
         if guide is not None:
-            return Drawn(self._guided(reading, start, guide), reading.new_full((count, self._shape[0]), math.nan), {})
+            return Drawn(self._guide(reading, start, guide), reading.new_full((count, self._shape[0]), math.nan), {})
         inner = self.steps - 1
         chosen = torch.zeros(count, inner, dtype=torch.bool, device=device)
         if not deterministic:
@@ -261,7 +261,7 @@ class FlowHead(nn.Module):
         parts = [reading, x.flatten(1), angle.sin(), angle.cos()]
         return self.net(torch.cat(parts, dim=1)).view_as(x)
 
-    def _guided(self, reading: Tensor, start: Tensor, guide: Guide) -> Tensor:
+    def _guide(self, reading: Tensor, start: Tensor, guide: Guide) -> Tensor:
         previous, weight = guide
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:  # guided_flow counts t from noise to action

@@ -54,7 +54,7 @@ class CalQl(Conservative[CalQlOptions]):
         """max(Q, return-to-go)."""
         return torch.maximum(own, b.extras["return_to_go"]) if "return_to_go" in b.extras else own
 
-    def measured(self, own: Tensor, b: Rows) -> dict[str, Tensor]:
+    def measure(self, own: Tensor, b: Rows) -> dict[str, Tensor]:
         """Share of values below the return-to-go."""
         if "return_to_go" not in b.extras or not self.due:
             return {}

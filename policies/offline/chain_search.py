@@ -290,7 +290,7 @@ class ChainSearch(Learner[ChainSearchOptions, Transitions]):
         mean[-1] = self.o.region[int(self._task.get("searches", 0)) % len(self.o.region)]
         return CrossEntropy(mean, torch.full_like(mean, o.first_std), self._generator, elites=o.elites, smooth=o.smooth)
 
-    def _drawn(self, count: int) -> Variants:
+    def _draw(self, count: int) -> Variants:
         """Random variants of the models."""
         g, double = self._generator, torch.float64
         joints, judges = self._layout.joints, self._judges()
@@ -308,7 +308,7 @@ class ChainSearch(Learner[ChainSearchOptions, Transitions]):
             HingeChain.vary(numbers, self.o.spread, g), friction, rest + offset[:joints], offset[joints:], delay
         )
 
-    def _tried(self, candidates: Tensor, variants: int) -> tuple[Tensor, Tensor]:
+    def _try(self, candidates: Tensor, variants: int) -> tuple[Tensor, Tensor]:
         """(P,) mean reward per step and share held of (D, P) candidates."""
         assert self._driven is not None
         single, swing = candidates.float()[:, None, :], self.policy.bound(torch.float32)
@@ -323,7 +323,7 @@ class ChainSearch(Learner[ChainSearchOptions, Transitions]):
         )
         total, held = trial.run(
             lambda q, v: swing.command(q, v, single),
-            self._drawn(variants).to(torch.float32),
+            self._draw(variants).to(torch.float32),
             policies=candidates.shape[1],
             generator=self._generator,
         )
@@ -334,12 +334,12 @@ class ChainSearch(Learner[ChainSearchOptions, Transitions]):
         assert self._search is not None
         screens, few = self.o.screens, min(self.o.screen_variants, self.o.variants)
         many = self._search.ask(max(self.o.population, self.o.population * self.o.variants // few))
-        total, held = self._tried(many, few)
+        total, held = self._try(many, few)
         kept = many[:, (total + held).topk(max(2, self.o.population // screens)).indices]
         pool = torch.cat([self._task["pool"], kept], 1) if "pool" in self._task else kept
         self._task |= {"pool": pool, "screened": self._task.get("screened", 0) + 1}
         if self._task["screened"] >= screens:
-            total, held = self._tried(pool, self.o.variants)
+            total, held = self._try(pool, self.o.variants)
             self._search.mean.copy_(pool[:, int((total + held).argmax())])
             self._search.restart(self.o.second_std)
         return kept[:, :1]
@@ -352,12 +352,12 @@ class ChainSearch(Learner[ChainSearchOptions, Transitions]):
         kept = self._task.get("kept")
         if self._task.get("screened", 0) < self.o.screens:
             best = self._screen()
-            total, held = self._tried(best, self.o.variants)
+            total, held = self._try(best, self.o.variants)
             if kept is None:
                 self.policy.constants["weights"].copy_(best[:, 0])
             return {**self._task["about"], "trial_return": float(total), "trial_held": float(held)}
         candidates = self._search.ask(self.o.population)
-        total, held = self._tried(candidates, self.o.variants)
+        total, held = self._try(candidates, self.o.variants)
         about = {"trial_return": float(total[0]), "trial_held": float(held[0])}
         best = int((total + held).argmax())
         about |= {"best_return": float(total[best]), "best_held": float(held[best])}
@@ -367,13 +367,13 @@ class ChainSearch(Learner[ChainSearchOptions, Transitions]):
             self.policy.constants["weights"].copy_(self._search.mean)
         self._task["generation"] = int(self._task.get("generation", 0)) + 1
         if self._task["generation"] >= self.o.generations:
-            about |= self._judged()
+            about |= self._judge()
         return {**self._task["about"], **about}
 
-    def _judged(self) -> dict[str, float]:
+    def _judge(self) -> dict[str, float]:
         """Keep the best search so far, and begin another."""
         assert self._search is not None
-        total, held = self._tried(self._search.mean[:, None], 4 * self.o.variants)
+        total, held = self._try(self._search.mean[:, None], 4 * self.o.variants)
         score = float(total + held)
         kept = self._task.get("kept")
         if kept is None or score > kept["score"]:

@@ -139,13 +139,13 @@ class Conservative(SoftLogLearner[C]):
             found["dual"] = self.dual["log_dual"].exp()
         error = (q - target).square()
         self.critic.step(mean_rows(error + weight * gap))
-        return {"q": q, "critic_loss": error.sum(0), "conservative": gap, **found, **self.measured(own, b)}
+        return {"q": q, "critic_loss": error.sum(0), "conservative": gap, **found, **self.measure(own, b)}
 
     def floor(self, own: Tensor, b: Rows) -> Tensor:
         """Values (2, 2 k, S, B) of the policy's actions as they enter the logsumexp."""
         return own
 
-    def measured(self, own: Tensor, b: Rows) -> dict[str, Tensor]:
+    def measure(self, own: Tensor, b: Rows) -> dict[str, Tensor]:
         """Further metrics of the values of the policy's actions."""
         return {}
 

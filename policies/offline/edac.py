@@ -63,7 +63,7 @@ class DiverseCritics(EnsembleActorCritic[D]):
         q, slope = self.critic.with_slopes(b.state, b.action)
         critic_loss, diversity = (q - target).square(), diversity_loss(slope)
         self.critic.step(mean_rows(critic_loss) + self.o.eta * diversity)
-        return {**self.measured(q, critic_loss), "diversity": diversity}
+        return {**self.measure(q, critic_loss), "diversity": diversity}
 
 
 class Edac(DiverseCritics[EdacOptions]):

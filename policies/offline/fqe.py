@@ -80,7 +80,7 @@ class Fqe(Estimator[FqeOptions]):
     def _value(self, net: Net, state: Tensor) -> Tensor:
         """(M, B) of raw states (M, B, n): the mean over K actions of the policy."""
         count = 1 if self.deterministic else self.o.samples
-        return torch.stack([self._look(net, state, self.chosen(state)) for _ in range(count)]).mean(0)
+        return torch.stack([self._look(net, state, self.choose(state)) for _ in range(count)]).mean(0)
 
     @torch.no_grad()
     def q_values(self, state: Tensor, action: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Fqe(Estimator[FqeOptions]):
     def state_values(self, state: Tensor) -> Tensor:
         """(M, B) of raw states (B, n): Q averaged over the policy's actions, every member's on the same ones."""
         count = 1 if self.deterministic else self.o.samples
-        return torch.stack([self.q_values(state, self.chosen(state)) for _ in range(count)]).mean(0)
+        return torch.stack([self.q_values(state, self.choose(state)) for _ in range(count)]).mean(0)
 
     @torch.no_grad()
     def td_error(self, batch: Transitions) -> float:

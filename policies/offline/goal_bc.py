@@ -50,12 +50,12 @@ class GoalPolicy:
             ValueError: no goal is set.
         """
         state = obs["state"]
-        wide = self.joined(torch.as_tensor(state).float())
+        wide = self.join(torch.as_tensor(state).float())
         return self._inner.act(
             {"state": wide.numpy() if isinstance(state, np.ndarray) else wide}, deterministic=deterministic
         )
 
-    def joined(self, state: Tensor, goal: Tensor | None = None) -> Tensor:
+    def join(self, state: Tensor, goal: Tensor | None = None) -> Tensor:
         """(..., n + G) of states (..., n) and goals (..., G); the policy's own goal when None."""
         if goal is None and self._desired:
             goal = state[..., self._desired]
@@ -164,7 +164,7 @@ class GoalBc(LogLearner[GoalBcOptions]):
         b = split(next(batches), 1, None)
         if "goal" not in b.extras:
             raise ValueError("the batch has no extras['goal']: draw it from robot_rl.data.goals.GoalDataset")
-        x = self.policy.joined(b.state, b.extras["goal"])
+        x = self.policy.join(b.state, b.extras["goal"])
         error = (self.actor(x if self.norm is None else self.norm(x)).tanh() - b.action).square().mean(-1)
         self.actor.step(mean_rows(error))
         return self.metrics(loss=error)

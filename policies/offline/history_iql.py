@@ -12,7 +12,7 @@ from torch import Tensor
 from robot_rl.policies.nets.history import HistoryEncoder, HistoryPolicy
 from robot_rl.policies.nets.learner import LogLearner, LogOptions
 from robot_rl.policies.nets.net import step
-from robot_rl.policies.nets.rows import windowed
+from robot_rl.policies.nets.rows import as_windows
 from robot_rl.policies.offline.iql import expectile_loss
 from robot_rl.types import IOSpec, Metrics, Needs, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Part, Positive, Share
@@ -122,7 +122,7 @@ class HistoryIql(LogLearner[HistoryIqlOptions]):
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of everything on one batch of windows; the means of losses are over the steps B that count."""
-        o, batch = self.o, windowed(next(batches), self.o.history)
+        o, batch = self.o, as_windows(next(batches), self.o.history)
         mask = batch.mask.float()
         action, reward, discount, share = (x.flatten(0, 1) for x in (batch.action, batch.reward, batch.discount, mask))
         share = share / share.sum().clamp_min(1.0)  # (B,)

@@ -128,15 +128,15 @@ class ModelValue(Estimator[ModelValueOptions]):
     @torch.no_grad()
     def state_values(self, state: Tensor) -> Tensor:
         """(M, B) of raw first states (B, n): every member's mean over its roll-outs."""
-        return torch.cat([self._rolled(part) for part in state.to(self.device).split(self.o.starts)], 1)
+        return torch.cat([self._roll(part) for part in state.to(self.device).split(self.o.starts)], 1)
 
-    def _rolled(self, state: Tensor) -> Tensor:
+    def _roll(self, state: Tensor) -> Tensor:
         members, count, each = self.seeds, len(state), self.o.rollouts
         x = state.repeat_interleave(each, 0).expand(members, -1, -1)
         total = torch.zeros(x.shape[:2], device=x.device)
         alive = torch.ones_like(total)
         for t in range(self.steps):
-            action = self.chosen(x)
+            action = self.choose(x)
             mean, std = self.model.predict(x, action)
             drawn = torch.addcmul(mean, std, self.noise(tuple(mean.shape)))
             total = torch.addcmul(total, alive, drawn[..., -1].clamp(*self._reward), value=self.gamma**t)

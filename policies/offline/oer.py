@@ -39,10 +39,10 @@ class TaskPolicy:
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose actions: "state" (B, n) -> (B, A) in [-1, 1], in the kind of the observation."""
         state = torch.as_tensor(obs["state"]).to(self._norm.scale.device, torch.float32)
-        action = self._inner.act({"state": self.joined(state, self.task)}, deterministic=deterministic)
+        action = self._inner.act({"state": self.join(state, self.task)}, deterministic=deterministic)
         return action if isinstance(obs["state"], Tensor) else Action(torch.as_tensor(action.value).cpu().numpy())
 
-    def joined(self, state: Tensor, task: int) -> Tensor:
+    def join(self, state: Tensor, task: int) -> Tensor:
         """(B, n + tasks)."""
         told = state.new_zeros(len(state), self._tasks)
         told[:, task] = 1.0
@@ -189,10 +189,10 @@ class Oer(NearLog[OerOptions]):
         if self.next_update <= self.o.model_updates:
             found["model_error"] = self._fit(raw)
         with torch.no_grad():
-            parts = [(self.policy.joined(raw.state[0], self.policy.task), self.actor(b.state)[0].tanh_())]
+            parts = [(self.policy.join(raw.state[0], self.policy.task), self.actor(b.state)[0].tanh_())]
         for task, old in enumerate(self.kept):
             again = old[torch.randint(len(old), (raw.state.shape[1],), generator=self.generator, device=old.device)]
-            parts.append((self.policy.joined(again[:, : self.size], task), again[:, self.size :]))
+            parts.append((self.policy.join(again[:, : self.size], task), again[:, self.size :]))
         x, copied = (torch.cat(column)[None] for column in zip(*parts))
         error = (self.student(x).tanh() - copied).square().mean(-1).view(len(parts), -1)
         self.student.step(mean_rows(error))

@@ -91,9 +91,9 @@ class EnsembleActorCritic(SoftLogLearner[N]):
         q = self.critic(b.state, b.action)
         critic_loss = (q - target).square()
         self.critic.step(mean_rows(critic_loss))
-        return self.measured(q, critic_loss)
+        return self.measure(q, critic_loss)
 
-    def measured(self, q: Tensor, critic_loss: Tensor) -> dict[str, Tensor]:
+    def measure(self, q: Tensor, critic_loss: Tensor) -> dict[str, Tensor]:
         """Metrics of values (N, S, B) and their losses, where they are due."""
         if not self.due:
             return {}

@@ -13,7 +13,7 @@ from robot_rl import parallel
 from robot_rl.advantage import FusedOptions, fused_policy_loss, use_backend
 from robot_rl.policies.nets.actor_critic import backward_from, gaussian_logp
 from robot_rl.policies.nets.device_learner import vector_size
-from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
+from robot_rl.policies.nets.device_mlp import Tower, freeze, leaves
 from robot_rl.policies.nets.device_policy import DevicePolicy
 from robot_rl.policies.nets.device_step import (
     DeviceMetrics,
@@ -112,7 +112,7 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         critic.initialise(self.params, weights)
         self._actor.small_outputs(self.params, weights, 0.01)
         self.params.view["log_std"].fill_(o.log_std_init)
-        self._leaf, self._still = leaves(self.params), frozen(self.params)
+        self._leaf, self._still = leaves(self.params), freeze(self.params)
         self.lr = torch.full((), o.lr, device=self.device)
         self.norm = RunningNorm(features, device=self.device) if o.normalize_obs else None
         self.policy = DevicePolicy(
@@ -177,7 +177,7 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         self._latest = self.metrics.read("FastPPO", self.updates)
         return dict(self._latest)
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """A step size that is fixed is that of the options, which may be another by now."""
         if self.o.desired_kl is None:
             self.lr.fill_(self.o.lr)
@@ -190,7 +190,7 @@ class FastPpo(Saved, OnPolicyDeviceLearner[FastPpoOptions, Rollout]):
         count, total, square = parallel.sum_(sums).unbind()
         mean = total / count.clamp_min(1.0)
         std = (square / count.clamp_min(1.0) - mean.square()).clamp_min(0.0).sqrt()
-        raw_obs = self.policy.joined({key: x.flatten(0, 1) for key, x in rollout.obs.items()})
+        raw_obs = self.policy.join({key: x.flatten(0, 1) for key, x in rollout.obs.items()})
         made = {
             "raw_obs": raw_obs,
             "obs": raw_obs if self.norm is None else self.norm(raw_obs),

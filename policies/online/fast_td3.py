@@ -87,6 +87,6 @@ class FastTd3(DeviceLearner[FastTd3Options]):
         """See the frame; also the exploration scales."""
         return {**super().saved_parts(), "scales": self._scales}
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """The scales live with the networks."""
         self._scales = None if self._scales is None else self._scales.to(self.device)

@@ -202,7 +202,7 @@ class Ticks:
         """(U,) executed ticks of each decision."""
         return self.end - self.start + 1
 
-    def discounted(self, gamma: float) -> Tensor:
+    def discount(self, gamma: float) -> Tensor:
         """(U,) sum of gamma^i r_i over the executed ticks of each decision."""
         position = torch.arange(len(self.turn), device=self.turn.device) - self.start[self.turn]
         return to_turns(self.reward.double() * gamma**position, self.turn, turns=len(self.start)).to(self.reward.dtype)
@@ -228,7 +228,7 @@ def temporal_credit(
     if estimator == "smdp_gae":
         columns = (t.value[t.start], t.next_value[t.end], t.terminated[t.end], t.boundary[t.end])
         return rollout_gae(
-            RolloutRows(t.discounted(gamma), *columns, duration=t.duration.to(torch.int32)),
+            RolloutRows(t.discount(gamma), *columns, duration=t.duration.to(torch.int32)),
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
@@ -278,7 +278,7 @@ def group_credit(ticks: Ticks, estimator: str, anchor: Tensor | None, gamma: flo
     Returns:
         (U,) advantage, (U,) bool: the episode was whole; others stay out of the statistics and have advantage 0.
     """
-    reward = ticks.discounted(1.0)
+    reward = ticks.discount(1.0)
     score = torch.zeros(len(ticks.whole), device=reward.device).index_add(0, ticks.episode, reward)
     group = ticks.whole.to(torch.int32) - 1
     known = ticks.whole[ticks.episode]

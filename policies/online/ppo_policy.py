@@ -14,7 +14,7 @@ from robot_rl.policies.nets.actor_critic import (
     LOG_STD_RANGE,
     ActorCriticLayout,
     activate,
-    compiled,
+    compile_kernel,
     gaussian_logp,
     torch_outputs,
 )
@@ -120,7 +120,7 @@ class PpoPolicy:
         self._np = layout.views(self._mirror)
         self._actor = [(self._np[f"weight{i}"][0], self._np[f"bias{i}"][0, 0]) for i in range(layout.depth)]
         self._critic = [(self._np[f"weight{i}"][1], self._np[f"bias{i}"][1, 0]) for i in range(layout.depth)]
-        self._act_rows = compiled(act_rows) if fast and self._shared else None
+        self._act_rows = compile_kernel(act_rows) if fast and self._shared else None
         log_std_at = -1 if layout.state_std else layout.size - layout.action_dim
         self._table = np.append(layout.actor_table(), [[self._code, log_std_at, normalize_obs, 0]], axis=0)
         self.refresh()
@@ -213,7 +213,7 @@ class PpoPolicy:
         """(B, S) what the actor reads of NumPy observations; (B, S + P) with what the critic alone reads behind it."""
         parts = [self._features(obs).cpu().numpy()] if self._cameras else []
         if self._critic_keys if critic else self._keys:
-            parts.append(self.normalized(obs, critic=critic))
+            parts.append(self.normalize(obs, critic=critic))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def _read_on_device(self, obs: Obs, *, critic: bool = False) -> Tensor:
@@ -238,7 +238,7 @@ class PpoPolicy:
             ]
         )
 
-    def normalized(self, obs: Obs, *, critic: bool = False) -> np.ndarray:
+    def normalize(self, obs: Obs, *, critic: bool = False) -> np.ndarray:
         """The part of `read` that is vectors: (B, S + P) without the features of pictures."""
         keys = self._critic_keys if critic else self._keys
         x = obs[keys[0]] if len(keys) == 1 else np.concatenate([obs[key] for key in keys], axis=-1)

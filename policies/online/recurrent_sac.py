@@ -14,7 +14,7 @@ from robot_rl.policies.nets.history import HistoryEncoder, HistoryPolicy
 from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.net import step
 from robot_rl.policies.nets.normalizer import RunningNorm
-from robot_rl.policies.nets.rows import state_size, windowed
+from robot_rl.policies.nets.rows import as_windows, state_size
 from robot_rl.types import Array, IOSpec, Metrics, Needs, PolicyParts, StateDict, Transitions
 from robot_rl.types.options import Count, Mixing, Number, Positive
 
@@ -97,7 +97,7 @@ class RecurrentSac(NetLearner[RecurrentSacOptions]):
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """One step of critics, actor, temperature and their memories on one batch of windows."""
-        batch = windowed(next(batches), self.o.history)
+        batch = as_windows(next(batches), self.o.history)
         state, after = batch.obs["state"], batch.next_obs["state"]
         if self.norm is not None:
             self.norm.observe(state[batch.mask])
@@ -143,7 +143,7 @@ class GaussianHistoryPolicy(HistoryPolicy):
     @property
     def parts(self) -> PolicyParts:
         """It remembers, hears what was executed, and can go on with what it remembers."""
-        return replace(super().parts, executed=self._executed, save=self._save, restore=self._restore)
+        return replace(super().parts, executed=self._take_executed, save=self._save, restore=self._restore)
 
     def choose(self, out: Tensor, deterministic: bool) -> Tensor:
         """Actions (B, A) of what the actor puts out (B, 2A)."""
@@ -153,7 +153,7 @@ class GaussianHistoryPolicy(HistoryPolicy):
         noise = torch.randn(mean.shape, generator=self._generator, device=mean.device)
         return torch.addcmul(mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).exp(), noise).tanh()
 
-    def _executed(self, action: Array) -> None:
+    def _take_executed(self, action: Array) -> None:
         self.memory.took(torch.as_tensor(action).to(self._device, torch.float32))
 
     def _save(self) -> StateDict:

@@ -226,7 +226,7 @@ class CandidatePolicy(ModulePolicy[nn.Module]):
     @torch.no_grad()
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """(B, 2) in [-1, 1]; logp of the choice, extras "logits" (B, K) and "choice" (B,)."""
-        state = self.seen(obs)
+        state = self.see(obs)
         logits = self._net(state)
         if deterministic:
             choice = logits.argmax(-1)

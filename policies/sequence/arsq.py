@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from robot_rl.policies.nets.action_codes import ActionCodes
-from robot_rl.policies.nets.imitation import demonstrated
+from robot_rl.policies.nets.imitation import demonstration_mask
 from robot_rl.policies.nets.initial import orthogonal
 from robot_rl.policies.nets.learner import NetLearner, NetOptions, Standardised
 from robot_rl.policies.nets.net import mean_rows, step
@@ -119,13 +119,13 @@ class Arsq(Standardised, NetLearner[ArsqOptions]):
         """
         o, batch = self.o, next(batches)
         rows = split(batch, 1, self.norm)  # other rows stand in for those that are masked out
-        demo = demonstrated(batch) * batch.mask
+        demo = demonstration_mask(batch) * batch.mask
         state = rows.state[0]
         with torch.no_grad():
             target = rows.reward[0] + rows.discount[0] * self.target(rows.next_state[0]).amin(0)
         code = self.codes.encode(rows.action[0])
         digit = code.flatten(1)
-        gain = normalised(self.raw(state, self.codes.contexts(code)), o.alpha)  # (2, B, N, bins)
+        gain = normalise(self.raw(state, self.codes.contexts(code)), o.alpha)  # (2, B, N, bins)
         q = self.value(state) + gain.gather(-1, digit[None, ..., None].expand(2, -1, -1, 1))[..., 0].sum(-1)
         bellman_loss = o.bellman_weight * mean_rows((q - target).square())
         demo_loss = gain.new_zeros(())
@@ -163,7 +163,7 @@ class Arsq(Standardised, NetLearner[ArsqOptions]):
             known = torch.arange(dims, device=state.device) < dim
             x = torch.cat([state, torch.where(known, fine, coarse)], 1)
             slot = self.advantage(x).view(2, rows, self.digits, -1)[:, :, n]
-            gain = normalised(slot, self.o.alpha).amin(0)
+            gain = normalise(slot, self.o.alpha).amin(0)
             if generator is None:
                 code[:, level, dim] = gain.argmax(-1)
             else:
@@ -187,7 +187,7 @@ class ArsqPolicy(Saved):
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose actions: "state" (B, S) -> (B, A) in [-1, 1], samples of the soft policy or its digits' largest."""
         own, given = self._learner, obs["state"]
-        state = own.seen(torch.as_tensor(given).to(self._generator.device, torch.float32))
+        state = own.see(torch.as_tensor(given).to(self._generator.device, torch.float32))
         action = own.choose(state, None if deterministic else self._generator)
         return Action(action.cpu().numpy() if isinstance(given, np.ndarray) else action)
 
@@ -196,12 +196,12 @@ class ArsqPolicy(Saved):
         own = self._learner
         return {"advantage": own.advantage.params.flat, "generator": self._generator, "norm": own.norm}
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Take over the new weights."""
         self._learner.advantage.kernel.refresh()
 
 
-def normalised(raw: Tensor, alpha: float) -> Tensor:
+def normalise(raw: Tensor, alpha: float) -> Tensor:
     """A = u - alpha logsumexp(u / alpha) over the last axis: sum exp(A / alpha) = 1, whatever the size of u / alpha.
 
     The largest u is taken off first: at u = 300, alpha = 0.01 float32 would leave the sum off by 0.2 %.

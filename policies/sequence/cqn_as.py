@@ -16,12 +16,12 @@ from robot_rl.chunks import ChunkedPolicy, Execution, Horizons, Plan, chunk_rows
 from robot_rl.policies.nets.action_codes import ActionCodes
 from robot_rl.policies.nets.chunk_planner import ChunkPlanner
 from robot_rl.policies.nets.flat import FlatParams
-from robot_rl.policies.nets.imitation import demonstrated
+from robot_rl.policies.nets.imitation import demonstration_mask
 from robot_rl.policies.nets.initial import draw_uniform
 from robot_rl.policies.nets.learner import RowLearner, RowOptions, Standardised
 from robot_rl.policies.nets.net import Leaves
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import beyond_the_end, first_steps, state_size, windowed
+from robot_rl.policies.nets.rows import as_windows, beyond_the_end, first_steps, state_size
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, Transitions
 from robot_rl.types.options import Count, Mixing, NotNegative, Rate, Share, Support, Whole
@@ -202,11 +202,11 @@ class CqnAs(Standardised, RowLearner[CqnAsOptions]):
             ValueError: windows of another length.
             FloatingPointError: a metric is not finite or the values diverge.
         """
-        o, batch = self.o, windowed(next(batches), self.o.horizon)
-        demo = demonstrated(batch)
+        o, batch = self.o, as_windows(next(batches), self.o.horizon)
+        demo = demonstration_mask(batch)
         whole = chunk_rows(batch)
         rows = whole if self._ahead == o.horizon else chunk_rows(first_steps(batch, self._ahead))
-        state, after = self.seen(whole.obs["state"]), self.seen(rows.next_obs["state"])
+        state, after = self.see(whole.obs["state"]), self.see(rows.next_obs["state"])
         action, mask = beyond_the_end(whole, self.generator)
         target = self._targets(after, rows.reward, rows.discount)
         code = self.codes.encode(action).transpose(1, 2)  # (B, L, T, D)

@@ -19,7 +19,7 @@ from robot_rl.policies.nets.learner import NetLearner, NetOptions, Standardised
 from robot_rl.policies.nets.mlp import AutogradMlp
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import state_size, windowed
+from robot_rl.policies.nets.rows import as_windows, state_size
 from robot_rl.types import IOSpec, LogFacts, Metrics, Needs, Obs, PolicyParts, Transitions
 from robot_rl.types.options import Count, NotNegative, Share, Whole
 
@@ -171,8 +171,8 @@ class ChunkDiffusion(Standardised, NetLearner[D]):
         Raises:
             FloatingPointError: a metric is not finite.
         """
-        o, rows = self.o, chunk_rows(windowed(next(batches), self.o.horizon_pred))
-        state, found = self.seen(rows.obs["state"]), dict[str, Tensor]()
+        o, rows = self.o, chunk_rows(as_windows(next(batches), self.o.horizon_pred))
+        state, found = self.see(rows.obs["state"]), dict[str, Tensor]()
         if not o.clone_updates or self.next_update <= o.clone_updates:
             valid = rows.mask.to(state.dtype).repeat_interleave(self.actions, dim=1)
             found["clone_loss"] = self.clone(state, rows.action.flatten(1), valid)
@@ -203,7 +203,7 @@ class ChunkDiffusion(Standardised, NetLearner[D]):
         else:
             count = len(self.noise_schedule.beta)
             index = torch.randint(count, (len(chunk),), **draw)
-            t, x, goal = index / count, self.noise_schedule.noised(chunk, noise, index), noise
+            t, x, goal = index / count, self.noise_schedule.add_noise(chunk, noise, index), noise
         error = (self.teacher_net(state, x, time_features(t, TIME)) - goal) * valid
         loss = error.square().sum() / valid.sum().clamp_min(1.0)
         self.teacher_net.step(loss)
@@ -266,7 +266,7 @@ class ChunkDiffusion(Standardised, NetLearner[D]):
         chunk[:, k:] = chunk[:, k - 1 : k]
         return chunk
 
-    def continued(self, state: Tensor, noise: Tensor, previous: Tensor, running: Tensor) -> Tensor:
+    def continue_chunk(self, state: Tensor, noise: Tensor, previous: Tensor, running: Tensor) -> Tensor:
         """(B, H A): a flow's sample that goes on from the running chunk (real-time chunking)."""
         h, k = self.o.horizon_pred, self.horizons.exec
         weight = guidance_weights(self.delay, h - k, h).to(state) * running.to(state.dtype)
@@ -366,7 +366,7 @@ class DiffusionPlanner(ChunkPlanner):
             chunk = own.student(state, noise)
         elif own.kind == "flow" and own.delay and context["running"].any():
             previous = torch.as_tensor(context["previous"]).to(state)
-            chunk = own.continued(state, noise, previous, torch.as_tensor(context["running"]).to(state.device))
+            chunk = own.continue_chunk(state, noise, previous, torch.as_tensor(context["running"]).to(state.device))
         else:
             chunk = own.teacher(state, noise)
         return Plan(chunk.view(len(chunk), own.o.horizon_pred, -1))

@@ -16,7 +16,7 @@ from robot_rl.policies.nets.flow import ChunkFlow
 from robot_rl.policies.nets.learner import NetLearner, NetOptions, Standardised
 from robot_rl.policies.nets.net import Net
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import beyond_the_end, state_size, windowed
+from robot_rl.policies.nets.rows import as_windows, beyond_the_end, state_size
 from robot_rl.policies.nets.value_heads import build_head
 from robot_rl.types import IOSpec, Metrics, Needs, Obs, Transitions
 from robot_rl.types.options import Count, Mixing, Positive, Support
@@ -107,8 +107,8 @@ class ChunkValues(Standardised, NetLearner[Q]):
         Raises:
             FloatingPointError: a metric is not finite or the values diverge.
         """
-        o, rows = self.o, chunk_rows(windowed(next(batches), self.o.horizon))
-        state, next_state = self.seen(rows.obs["state"]), self.seen(rows.next_obs["state"])
+        o, rows = self.o, chunk_rows(as_windows(next(batches), self.o.horizon))
+        state, next_state = self.see(rows.obs["state"]), self.see(rows.next_obs["state"])
         with torch.no_grad():
             next_out = self.outputs(self.target, next_state, self.choose(next_state, self.generator))
             target = self.head.backup(next_out, rows.reward, rows.discount, reduce=o.q_reduce)

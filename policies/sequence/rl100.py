@@ -17,7 +17,7 @@ from robot_rl.advantage.rows import RolloutRows
 from robot_rl.chunks import Execution, Plan, chunk_rows
 from robot_rl.policies.nets.diffusion import denoise_clip, time_features
 from robot_rl.policies.nets.net import Net
-from robot_rl.policies.nets.rows import beyond_the_end, first_steps, windowed
+from robot_rl.policies.nets.rows import as_windows, beyond_the_end, first_steps
 from robot_rl.policies.sequence.diffusion import (
     TIME,
     ChunkDiffusion,
@@ -176,8 +176,8 @@ class Rl100(ChunkDiffusion[Rl100Options]):
         o, number = self.o, self.next_update
         if number <= self.judge_from:
             return super().update(iter([item]))
-        item = windowed(item, o.horizon_pred)
-        state, found = self.seen(chunk_rows(item).obs["state"]), dict[str, Tensor]()
+        item = as_windows(item, o.horizon_pred)
+        state, found = self.see(chunk_rows(item).obs["state"]), dict[str, Tensor]()
         if number == self.judge_from + 1:
             self.restart()
         if number <= self.improve_from:
@@ -198,7 +198,7 @@ class Rl100(ChunkDiffusion[Rl100Options]):
     def _judge_step(self, batch: Transitions) -> dict[str, Tensor]:
         rows = chunk_rows(first_steps(batch, self.horizons.exec))
         action, mask = beyond_the_end(rows, self.generator)
-        state, after = self.seen(rows.obs["state"]), self.seen(rows.next_obs["state"])
+        state, after = self.see(rows.obs["state"]), self.see(rows.next_obs["state"])
         return self.judge.fit(state, action, mask, rows.reward, rows.discount, after)
 
     def restart(self) -> None:
@@ -277,13 +277,13 @@ class Rl100(ChunkDiffusion[Rl100Options]):
     def value(self, obs: Obs) -> Tensor:
         """(B,) V, for the on-policy loop."""
         state = torch.as_tensor(obs["state"]).to(self.generator.device, torch.float32)
-        return self.judge.value(self.seen(state))
+        return self.judge.value(self.see(state))
 
     def _online(self, rollout: Rollout) -> Metrics:
         """PPO over the chains of one rollout; the next rollout begins with fresh chunks."""
         o, device = self.o, self.generator.device
         rows = decisions(rollout, self.gamma, o.gae_lambda)
-        state = self.seen(rows["state"].to(device, torch.float32))
+        state = self.see(rows["state"].to(device, torch.float32))
         latents, advantage, target = (rows[name].to(device).float() for name in ("chain", "advantage", "target"))
         entries = torch.arange(self.flat, device=device) // self.actions
         executed = (entries < rows["duration"].to(device)[:, None]).float()

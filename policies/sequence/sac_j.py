@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from robot_rl.chunks import ChunkedPolicy, Execution, Held, Horizons, chunk_rows
-from robot_rl.policies.nets.rows import mapped, windowed
+from robot_rl.policies.nets.rows import as_windows, map_columns
 from robot_rl.policies.online.sac import Sac, SacOptions
 from robot_rl.types import IOSpec, Learner, Metrics, Needs, StateDict, Transitions
 from robot_rl.types.options import Count
@@ -98,7 +98,7 @@ class SacJ(Learner[SacJOptions, Transitions]):
         found: list[Transitions] = []
         count = 0
         for _ in range(16):
-            part = self._of(windowed(next(batches), self.o.interval))
+            part = self._of(as_windows(next(batches), self.o.interval))
             found.append(part)
             count += len(part.reward)
             if count >= self.o.batch_size:
@@ -121,7 +121,7 @@ class SacJ(Learner[SacJOptions, Transitions]):
         ended = ((window.terminated | window.truncated) & mask).any(1)
         over = mask.all(1) | ended | (start & window.mask)[:, 1:].any(1)
         keep = start[:, 0] & mask[:, 0] & over
-        own = mapped(dataclasses.replace(window, mask=mask, extras={}), lambda x: x[keep])
+        own = map_columns(dataclasses.replace(window, mask=mask, extras={}), lambda x: x[keep])
         rows = chunk_rows(own)
         reward, discount = rows.reward, rows.discount
         if self.o.discounting == "turn":
@@ -154,4 +154,4 @@ def _join(parts: list[Transitions], size: int) -> Transitions:
         else:
             values[field.name] = torch.cat(own)
     index = torch.arange(size, device=values["reward"].device) % len(values["reward"])
-    return mapped(Transitions(**values), lambda x: x[index])
+    return map_columns(Transitions(**values), lambda x: x[index])

@@ -181,9 +181,9 @@ class Srl(RowLearner[SrlOptions]):
     def _critic_step(self, batch: Transitions, state: Tensor, after: Tensor, action: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             chosen, density, _ = self.actor.unroll(after, action, self.noise((len(after), 1, self.actions)), 1)
-            value = self._critic_old.compute(torch.cat([self.actor.seen(after), chosen[:, 0]], 1))[..., 0].amin(0)
+            value = self._critic_old.compute(torch.cat([self.actor.see(after), chosen[:, 0]], 1))[..., 0].amin(0)
             target = batch.reward + batch.discount * (value - self.alpha * density[:, 0])
-        q = self._critic.compute(torch.cat([self.actor.seen(state), action], 1))[..., 0]
+        q = self._critic.compute(torch.cat([self.actor.see(state), action], 1))[..., 0]
         loss = (q - target).square().mean(1).sum()
         _step(self._critic_params, loss, self._lr)
         return {"q": q.detach(), "target": target, "critic_loss": loss.detach()}
@@ -223,7 +223,7 @@ class Srl(RowLearner[SrlOptions]):
                 seen.append(ahead.clamp(low, high) if self.o.clamp_states else ahead)
                 weights.append(weights[-1] if kept is None else weights[-1] * kept)
         weight = torch.stack(weights, 1)
-        x = torch.cat([self.actor.seen(torch.stack(seen, 1)), actions], -1).flatten(0, 1)
+        x = torch.cat([self.actor.see(torch.stack(seen, 1)), actions], -1).flatten(0, 1)
         q = self._critic.compute(x)[..., 0].amin(0).view(len(state), steps)
         return (weight * (self.alpha * density - q)).mean(0).sum(), density, weight
 

@@ -45,7 +45,7 @@ class RecurrentActor:
             draw_uniform(self.params.view[name], math.sqrt(6.0 / (shape[0] + shape[1])), generator)
         self.params.require_grad()
 
-    def seen(self, state: Tensor) -> Tensor:
+    def see(self, state: Tensor) -> Tensor:
         """The state (B, S) as the networks read it."""
         return state if self.norm is None else self.norm(state)
 
@@ -62,7 +62,7 @@ class RecurrentActor:
             along: what the recurrence reads: the "sample", or the "mean" action, beside which samples are drawn.
         """
         p = self.params.view
-        h = torch.relu(torch.addmm(p["first_bias"], self.seen(state), p["first"].t()))
+        h = torch.relu(torch.addmm(p["first_bias"], self.see(state), p["first"].t()))
         h = torch.addmm(p["second_bias"], h, p["second"].t())
         # One product for both heads, and densities of all steps at once: what waits for the step before is kept short.
         head, bias = torch.cat([p["mean"], p["log_std"]]).t(), torch.cat([p["mean_bias"], p["log_std_bias"]])

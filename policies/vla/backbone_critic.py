@@ -25,7 +25,7 @@ from robot_rl.policies.vla.interface import (
     checked_images,
     checked_pair,
     shows_something,
-    strided,
+    stride_frames,
 )
 from robot_rl.types import Array
 
@@ -68,7 +68,7 @@ class BackboneCritic(nn.Module, MomentCritic):
 
     def trajectory(self, frames: Array, goal: str, *, stride: int = 1) -> Trajectory:
         """See `ProgressCritic`. P(done) of the first frame comes from its pair with itself."""
-        index, taken = strided(frames, stride)
+        index, taken = stride_frames(frames, stride)
         before = torch.cat([taken[:1], taken[:-1]])
         out = self(before, taken, [goal] * len(taken))
         steps = torch.nan_to_num(out.dlogw[1:]).numpy().astype(np.float64)

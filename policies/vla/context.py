@@ -38,7 +38,7 @@ class ContextCritic(TinyCritic):
         options: of `TinyCritic`.
 
     Attributes:
-        reference: what it is shown, or None; see `shown`.
+        reference: what it is shown, or None; see `with_reference`.
     """
 
     net: ContextNet
@@ -51,7 +51,7 @@ class ContextCritic(TinyCritic):
         self._shown = torch.zeros(1, TEXT)
 
     @torch.no_grad()
-    def shown(self, reference: RefClip | None) -> ContextCritic:
+    def with_reference(self, reference: RefClip | None) -> ContextCritic:
         """This critic with another reference, or none; the network is shared, and read once with its present weights.
 
         With a reference, an empty sentence means that the reference alone says the goal.
@@ -70,14 +70,14 @@ class ContextCritic(TinyCritic):
             frames = torch.as_tensor(np.ascontiguousarray(reference.frames), device=device)[None]
             progress = torch.as_tensor(np.asarray(reference.progress), dtype=torch.float32, device=device)[None]
             made.reference = reference
-            made._shown = self.net.shown(frames, progress, torch.ones_like(progress, dtype=torch.bool))
+            made._shown = self.net.encode_reference(frames, progress, torch.ones_like(progress, dtype=torch.bool))
         return made
 
     @torch.no_grad()
     def moments(self, images: Array, goal: Sequence[str]) -> ReadFrames:
         """See `TinyCritic.moments`; the logits of done are calibrated already, by how each goal is given."""
         read = super().moments(images, goal)
-        platts = [self.platts[how] for how in self._how(self._checked(goal, len(read.done)))]
+        platts = [self.platts[how] for how in self._how(self._check_goal(goal, len(read.done)))]
         slope = torch.tensor([platt.slope for platt in platts])
         bias = torch.tensor([platt.bias for platt in platts])
         return replace(read, done=(read.done * slope + bias).to(read.done.dtype))
@@ -87,7 +87,7 @@ class ContextCritic(TinyCritic):
             return [TOLD] * len(texts)
         return [BOTH if text else SHOWN for text in texts]
 
-    def _checked(self, goal: Sequence[str], count: int) -> list[str]:
+    def _check_goal(self, goal: Sequence[str], count: int) -> list[str]:
         if self.reference is None or isinstance(goal, str):
             return checked_goal(goal, count)
         filled = checked_goal([text.strip() or "-" for text in goal], count)
@@ -131,7 +131,7 @@ class ContextLearner(CriticTrainer[ContextCriticOptions, ContextNet, ContextBatc
         """See `CriticTrainer`."""
         told = self.net.sentence(batch.ids.to(self.device), batch.length.to(self.device))
         device = told.device
-        shown = self.net.shown(batch.shown.to(device), batch.progress.to(device), batch.there.to(device))
+        shown = self.net.encode_reference(batch.shown.to(device), batch.progress.to(device), batch.there.to(device))
         codes = self.net.goal(told, shown[batch.which.to(device)], batch.how.to(device))
         said, shows = batch.goal.to(device), batch.shows.to(device)
         names = torch.unique(said)
@@ -162,7 +162,7 @@ class ContextLearner(CriticTrainer[ContextCriticOptions, ContextNet, ContextBatc
                 asked = [(TOLD, critic, text)]
                 others = pool[goal][pool[goal] != row]
                 if len(others):
-                    judge = critic.shown(clips.reference(int(others[row % len(others)]), length))
+                    judge = critic.with_reference(clips.reference(int(others[row % len(others)]), length))
                     asked += [(SHOWN, judge, ""), (BOTH, judge, text)]
                 for how, judge, said in asked:
                     logits[how].append(judge.moments(frames, [said] * len(frames)).done.numpy())

@@ -10,7 +10,16 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from robot_rl.policies.nets.reference import BOTH, FRAMES, MOST, SHOWN, TOLD, RefClip, announced, reference_indices
+from robot_rl.policies.nets.reference import (
+    BOTH,
+    FRAMES,
+    MOST,
+    SHOWN,
+    TOLD,
+    RefClip,
+    announced_progress,
+    reference_indices,
+)
 from robot_rl.policies.vla.critic_clips import Clips, ClipSampler, DrawOptions, FrameBatch
 from robot_rl.types.options import NotNegative, Share
 
@@ -144,5 +153,5 @@ class ContextSampler(ClipSampler):
         if random.random() < 0.3:
             count += int(random.integers(count))
         index = reference_indices(count, length)
-        frames = self._augmented(self.clips.frames[np.minimum(first + index, last)])
-        return RefClip(frames, announced(index, count))
+        frames = self._augment(self.clips.frames[np.minimum(first + index, last)])
+        return RefClip(frames, announced_progress(index, count))

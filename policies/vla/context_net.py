@@ -52,7 +52,7 @@ class ContextNet(CriticNet):
         self.given = nn.Parameter(torch.zeros(3, TEXT))
         self.agree = nn.Sequential(nn.Linear(3 * TEXT, TEXT), nn.ReLU(), nn.Linear(TEXT, TEXT))
 
-    def shown(self, frames: Tensor, progress: Tensor, there: Tensor) -> Tensor:
+    def encode_reference(self, frames: Tensor, progress: Tensor, there: Tensor) -> Tensor:
         """References -> their codes.
 
         Args:

@@ -58,7 +58,7 @@ class References:
         rows = self._pool[goal][self._pool[goal] != clip]
         row = int(self._random.choice(rows))
         if row not in self._kept:
-            self._kept[row] = self.critic.shown(self.clips.reference(row, self.frames))
+            self._kept[row] = self.critic.with_reference(self.clips.reference(row, self.frames))
         return self._kept[row]
 
 
@@ -112,7 +112,7 @@ def traps(
     sentences = clips.held_out if phrasing == "held_out" else clips.phrasings
     random, drawn = np.random.default_rng([seed, 4]), References(critic, clips, frames=frames, seed=seed)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in TRAPS}
-    for c in np.flatnonzero(clips.succeeded()).tolist():
+    for c in np.flatnonzero(clips.meets_goal()).tolist():
         part = slice(int(clips.start[c]), int(clips.start[c + 1]))
         frames_of, asked = clips.frames[part], int(clips.goal[c])
         for goal in range(len(sentences)):

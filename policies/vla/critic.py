@@ -37,7 +37,7 @@ from robot_rl.policies.vla.interface import (
     checked_images,
     checked_pair,
     shows_something,
-    strided,
+    stride_frames,
 )
 from robot_rl.types import Array, Metrics, StateDict
 from robot_rl.types.options import Count, NotNegative, Pixels, Rate, Share
@@ -92,7 +92,7 @@ class TinyCritic(MomentCritic):
     def __call__(self, images_t0: Array, images_t1: Array, goal: Sequence[str]) -> CriticOutput:
         """See `ProgressCritic`. An empty picture gives valid=False; a pair of equal pictures delta 0 exactly."""
         first, second = checked_pair(images_t0, images_t1, self.meta.image_size)
-        texts = self._checked(goal, len(first))
+        texts = self._check_goal(goal, len(first))
         if not texts:
             nothing = torch.zeros(0)
             return CriticOutput.of(nothing, nothing, nothing.bool(), value=nothing)
@@ -105,7 +105,7 @@ class TinyCritic(MomentCritic):
     def moments(self, images: Array, goal: Sequence[str]) -> ReadFrames:
         """Read n frames (n, H, W, 3), each under its sentence, in blocks that keep memory small."""
         frames = checked_images(images, self.meta.image_size)
-        texts = self._checked(goal, len(frames))
+        texts = self._check_goal(goal, len(frames))
         device = next(self.net.parameters()).device
         unique = list(dict.fromkeys(texts))
         sentences = self._codes(unique)
@@ -132,11 +132,13 @@ class TinyCritic(MomentCritic):
         # 0 exactly, whatever the rounding of a matrix product
         dlogw = torch.where(same, torch.zeros_like(dlogw), dlogw)
         valid = shows_something(before.images) & shows_something(after.images)
-        return CriticOutput.of(dlogw, self._done(after.done), valid, value=1.0 - torch.exp(-after.s).clamp(max=2.0))
+        return CriticOutput.of(
+            dlogw, self._calibrate(after.done), valid, value=1.0 - torch.exp(-after.s).clamp(max=2.0)
+        )
 
     def trajectory(self, frames: Array, goal: str, *, stride: int = 1) -> Trajectory:
         """See `ProgressCritic`."""
-        index, taken = strided(frames, stride)
+        index, taken = stride_frames(frames, stride)
         return self.follow(self.moments(taken, [goal] * len(index)), index)
 
     def follow(self, moments: ReadFrames, index: np.ndarray | None = None) -> Trajectory:
@@ -148,11 +150,11 @@ class TinyCritic(MomentCritic):
         absolute = 1.0 - np.exp(-since)
         valid = out.valid.numpy()
         shown = shows_something(moments.images)
-        done = torch.where(shown, self._done(moments.done), torch.zeros(len(shown))).numpy()
+        done = torch.where(shown, self._calibrate(moments.done), torch.zeros(len(shown))).numpy()
         place = np.arange(len(values)) if index is None else index
         return Trajectory(share_of_log(steps), u, values, done, place, np.maximum(absolute, -1.0), valid)
 
-    def shown(self, reference: RefClip | None) -> TinyCritic:
+    def with_reference(self, reference: RefClip | None) -> TinyCritic:
         """This critic with a goal that is shown; it knows none.
 
         Raises:
@@ -165,7 +167,7 @@ class TinyCritic(MomentCritic):
             )
         return self
 
-    def _checked(self, goal: Sequence[str], count: int) -> list[str]:
+    def _check_goal(self, goal: Sequence[str], count: int) -> list[str]:
         return checked_goal(goal, count)
 
     def _codes(self, texts: list[str]) -> Tensor:
@@ -174,7 +176,7 @@ class TinyCritic(MomentCritic):
         ids, length = self.net.tokens(texts)
         return self.net.sentence(torch.as_tensor(ids, device=device), torch.as_tensor(length, device=device))
 
-    def _done(self, logit: Tensor) -> Tensor:
+    def _calibrate(self, logit: Tensor) -> Tensor:
         return torch.as_tensor(self.platt(logit.numpy()), dtype=torch.float32)
 
     def _mean(self, logits: Tensor) -> Tensor:
@@ -299,7 +301,7 @@ class CriticTrainer(ABC, Generic[OptionsT, NetT, BatchT]):
 
         label, seen = batch.done.to(device), batch.done_mask.to(device)
         each = F.binary_cross_entropy_with_logits(done, label, reduction="none")
-        finished = _balanced(each, label > 0.5, seen)
+        finished = _balance(each, label > 0.5, seen)
 
         loss = pair + self.o.done_weight * finished + self.o.scalar_weight * scalar
         for weight, value in aside.values():
@@ -380,7 +382,7 @@ class CriticLearner(CriticTrainer[TinyCriticOptions, CriticNet, FrameBatch]):
         logit, label = [], []
         by_time = self.o.labels == "vlac"
         if by_time:
-            clips = clips.part(np.flatnonzero(clips.succeeded()))
+            clips = clips.part(np.flatnonzero(clips.meets_goal()))
         owner = np.repeat(np.arange(len(clips)), np.diff(clips.start))
         for shift in (0,) if by_time else (0, 1, 2):
             goal = (clips.goal[owner] + shift) % len(clips.phrasings)
@@ -408,7 +410,7 @@ class CriticLearner(CriticTrainer[TinyCriticOptions, CriticNet, FrameBatch]):
         )
 
 
-def _balanced(loss: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
+def _balance(loss: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
     """Mean loss with both classes of equal total weight n / 2; a class alone counts as it is."""
     good, bad = loss[mask & positive], loss[mask & ~positive]
     if good.numel() == 0 or bad.numel() == 0:

@@ -86,7 +86,7 @@ class Clips:
         """Seconds between two frames of a clip, shortest and longest."""
         return self.stride_s, round(self.stride_s * (int(np.diff(self.start).max()) - 1), 3)
 
-    def succeeded(self) -> np.ndarray:
+    def meets_goal(self) -> np.ndarray:
         """(C,) bool: clips of a kind that meets its goal."""
         return np.isin(self.kind, [self.kinds.index(name) for name in self.successes])
 
@@ -205,7 +205,7 @@ class ClipSampler(Saved):
         said = [{word for text in texts for word in text.split()} for texts in clips.phrasings]
         self._common = set.intersection(*said)
         length = np.diff(clips.start)
-        allowed = (length >= 3) & (clips.succeeded() | (not successes_only))
+        allowed = (length >= 3) & (clips.meets_goal() | (not successes_only))
         self._rows = np.flatnonzero(allowed)
         if len(self._rows) == 0:
             raise ValueError("no clip to draw from: none of three frames or more that the recipe allows")
@@ -235,7 +235,7 @@ class ClipSampler(Saved):
             asked = int(clips.goal[row])
             index = self._draw_frames(last - first)
             at, same = first + index, np.eye(K, dtype=bool)
-            images.append(self._augmented(clips.frames[at]))
+            images.append(self._augment(clips.frames[at]))
             for goal in self._draw_goals(asked):
                 texts.append(str(random.choice(clips.phrasings[goal])))
                 if self.labels == "work":
@@ -257,7 +257,7 @@ class ClipSampler(Saved):
                     done.append(index > 0.95 * T if goal == asked else np.zeros(K, bool))
                     done_mask.append((index < 0.8 * T) | (index > 0.95 * T) | (goal != asked))
                 pair_mask.append(~same)
-        ids, length = self._tokens([self._filled(text) for text in texts])
+        ids, length = self._tokens([self._fill(text) for text in texts])
 
         def tensor(rows: list[np.ndarray], dtype: torch.dtype) -> Tensor:
             return torch.as_tensor(np.stack(rows)).to(dtype)
@@ -300,7 +300,7 @@ class ClipSampler(Saved):
             index[-1] = last
         return random.permutation(index)
 
-    def _augmented(self, frames: np.ndarray) -> np.ndarray:
+    def _augment(self, frames: np.ndarray) -> np.ndarray:
         random = self._random
         gain = random.uniform(0.88, 1.12) * random.uniform(0.96, 1.04, 3)
         height, width = frames.shape[1:3]
@@ -317,7 +317,7 @@ class ClipSampler(Saved):
         at = int(self._random.integers(len(self._noise) - count)) if count < len(self._noise) else 0
         return np.resize(self._noise[at : at + count], shape)
 
-    def _filled(self, text: str) -> str:
+    def _fill(self, text: str) -> str:
         """Unknown words among the known ones and in place of common ones, so that new fillers mean nothing."""
         words = text.split()
         chance, fresh = self._random.random((2, len(words))), self._random.integers(0, 10_000, len(words))

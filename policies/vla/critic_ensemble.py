@@ -79,9 +79,9 @@ class CriticEnsemble(MomentCritic):
         u = -torch.log1p(-value.clamp(max=1.0 - 1e-6))
         out = CriticOutput.of(
             steps.mean(0),
-            self._joined(done).clamp(0.0, 1.0),
+            self._combine(done).clamp(0.0, 1.0),
             valid,
-            value=-torch.expm1(-self._joined(u)),
+            value=-torch.expm1(-self._combine(u)),
         )
         spread = steps.std(0, correction=0) if len(said) > 1 else torch.full_like(out.dlogw, float("nan"))
         return replace(out, sigma=torch.where(valid, spread, torch.full_like(spread, float("nan"))))
@@ -103,9 +103,9 @@ class CriticEnsemble(MomentCritic):
             np.all([one.valid for one in told], axis=0),
         )
 
-    def shown(self, reference: RefClip | None) -> CriticEnsemble:
-        """The ensemble whose members are all shown a goal; see `TinyCritic.shown`."""
-        return CriticEnsemble([member.shown(reference) for member in self.members], self.how, self.caution)
+    def with_reference(self, reference: RefClip | None) -> CriticEnsemble:
+        """The ensemble whose members are all shown a goal; see `TinyCritic.with_reference`."""
+        return CriticEnsemble([member.with_reference(reference) for member in self.members], self.how, self.caution)
 
-    def _joined(self, rows: Tensor) -> Tensor:
+    def _combine(self, rows: Tensor) -> Tensor:
         return combine(rows, self.how, caution=self.caution)

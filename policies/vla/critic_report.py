@@ -127,7 +127,7 @@ def evaluate(
     sentences = clips.held_out if phrasing == "held_out" else clips.phrasings
     random = np.random.default_rng(seed)
     asking = ask or (lambda text, goal, clip: (critic, text))
-    good = clips.succeeded()
+    good = clips.meets_goal()
     if not good.any() or good.all():
         raise ValueError("the clips hold no success or no failure; a critic is judged on both")
     successes: list[_Success] = []

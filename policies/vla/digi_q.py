@@ -15,7 +15,7 @@ from robot_rl.policies.nets.flow import ChunkFlow
 from robot_rl.policies.nets.learner import NetLearner, NetOptions
 from robot_rl.policies.nets.net import mean_rows
 from robot_rl.policies.nets.normalizer import FixedNorm
-from robot_rl.policies.nets.rows import beyond_the_end, windowed
+from robot_rl.policies.nets.rows import as_windows, beyond_the_end
 from robot_rl.policies.vla.frozen import FrozenReader, Sight
 from robot_rl.policies.vla.interface import PROPRIO
 from robot_rl.state import set_generator
@@ -168,7 +168,7 @@ class DigiQ(NetLearner[DigiQOptions]):
         Raises:
             ValueError: windows of another length, or no features.
         """
-        rows = chunk_rows(windowed(next(batches), self.o.horizon))
+        rows = chunk_rows(as_windows(next(batches), self.o.horizon))
         state, after = self._rows(rows.obs), self._rows(rows.next_obs)
         clone_loss = self.clone.clone_loss(state, rows.action, rows.mask, self.generator)
         self.flows["clone"].step(clone_loss)

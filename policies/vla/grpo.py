@@ -196,7 +196,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
         Raises:
             ValueError: no environment, or no policy to begin with.
         """
-        self._attached()
+        self._require_env()
         if not self._ready:
             raise ValueError("this learner improves a policy: add init=<run of policy=vla/imitation>")
         if self.o.progress == "srpo" and self.o.demos and not self.env_steps:
@@ -211,14 +211,14 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
             if tick is not None and tick(self.env_steps, metrics):
                 return
 
-    def _attached(self) -> StepEnv:
+    def _require_env(self) -> StepEnv:
         if self._env is None:
             raise ValueError("VlaGrpo has no environment to learn in; call attach(env) first")
         return self._env
 
     def collect(self) -> tuple[list[Wave], Metrics]:
         """Waves of one round: as many as it takes for `groups` groups with spread, `refills` + the least at most."""
-        env = self._attached()
+        env = self._require_env()
         per_wave = env.num_envs // self.o.group_size
         least = -(-self.o.groups // per_wave)
         waves: list[Wave] = []
@@ -389,7 +389,7 @@ class VlaGrpo(OwnLoop[VlaGrpoOptions, None]):
 
     def _remember_expert(self) -> None:
         """Successes of the scripted expert for the memory, `demos` for each sentence."""
-        env = self._attached()
+        env = self._require_env()
         expert = env.parts.expert
         if expert is None:
             raise ValueError("demos needs an environment with a scripted expert; set demos=0")

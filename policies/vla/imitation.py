@@ -153,7 +153,7 @@ class ChunkCloning(Learner[V, Transitions]):
         self._updates += 1
         for group in self._optimiser.param_groups:
             group["lr"] = self._lr()
-        weight, goal, extra, found = self._weighed(rows, seen, goal)
+        weight, goal, extra, found = self._weigh(rows, seen, goal)
         mask = rows.mask if weight is None else rows.mask * weight[:, None]
         loss = self.model.imitation_loss(seen, goal, goals, mask=mask, generator=self._draw)
         loss = loss if extra is None else loss + extra
@@ -177,7 +177,7 @@ class ChunkCloning(Learner[V, Transitions]):
             self._metrics = {"train/loss": value, "train/action_error": float(error / count), **found}
         return dict(self._metrics)
 
-    def _weighed(
+    def _weigh(
         self, rows: Transitions, seen: VLAObs, goal: list[str]
     ) -> tuple[Tensor | None, list[str], Tensor | None, Metrics]:
         """Weights (B,) of the rows with mean 1 or None, sentences, the loss of the value or None, and metrics."""
@@ -187,7 +187,7 @@ class ChunkCloning(Learner[V, Transitions]):
         if self.o.weights == "ra_bc":
             gained = (rows.next_obs["progress"] - rows.obs["progress"])[:, 0].to(there.device)
             raw = progress_weights(gained, there, kappa=self.o.kappa)
-            return mean_one(raw, there), goal, None, self._said(raw, there)
+            return mean_one(raw, there), goal, None, self._weight_metrics(raw, there)
         value = self.model.critic(self.model.read(seen, goal).detach())[:, 0]
         target = rows.extras["return_to_go"].to(value) / self._scale
         error = (value - target).square()[there].mean()
@@ -199,14 +199,14 @@ class ChunkCloning(Learner[V, Transitions]):
                 mean_one(raw, there),
                 goal,
                 error,
-                {**self._said(raw, there), "train/value_error": float(error.detach())},
+                {**self._weight_metrics(raw, there), "train/value_error": float(error.detach())},
             )
         good = top_share(advantage, there, _SHARE)
         kept = torch.rand(len(goal), generator=self._draw, device=value.device) >= _DROPPED
         marked = [text + MARKS[int(g)] if k else text for text, g, k in zip(goal, good.tolist(), kept.tolist())]
-        return None, marked, error, self._said(good.float(), there, error)
+        return None, marked, error, self._weight_metrics(good.float(), there, error)
 
-    def _said(self, raw: Tensor, there: Tensor, error: Tensor | None = None) -> Metrics:
+    def _weight_metrics(self, raw: Tensor, there: Tensor, error: Tensor | None = None) -> Metrics:
         some = raw[there]
         return {
             "train/weight": float(some.mean()), "train/weight_zero": float((some == 0).float().mean()),

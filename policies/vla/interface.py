@@ -139,7 +139,7 @@ class MomentCritic(Scorer, Protocol):
 class ReferenceCritic(MomentCritic, Protocol):
     """One whose goal may be shown."""
 
-    def shown(self, reference: RefClip | None) -> MomentCritic:
+    def with_reference(self, reference: RefClip | None) -> MomentCritic:
         """The same critic, shown a clip of its goal, or none."""
         ...
 
@@ -270,7 +270,7 @@ def checked_pair(images_t0: Array, images_t1: Array, size: tuple[int, int]) -> t
     return first, second
 
 
-def strided(frames: Array, stride: int) -> tuple[np.ndarray, Tensor]:
+def stride_frames(frames: Array, stride: int) -> tuple[np.ndarray, Tensor]:
     """Every `stride`-th frame and the last: their numbers (n,), and they themselves.
 
     Raises:

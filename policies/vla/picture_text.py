@@ -34,7 +34,7 @@ class PictureTextEncoder(Protocol):
         ...
 
 
-def _checked(pictures: np.ndarray) -> Tensor:
+def _check_pictures(pictures: np.ndarray) -> Tensor:
     """(N, 3, H, W) float32 in [0, 1].
 
     Raises:
@@ -76,7 +76,7 @@ class ClipEncoder:
     @torch.no_grad()
     def pictures(self, pictures: np.ndarray) -> Tensor:
         """See `PictureTextEncoder`."""
-        x = _checked(pictures)
+        x = _check_pictures(pictures)
         height, width = x.shape[2:]
         scale = self._side / min(height, width)
         size = (max(self._side, round(height * scale)), max(self._side, round(width * scale)))
@@ -152,7 +152,7 @@ class TinyEncoder(nn.Module):
     @torch.no_grad()
     def pictures(self, pictures: np.ndarray) -> Tensor:
         """See `PictureTextEncoder`."""
-        parts = [self._see(_checked(pictures[i : i + 256])) for i in range(0, len(pictures), 256)]
+        parts = [self._see(_check_pictures(pictures[i : i + 256])) for i in range(0, len(pictures), 256)]
         return torch.cat(parts) if parts else torch.zeros(0, 1)
 
     @torch.no_grad()
@@ -178,7 +178,7 @@ class TinyEncoder(nn.Module):
         step = torch.optim.AdamW(self.parameters(), lr, weight_decay=1e-4)
         for _ in range(steps):
             rows = torch.randint(len(pictures), (batch,), generator=generator)
-            x, y = self._see(_checked(pictures[rows.numpy()])), self._say([captions[int(i)] for i in rows])
+            x, y = self._see(_check_pictures(pictures[rows.numpy()])), self._say([captions[int(i)] for i in rows])
             logit = self.scale.exp().clamp(max=100.0) * x @ y.T
             same = (label[rows][:, None] == label[rows][None, :]).float()
             target = same / same.sum(1, keepdim=True)

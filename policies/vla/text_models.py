@@ -172,7 +172,7 @@ def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionMod
     """
     options = dict(options or {})
     if name.startswith(("http://", "https://")):
-        return ChatEndpoint(name, **_known(options, ChatEndpoint))
+        return ChatEndpoint(name, **_check_options(options, ChatEndpoint))
     if name.startswith("python:"):
         made = user_object(name, options)
         if not isinstance(made, VisionModel):
@@ -184,10 +184,10 @@ def open_model(name: str, options: Mapping[str, Any] | None = None) -> VisionMod
         )
     from robot_rl.policies.vla.vlm_text import LocalModel
 
-    return LocalModel(Path(name), **_known(options, LocalModel))
+    return LocalModel(Path(name), **_check_options(options, LocalModel))
 
 
-def _known(options: dict[str, Any], kind: type) -> dict[str, Any]:
+def _check_options(options: dict[str, Any], kind: type) -> dict[str, Any]:
     names = [name for name, x in inspect.signature(kind).parameters.items() if x.kind is x.KEYWORD_ONLY]
     unknown = [name for name in options if name not in names]
     if unknown:

@@ -91,7 +91,7 @@ class Solution:
     sigma: tuple[float, float]
 
 
-def turned(vector: np.ndarray) -> np.ndarray:
+def rotation(vector: np.ndarray) -> np.ndarray:
     """(3, 3) of an axis times an angle (3,) [rad].
 
     Source: Rodrigues' formula.
@@ -176,10 +176,10 @@ def refine(sight: Observed, begin: Solution, *, free: tuple[str, ...]) -> Soluti
         poses = []
         for kind, old in (("camera", begin.camera), ("body", begin.body)):
             six = np.array([d[f"{kind}{i}"] for i in range(6)])
-            poses.append(pose(old[:3, :3] @ turned(six[:3]), old[:3, 3] + six[3:]))
+            poses.append(pose(old[:3, :3] @ rotation(six[:3]), old[:3, 3] + six[3:]))
         return lens, poses[0], poses[1]
 
-    def seen(x: np.ndarray) -> np.ndarray:
+    def predict(x: np.ndarray) -> np.ndarray:
         lens, camera, body = at(x)
         onto = np.linalg.inv(camera) @ sight.move @ body
         each = onto[sight.view]
@@ -192,11 +192,11 @@ def refine(sight: Observed, begin: Solution, *, free: tuple[str, ...]) -> Soluti
             *((c - m) / (_BELIEVED["centre"] * width) for c, m in zip(lens.centre, middle)),
             *(b / _BELIEVED["k" if i < 2 else "p"] for i, b in enumerate(lens.bend)),
         ]
-        return np.concatenate([(seen(x) - sight.pixels).ravel(), _EXPECTED * np.array(believed)])
+        return np.concatenate([(predict(x) - sight.pixels).ravel(), _EXPECTED * np.array(believed)])
 
     x, slope = _least_squares(residual, np.zeros(len(names)))
     lens, camera, body = at(x)
-    far = seen(x) - sight.pixels
+    far = predict(x) - sight.pixels
     noise = max(float((far**2).sum() / max(far.size - len(names), 1)) ** 0.5, _FINEST)
     spread = np.linalg.pinv(slope.T @ slope) * noise**2
     turn, place = (sum(spread[names.index(f"camera{i}")][names.index(f"camera{i}")] for i in axes)

@@ -172,7 +172,7 @@ class Assembler:
             self._row.success = value
             self.succeeded = value and self.rules.end_on_success
 
-    def executed(self, time: float, value: np.ndarray, authority: str, trace: str, flags: str) -> None:
+    def add_executed(self, time: float, value: np.ndarray, authority: str, trace: str, flags: str) -> None:
         """A message of the supervisor: what the robot was told at `time`; the first one only says where it stands."""
         if np.isfinite(self._executed_at):
             self._gap += 0.1 * (time - self._executed_at - self._gap) if self._gap else time - self._executed_at

@@ -22,7 +22,7 @@ class AutoArm:
     def __init__(self, safety: SafetySupervisor) -> None:
         self._safety, self._on, self.resets = safety, True, 0
 
-    def asked(self, on: bool) -> None:
+    def note_request(self, on: bool) -> None:
         """A person has enabled or disabled the robot."""
         self._on = on
 

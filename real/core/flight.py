@@ -28,10 +28,10 @@ def machine() -> dict[str, str]:
 
 def spec_table(spec: RobotSpec) -> dict[str, Any]:
     """A RobotSpec as the table that `RobotSpec.from_dict` makes the same one of."""
-    return {key: _plain(value) for key, value in _stated(spec).items()}
+    return {key: _plain(value) for key, value in _changed_fields(spec).items()}
 
 
-def _stated(item: object) -> dict[str, object]:
+def _changed_fields(item: object) -> dict[str, object]:
     """Fields of a dataclass that are not at their defaults."""
     assert is_dataclass(item)
     found = {}
@@ -45,7 +45,7 @@ def _stated(item: object) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     if is_dataclass(value):
-        return {key: _plain(item) for key, item in _stated(value).items()}
+        return {key: _plain(item) for key, item in _changed_fields(value).items()}
     if isinstance(value, CalibrationCard):
         return value.model_dump(mode="json")
     if isinstance(value, tuple):

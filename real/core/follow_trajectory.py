@@ -162,7 +162,7 @@ class TrajectoryFollower:
         goal, apart = replace(goal, positions=positions), np.abs(short_way(way, self._turning))
         if goal.start is None and times[0] <= now and (apart > self._o.start_tolerance).any():
             name = self._joints[int(apart.argmax())]
-            return _rejected(INVALID_GOAL, f"begins {apart.max():.3g} rad from where {name} is commanded now"), None
+            return _rejection(INVALID_GOAL, f"begins {apart.max():.3g} rad from where {name} is commanded now"), None
         before = self._end("a new goal took over", INVALID_GOAL) if self.busy else None
         knots = [(now, from_here, speed, np.zeros(len(order))), *_knots(goal, times, order, now)]
         path, end = (
@@ -234,37 +234,37 @@ class TrajectoryFollower:
         names = list(goal.joints)
         if len(set(names)) != len(names) or set(names) != set(self._joints):
             odd = sorted(set(names) ^ set(self._joints)) or sorted(n for n in names if names.count(n) > 1)
-            return _rejected(INVALID_JOINTS, f"the joints are {', '.join(self._joints)}; the goal differs in {odd[0]}")
+            return _rejection(INVALID_JOINTS, f"the joints are {', '.join(self._joints)}; the goal differs in {odd[0]}")
         strange = [name for name in (*goal.path_tolerance, *goal.goal_tolerance) if name not in names]
         if strange:
-            return _rejected(INVALID_JOINTS, f"a tolerance is of {strange[0]}, which is no joint")
+            return _rejection(INVALID_JOINTS, f"a tolerance is of {strange[0]}, which is no joint")
         times, count = np.asarray(goal.times, float), len(goal.times)
         if count == 0:
-            return _rejected(INVALID_GOAL, "the trajectory has no points")
+            return _rejection(INVALID_GOAL, "the trajectory has no points")
         for what, x in zip(("positions", "velocities", "accelerations"), _points(goal)):
             if x is not None and (np.shape(x) != (count, len(names)) or not np.isfinite(x).all()):
-                return _rejected(
+                return _rejection(
                     INVALID_GOAL, f"{what} are {list(np.shape(x))}, expected {count} finite rows of the joints"
                 )
         if not np.isfinite(times).all() or times[0] < 0.0 or (np.diff(times) <= 0.0).any():
-            return _rejected(INVALID_GOAL, "times do not grow from point to point, beginning at 0 or later")
+            return _rejection(INVALID_GOAL, "times do not grow from point to point, beginning at 0 or later")
         if goal.velocities is not None and np.asarray(goal.velocities)[-1].any():
-            return _rejected(INVALID_GOAL, "the last point has a velocity; a trajectory ends at rest")
+            return _rejection(INVALID_GOAL, "the last point has a velocity; a trajectory ends at rest")
         sizes = (*goal.path_tolerance.values(), *goal.goal_tolerance.values())
         if any(not (x >= 0.0 or x == ERASED) for x in sizes) or not goal.goal_time >= 0.0:
-            return _rejected(INVALID_GOAL, "a tolerance is negative; 0 is the default, -1 means any")
+            return _rejection(INVALID_GOAL, "a tolerance is negative; 0 is the default, -1 means any")
         order = [self._joints.index(name) for name in names]
         points = np.asarray(goal.positions, float)
         outside = ((points < self._lower[order] - 1e-9) | (points > self._upper[order] + 1e-9)).any(0)
         if outside.any():
             i = int(outside.argmax())
             low, high = self._lower[order[i]], self._upper[order[i]]
-            return _rejected(INVALID_GOAL, f"{names[i]} would leave {low:.4g} to {high:.4g} rad")
+            return _rejection(INVALID_GOAL, f"{names[i]} would leave {low:.4g} to {high:.4g} rad")
         begin = now if goal.start is None else goal.start
         if goal.start is None and times[-1] == 0.0:
-            return _rejected(INVALID_GOAL, "the only point is at time 0, when it begins")
+            return _rejection(INVALID_GOAL, "the only point is at time 0, when it begins")
         if begin + times[-1] <= now:
-            return _rejected(OLD_HEADER_TIMESTAMP, f"the trajectory ended {now - begin - times[-1]:.3g} s ago")
+            return _rejection(OLD_HEADER_TIMESTAMP, f"the trajectory ended {now - begin - times[-1]:.3g} s ago")
         return None
 
     def _limits(self, given: Mapping[str, float], default: float) -> Array:
@@ -302,5 +302,5 @@ def _piece(a: _Knot, b: _Knot) -> Piece:
     return quintic(start, end, (p0, v0, a0), (p1, v1, a1))
 
 
-def _rejected(code: int, text: str) -> FollowResult:
+def _rejection(code: int, text: str) -> FollowResult:
     return FollowResult("rejected", code, text)

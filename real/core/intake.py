@@ -97,7 +97,7 @@ class _Plan(NamedTuple):
 class Intake:
     """Accepts command messages, arbitrates between their sources and plays chunks.
 
-    Call `offer` per message, `select` once per tick before the supervisor's `filter`, and `executed` after it.
+    Call `offer` per message, `select` once per tick before the supervisor's `filter`, and `note_executed` after it.
 
     Args:
         spec: of the robot.
@@ -267,7 +267,7 @@ class Intake:
             return self._let_go("human", now), ""
         return None, ""
 
-    def executed(self, now: float, position: np.ndarray, velocity: np.ndarray, *, as_asked: bool) -> None:
+    def note_executed(self, now: float, position: np.ndarray, velocity: np.ndarray, *, as_asked: bool) -> None:
         """Tell what was sent at `now` [s]: (J,) position and velocity of the command; clipping re-seeds the player.
 
         Both arrays are kept, so nobody writes into them afterwards.

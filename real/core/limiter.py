@@ -310,7 +310,7 @@ class JointLimiter:
         self.position, self.velocity = self._before
         return self._take(velocity, period)
 
-    def braked(self, period: Period | None = None) -> Array:
+    def braking_velocity(self, period: Period | None = None) -> Array:
         """Velocity (J,) that the last step would have had under a full brake at `max_acceleration` [rad/s]."""
         before = self._before[1]
         change = self.max_acceleration * self._period(period)

@@ -67,7 +67,7 @@ class StateMonitor:
         """Newest state that could be believed."""
         return self._last
 
-    def told(self, codes: Sequence[str]) -> tuple[str, ...]:
+    def with_numbers(self, codes: Sequence[str]) -> tuple[str, ...]:
         """These codes with their numbers; no state at all is told of elsewhere."""
         found = (code for code in codes if code != "state_never")
         return tuple(f"{code} ({self.numbers[code]})" if code in self.numbers else code for code in found)
@@ -90,7 +90,7 @@ class StateMonitor:
         """Seconds since the last believable state was acquired; infinite without one."""
         return inf if self._last is None else now - self._last.stamp
 
-    def settled(self, now: float) -> bool:
+    def is_settled(self, now: float) -> bool:
         """True when all has been well for the settle time."""
         return self._good_since is not None and now - self._good_since >= self._set.settle_time - 1e-9
 
@@ -139,14 +139,14 @@ class StateMonitor:
         if now - state.stamp > self._set.state_timeout:
             codes.append(self._stale(now - state.stamp))
         if last is None or state.stamp > last.stamp:
-            codes += self._moved(state, place, speed)
+            codes += self._check_motion(state, place, speed)
             if self._acceleration is not None:
-                codes += self._jolted(state.stamp, velocity, self._acceleration)
+                codes += self._check_jolt(state.stamp, velocity, self._acceleration)
         if self._tilt is not None and self._imu in state.sensors:
-            codes += self._fallen(state.sensors[self._imu][:4], self._tilt)
+            codes += self._check_fall(state.sensors[self._imu][:4], self._tilt)
         return codes + self._limits(state, place, speed)
 
-    def _moved(self, state: RobotState, place: list[float], speed: list[float]) -> list[str]:
+    def _check_motion(self, state: RobotState, place: list[float], speed: list[float]) -> list[str]:
         last = self._last
         if last is not None:
             elapsed = max(state.stamp - last.stamp, 1.0 / self._set.rate)
@@ -162,7 +162,7 @@ class StateMonitor:
             self._pushes = self._pushes + 1 if not self._push <= self._set.force_factor * force else 0
         return []
 
-    def _jolted(self, stamp: float, velocity: np.ndarray, bound: np.ndarray) -> list[str]:
+    def _check_jolt(self, stamp: float, velocity: np.ndarray, bound: np.ndarray) -> list[str]:
         begin = self._pace
         if begin is not None and stamp - begin[0] < WINDOW - 1e-6:
             return []
@@ -175,7 +175,7 @@ class StateMonitor:
         self._tell("acceleration_measured", seen, most, "rad/s2 of acceleration")
         return ["acceleration_measured"]
 
-    def _fallen(self, orientation: np.ndarray, most: float) -> list[str]:
+    def _check_fall(self, orientation: np.ndarray, most: float) -> list[str]:
         if not np.isfinite(orientation).all() or not orientation.any():
             self.numbers["state_nonfinite"] = f"{self._imu} has no orientation: {orientation.tolist()}"
             return ["state_nonfinite"]

@@ -140,7 +140,7 @@ class Leash:
         """The command is where the robot is."""
         self._lead = self._stuck = inf
 
-    def strained(self, lead: Sequence[float], position: np.ndarray, now: float) -> bool:
+    def is_strained(self, lead: Sequence[float], position: np.ndarray, now: float) -> bool:
         """True when the robot does not follow.
 
         Args:

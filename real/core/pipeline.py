@@ -257,7 +257,7 @@ class CommandPipeline:
     def enable(self, on: bool = True) -> list[str]:
         """See `SafetySupervisor.enable`."""
         if self.auto_arm is not None:
-            self.auto_arm.asked(on)
+            self.auto_arm.note_request(on)
         return self.safety.enable(on)
 
     def reset(self) -> list[str]:
@@ -337,7 +337,7 @@ class CommandPipeline:
             flags = self._flags(verdict)
             if verdict.publish or verdict.state == IDLE:  # at rest plans begin from where the robot is
                 limiter = self.safety.limiter
-                self.door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is OK)
+                self.door.note_executed(now, limiter.position, limiter.velocity, as_asked=verdict.level is OK)
             trace = self.door.trace if authority != "none" else "supervisor/0"
             if verdict.state not in MOVABLE:
                 self.door.rest()

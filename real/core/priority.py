@@ -62,7 +62,7 @@ def lift_process(priority: int) -> str:
 
 
 @contextlib.contextmanager
-def lifted(priority: int) -> Iterator[str]:
+def lift_priority(priority: int) -> Iterator[str]:
     """`lift_process` for a while; yields what it returns."""
     told = lift_process(priority)
     try:

@@ -104,11 +104,11 @@ class Feeder:
             a.image(name, _picture(message))
         elif group == "executed":
             authority, trace, flags = message.header.frame_id.split("|")
-            value = self._ordered(message.joint_names, _values(message.points[0]))
-            a.executed(self._came(role, message, when), value, authority, trace, flags)
+            value = self._order(message.joint_names, _values(message.points[0]))
+            a.add_executed(self._came(role, message, when), value, authority, trace, flags)
         elif group == "command":
             if message.points:
-                value = self._ordered(message.joint_names, _values(message.points[0]))
+                value = self._order(message.joint_names, _values(message.points[0]))
                 a.command(message.header.frame_id, when, _stamp(message), value)
         elif group == "safety":
             a.safety(message.data)
@@ -127,7 +127,7 @@ class Feeder:
             return when
         return self._clocks.setdefault(role, SourceClock()).arrive(when, stamp).time
 
-    def _ordered(self, names: list[str], values: np.ndarray) -> np.ndarray:
+    def _order(self, names: list[str], values: np.ndarray) -> np.ndarray:
         if not len(names):
             return values
         found = in_order(names, values, self.spec.names)
@@ -469,7 +469,7 @@ def convert(
         if role == "executed" and not (hasattr(message, "header") and message.header.frame_id.count("|") == 2):
             value = _foreign(message, spec)
             if value is not None:
-                assembler.executed(1e-9 * when, value, "external", "", "")
+                assembler.add_executed(1e-9 * when, value, "external", "", "")
             continue
         feeder.feed(role, message, 1e-9 * when)
     columns = assembler.end(terminated=terminated)

@@ -126,7 +126,7 @@ class Shadow:
         speed = np.array([row.velocity for row in rows])
         moving = _moving(times, place)
         first = times <= times[0] + FIRST
-        followed, lag = self._followed(times, place, moving)
+        followed, lag = self._follow(times, place, moving)
         notes = [self._delay(rows, ages, lag)]
         notes += self._joints(followed, np.median(place[first], axis=0), moving)
         notes.append(self._velocity(times, place, speed, moving))
@@ -138,7 +138,7 @@ class Shadow:
         figures: dict[str, object] = {"age_ms": 1e3 * float(np.median(ages)), "lag_ms": lag, **self._proposals()}
         return ShadowReport(seconds, moving, tuple(notes), figures)
 
-    def _followed(self, times: np.ndarray, place: np.ndarray, moving: float) -> tuple[list[Followed], dict[str, float]]:
+    def _follow(self, times: np.ndarray, place: np.ndarray, moving: float) -> tuple[list[Followed], dict[str, float]]:
         names, sent = self.spec.names, self._sent[:]
         found = [Followed("open", text="has not moved") for _ in names]
         if moving >= MOTION and self.spec.mode in (POSITION, VELOCITY, PD):
@@ -153,7 +153,7 @@ class Shadow:
         names = self.spec.names
         lower, upper = self.spec.hard_bounds()
         inside, small = in_limits(place, lower, upper), in_limits(place / DEGREES, lower, upper)
-        wrong = {check: _listed(names, followed, check) for check in ("scale", "sign", "joint order", "following")}
+        wrong = {check: _list(names, followed, check) for check in ("scale", "sign", "joint order", "following")}
         if not inside.all() and small.all():
             i = int(np.argmax(~inside))
             yield ShadowNote(
@@ -340,7 +340,7 @@ def _moving(times: np.ndarray, place: np.ndarray) -> float:
     return float(np.minimum(np.diff(times)[step - 1 :], 0.2)[fast].sum())
 
 
-def _listed(names: tuple[str, ...], followed: list[Followed], check: str) -> str:
+def _list(names: tuple[str, ...], followed: list[Followed], check: str) -> str:
     wrong = [(name, one) for name, one in zip(names, followed) if one.kind == "wrong" and one.check == check]
     return "; ".join(f"{name} {one.text}" for name, one in wrong[:4]) + ("; and more" if len(wrong) > 4 else "")
 

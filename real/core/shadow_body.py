@@ -138,13 +138,13 @@ def _judge_spin(times: np.ndarray, q: np.ndarray, gyro: np.ndarray) -> tuple[str
     if felt < 0.1 * moved:
         return "wrong", "is zero while the trunk turns; let its driver fill it in", ""
 
-    def left(kind: str, factor: float) -> float:
+    def unexplained(kind: str, factor: float) -> float:
         slope = slopes[kind]
         return float(np.square(mean - factor * slope).sum() / (factor * factor * np.square(slope).sum() + 1e-12))
 
     for factor, text in ((1.0, ""), (DEGREES, "is 57 times what the orientation says: degrees per second")):
         for kind in slopes:
-            if left(kind, factor) < 0.4:
+            if unexplained(kind, factor) < 0.4:
                 return ("wrong", text, kind) if text else ("fine", "", kind)
     if moved < TURNS:
         return "wrong", f"reads {felt:.2g} rad/s while the orientation stands still", ""

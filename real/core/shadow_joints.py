@@ -146,14 +146,14 @@ class _Shapes:
             power.append(x.var(0))
         self.cross, self.power = np.array(cross), np.array(power)[:, None, :] + 1e-12  # (L, J, J), (L, 1, J)
 
-    def left(self, gain: float) -> np.ndarray:
+    def unexplained(self, gain: float) -> np.ndarray:
         """(L, J, J) share of joint i's variance that gain times the command of j leaves."""
         own = self.own[None, :, None]
         return (own + gain * gain * self.power - 2.0 * gain * self.cross) / own
 
     def judge(self, i: int, names: tuple[str, ...], moves: bool) -> Followed:
-        right = self.left(1.0)[:, i].min(0)  # (J,)
-        lag = int(self.left(1.0)[:, i, i].argmin())
+        right = self.unexplained(1.0)[:, i].min(0)  # (J,)
+        lag = int(self.unexplained(1.0)[:, i, i].argmin())
         gain = float(self.cross[lag, i, i] / self.power[lag, 0, i])
         told_by = partial(Followed, lag=float(LAGS[lag]), gain=gain)
         others = np.delete(np.arange(len(names)), i)
@@ -166,11 +166,11 @@ class _Shapes:
         if not moves:
             return told_by("wrong", "following", "was told to move and did not")
         for check, sign, scale in (("sign", -1.0, 1.0), ("scale", 1.0, DEGREES), ("scale", -1.0, DEGREES)):
-            if self.left(sign * scale)[:, i, i].min() < FITS:
+            if self.unexplained(sign * scale)[:, i, i].min() < FITS:
                 text = "moves the other way than it is told" if check == "sign" else "moves 57 times as far as told"
                 return told_by("wrong", check, text)
         for scale in (1.0, -1.0):
-            left = self.left(scale)[:, i].min(0)
+            left = self.unexplained(scale)[:, i].min(0)
             rival = int(left.argmin())
             if rival != i and left[rival] < FITS:
                 return told_by("wrong", "joint order", f"moves as {names[rival]} is told")
@@ -205,15 +205,15 @@ def derivative(times: np.ndarray, position: np.ndarray, velocity: np.ndarray) ->
     if float(mean @ mean) < 0.01 * power:
         return "wrong", "is zero while it moves"
 
-    def left(factor: float) -> float:
+    def unexplained(factor: float) -> float:
         return float(np.square(mean - factor * slope).sum()) / (factor * factor * power)
 
-    if left(1.0) < 0.5:
+    if unexplained(1.0) < 0.5:
         return "fine", ""
-    if left(DEGREES) < 0.5:
+    if unexplained(DEGREES) < 0.5:
         return "wrong", "is 57 times what the position says: degrees per second"
-    if left(1.0 / DEGREES) < 0.5:
+    if unexplained(1.0 / DEGREES) < 0.5:
         return "wrong", "is a 57th of what the position says: the position is in degrees"
-    if left(-1.0) < 0.5:
+    if unexplained(-1.0) < 0.5:
         return "wrong", "has the other sign than the position's change"
     return "wrong", "is not how the position changes"

@@ -299,7 +299,7 @@ def of_card(found: Card) -> tuple[dict[str, Any], dict[str, Any]]:
             f"the card of {found.name} still says ? at {', '.join(unknown)}: write down what the data sheet and the "
             "driver say; before that nothing is sent to a robot"
         )
-    table = card.to_table(found.commanded())
+    table = card.to_table(found.as_commanded())
     stop = table.pop("estop")
     for key in ("model", "base", "tool", "gripper", "servos", "ignore"):
         table.pop(key, None)

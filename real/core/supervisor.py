@@ -99,7 +99,7 @@ class SafetySupervisor:
     @property
     def waits(self) -> tuple[str, ...]:
         """What the last state has against it, with its numbers."""
-        return self._monitor.told(self._codes)
+        return self._monitor.with_numbers(self._codes)
 
     @property
     def still(self) -> bool:
@@ -253,7 +253,7 @@ class SafetySupervisor:
         if self._machine.state in MOVABLE:
             for code in self._codes:
                 self._fault(code, self._monitor.numbers.get(code, ""))
-        elif self._machine.state is STARTUP and self._monitor.settled(now) and not self._outside:
+        elif self._machine.state is STARTUP and self._monitor.is_settled(now) and not self._outside:
             self._machine.handle(Event.READY, now)
         elif "state_jump" in self._codes and self._machine.state not in MOVABLE:
             self._monitor.relearn()  # at rest the new place is taken as the truth
@@ -314,7 +314,7 @@ class SafetySupervisor:
         if self._machine.state is ACTIVE and now - self._heard > self.settings.command_timeout:
             reasons.append("stale_command")
             self._lose()
-        if self._machine.state is STOPPING and self._stopped(now):
+        if self._machine.state is STOPPING and self._is_braked(now):
             self._machine.handle(Event.STOPPED, now)
 
     def _lose(self) -> None:
@@ -326,7 +326,7 @@ class SafetySupervisor:
             self._machine.handle(Event.LOST, self._now)
             self._begin_stop()
 
-    def _stopped(self, now: float) -> bool:
+    def _is_braked(self, now: float) -> bool:
         """Whether braking is over; who falls silent then has sent a command that stands, since the last one stays."""
         if self._efforts is None:
             return not self.limiter.velocity.any()
@@ -350,7 +350,7 @@ class SafetySupervisor:
             reasons.append("starting" if machine.state is STARTUP else "not_enabled")
             return self._resting(), HOLD
         if period < self.limiter.min_period:  # called again within one period: the answer stands
-            return self._sent, OK if machine.state is ACTIVE else self._held()
+            return self._sent, OK if machine.state is ACTIVE else self._hold_level()
         self._moved_at = now
         period = float(min(period, self._longest))  # a late tick must not make up for lost time
         if machine.state is ACTIVE and self._target is not None:
@@ -370,7 +370,7 @@ class SafetySupervisor:
         elif machine.state is STOPPING:
             reasons.append("stopping")
         self._sent = self._resting()
-        return self._sent, self._held()
+        return self._sent, self._hold_level()
 
     def _follow(self, target: np.ndarray, period: float, now: float, reasons: list[str]) -> tuple[np.ndarray, Level]:
         limiter, last = self._efforts or self.limiter, self._monitor.last
@@ -404,7 +404,7 @@ class SafetySupervisor:
     def _lead(self, target: np.ndarray, last: RobotState, now: float, reasons: list[str]) -> np.ndarray:
         """Target held near the robot once the command has run ahead of it; a robot that does not follow is a fault."""
         lead = differences(self.limiter.position.tolist(), self._monitor.place, self._turning)
-        if self._leash.strained(lead, last.position, now):
+        if self._leash.is_strained(lead, last.position, now):
             self._fault("tracking", farthest(self.spec.names, lead, "behind its command", self.settings.lead_soft))
         most = self.settings.lead_soft
         if max(map(abs, lead)) <= most:
@@ -433,7 +433,7 @@ class SafetySupervisor:
         self._target = None
         self._leash.slacken()
 
-    def _held(self) -> Level:
+    def _hold_level(self) -> Level:
         return STOP if self._machine.latching else HOLD
 
     def _fault(self, code: str, numbers: str = "") -> None:
@@ -452,7 +452,7 @@ class SafetySupervisor:
         found += self._outside
         if self._pressed:
             found.append("estop is pressed")
-        if not found and not self._monitor.settled(self._now) and "limit_measured" not in self._codes:
+        if not found and not self._monitor.is_settled(self._now) and "limit_measured" not in self._codes:
             found.append(f"state not fresh for {self.settings.settle_time:g} s yet")
         if not self._monitor.resting():
             found.append("robot is not at rest")

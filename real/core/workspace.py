@@ -46,7 +46,7 @@ class WorkspaceGuard:
             places: (J,) positions in which the robot may be when the step begins.
             period: of the step [s].
         """
-        wanted, least = limiter.velocity, limiter.braked(period)
+        wanted, least = limiter.velocity, limiter.braking_velocity(period)
         # already outside: any way that leads no further out
         begins = [(place, max(0.0, self.excess(place)) + 1e-9) for place in places]
 

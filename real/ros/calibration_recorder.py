@@ -17,7 +17,7 @@ from robot_rl.extras import require
 require("rclpy")
 
 from robot_rl.real.calibration.folder import POSES  # noqa: E402  (after the check that rclpy is there)
-from robot_rl.real.cameras import png, resized  # noqa: E402
+from robot_rl.real.cameras import png, resize_picture  # noqa: E402
 from robot_rl.real.core.spec import CameraSpec, RobotSpec  # noqa: E402
 from robot_rl.real.ros.camera_inputs import CameraInputs  # noqa: E402
 from robot_rl.real.ros.inputs import RobotInputs  # noqa: E402
@@ -87,7 +87,7 @@ def record(
                 if not (rested and new and max(eye.age(now), now - state.stamp) < 0.4 * _REST):
                     continue
                 name = f"{len(taken):03d}.png"
-                (folder / name).write_bytes(png(resized(picture, *picture.shape[:2])))
+                (folder / name).write_bytes(png(resize_picture(picture, *picture.shape[:2])))
                 lines.writerow([name, *(f"{x:.6f}" for x in state.position)])
                 file.flush()
                 taken.append(state.position)

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.cameras import Camera, PictureError, coloured, compressed_pixels, raw_pixels, resized, straightened
+from robot_rl.real.cameras import (
+    Camera,
+    PictureError,
+    compressed_pixels,
+    need_colours,
+    raw_pixels,
+    resize_picture,
+    straighten,
+)
 from robot_rl.real.core.spec import CameraSpec
 from robot_rl.real.ros.io import CompressedImage, Image
 from robot_rl.real.ros.node_base import Health, subscribe
@@ -49,10 +57,10 @@ class CameraInputs(Mapping[str, Camera]):
             return
         compressed = "Compressed" in sensor.type
         read = (lambda message: compressed_pixels(message.data)) if compressed else raw_pixels
-        decode = lambda message: coloured(read(message))  # noqa: E731
+        decode = lambda message: need_colours(read(message))  # noqa: E731
         camera = Camera(
             name,
-            decode if sensor.calibration is None else straightened(decode, sensor.calibration),
+            decode if sensor.calibration is None else straighten(decode, sensor.calibration),
             lambda message: message.data,
             timeout=sensor.timeout,
             freeze_time=self._freeze,
@@ -61,7 +69,7 @@ class CameraInputs(Mapping[str, Camera]):
 
         def keep(message: object, info: object) -> None:
             receipt = self._clocks.receipt(info, time.monotonic(), sensor.clock)
-            camera.take(message, self._clocks.acquired(name, message, receipt))
+            camera.take(message, self._clocks.acquisition_time(name, message, receipt))
 
         subscribe(self._node, CompressedImage if compressed else Image, sensor.topic, keep, "image", self._health)
         self._cameras[name] = camera
@@ -86,7 +94,7 @@ class CameraInputs(Mapping[str, Camera]):
             if newest is None:
                 continue
             with contextlib.suppress(PictureError, TypeError):
-                found[name] = _shown(newest[0]), newest[1]
+                found[name] = _for_browser(newest[0]), newest[1]
         return found
 
     def look(self, now: float, names: Iterable[str]) -> tuple[dict[str, np.ndarray], str]:
@@ -109,10 +117,10 @@ class CameraInputs(Mapping[str, Camera]):
         return found, ""
 
 
-def _shown(message: Any) -> np.ndarray | bytes:
+def _for_browser(message: Any) -> np.ndarray | bytes:
     """What a browser is given of a message: a JPEG stays as it is."""
     if isinstance(message, CompressedImage):
         data = bytes(message.data)
         return data if data[:2] == b"\xff\xd8" else compressed_pixels(data)
     pixels = raw_pixels(message)
-    return resized(pixels, *pixels.shape[:2])
+    return resize_picture(pixels, *pixels.shape[:2])

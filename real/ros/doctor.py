@@ -195,7 +195,7 @@ def _settle(node: Node, topics: list[str], needed: list[str], limit: float = 8.0
 def _listen(node: Node, spec: RobotSpec, namespace: str, listen: float, found: Findings) -> None:
     table = topic_table(spec, namespace=namespace or "/")
     hardware = node.resolve_topic_name(spec.controller_topic)
-    needed = [topic for role, (topic, _) in table.items() if role == "safety" or _needed(role, spec)[0]]
+    needed = [topic for role, (topic, _) in table.items() if role == "safety" or _need(role, spec)[0]]
     _settle(node, [topic for topic, _ in table.values()], needed)
     heard: dict[str, Heard] = {}
     offers = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
@@ -245,7 +245,7 @@ def _topic(node: Node, role: str, topic: str, heard: Heard | None, spec: RobotSp
     sides = f"{_names(publishers)} -> {_names(subscribers)}"
     cells = f"{_cell(rate, ' Hz', 1):>8} {_cell(1e3 * age, ' ms', 1):>9} {_cell(1e3 * offset, ' ms', 1):>10}"
     found.lines.append(f"{topic:44} {cells}  {sides}")
-    required, timeout = _needed(role, spec)
+    required, timeout = _need(role, spec)
     if required and not publishers:
         found.problems.append(f"{topic}: nobody publishes it; start the robot's driver, or remap it in the RobotSpec")
     elif required and heard is not None and not heard.times:
@@ -268,7 +268,7 @@ def _topic(node: Node, role: str, topic: str, heard: Heard | None, spec: RobotSp
                 found.problems.append(f"{topic}: unexpected publisher {p.node_name}; the supervisor refuses to arm")
 
 
-def _needed(role: str, spec: RobotSpec) -> tuple[bool, float]:
+def _need(role: str, spec: RobotSpec) -> tuple[bool, float]:
     group, _, name = role.partition(":")
     if group in ("joints", "sensor", "camera"):
         sensor = (spec.cameras if group == "camera" else spec.sensors).get(name)

@@ -74,10 +74,10 @@ class OwnEndpoints:
             f"{name} on {topic}"
             for topic in topics
             for gid, name in publishers(self._node, topic).items()
-            if name.rpartition("/")[2] not in names and self._known(gid, name, now)
+            if name.rpartition("/")[2] not in names and self._is_known(gid, name, now)
         )
 
-    def _known(self, gid: bytes, name: str, now: float) -> bool:
+    def _is_known(self, gid: bytes, name: str, now: float) -> bool:
         if name != NAMELESS:
             return True
         return now - self._nameless.setdefault(gid, now) > PATIENCE

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from pydantic import Field
 
-from robot_rl.real.cameras import WHOLE, Crop, cropped, resized
+from robot_rl.real.cameras import WHOLE, Crop, crop_pixels, resize_picture
 from robot_rl.real.core.codec import ActionCodec
 from robot_rl.real.core.priority import lift
 from robot_rl.real.core.spec import RobotSpec
@@ -187,7 +187,7 @@ class Ros2Env(gymnasium.Env):
                 raise ResetFailed(f"no state of the robot within {self._o.state_timeout:g} s after the reset")
             variables = self.link.variables(state)
             self.port.reset(state.position, state.velocity, variables)
-            self._command = self.link.sent(state)
+            self._command = self.link.last_command(state)
             self._steps = self._missed = 0
             self._followed, self._unfollowed = False, 0
             self.link.take_reward()
@@ -246,7 +246,7 @@ class Ros2Env(gymnasium.Env):
         for camera in self.link.cameras.values():
             picture = camera.picture(time.monotonic())
             if picture is not None:
-                return resized(picture, *picture.shape[:2])
+                return resize_picture(picture, *picture.shape[:2])
         return None
 
     def stop(self) -> None:
@@ -304,7 +304,7 @@ class Ros2Env(gymnasium.Env):
         if fault:
             return self._truncate(action, fault)
         self._steps += 1
-        self._command = self.link.sent(state)
+        self._command = self.link.last_command(state)
         obs = self._observe(state)
         reward, terminated, success = self._judge()
         truncated = not terminated and bool(self._limit and self._steps >= self._limit)
@@ -415,7 +415,9 @@ class Ros2Env(gymnasium.Env):
             picture = camera.picture(time.monotonic())
             if picture is None:
                 picture = np.zeros((*self._o.image_size, 3), np.uint8)
-            obs[f"image.{name}"] = resized(cropped(picture, self._o.crop.get(name, WHOLE)), *self._o.image_size)
+            obs[f"image.{name}"] = resize_picture(
+                crop_pixels(picture, self._o.crop.get(name, WHOLE)), *self._o.image_size
+            )
         return obs
 
     # ------------------------------------------------------------ waiting

@@ -150,7 +150,7 @@ class EnvLink:
         found = {name: self.task[name] for name in self.external if name in self.task}
         return found | {name: state.sensors[name] for name in self._external_sensors if name in state.sensors}
 
-    def sent(self, state: RobotState) -> np.ndarray:
+    def last_command(self, state: RobotState) -> np.ndarray:
         """(J,) command that the supervisor sent last; the measured position where it sends none."""
         executed = self.executed
         if executed is None or time.monotonic() - executed[1] > 1.0 or executed[0].value.shape != state.position.shape:

@@ -150,7 +150,7 @@ class StartWay:
             return
         lower, upper = link.spec.bounds()
         wish = self._start + rng.uniform(-self.o.start_noise, self.o.start_noise, len(self._start))
-        goal, begin, turning = np.clip(wish, lower, upper), link.sent(state), link.spec.turning
+        goal, begin, turning = np.clip(wish, lower, upper), link.last_command(state), link.spec.turning
         goal = begin + short_way(goal - begin, turning)
         if link.spec.mode != "position":
             raise ValueError("reset mode 'home' needs a position controller; use manual, policy or none")

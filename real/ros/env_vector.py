@@ -86,7 +86,7 @@ class Ros2VectorEnv(VectorEnv):
         self._seeded = True
         self._robot.driver = self
         obs, info = self._robot.env.reset(seed=None if seed is None else int(seed), options=options)
-        return _batch(obs), self._batched(info)
+        return _batch(obs), self._as_rows(info)
 
     def step(self, actions: Any) -> tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """See `Ros2Env.step`; `info` has `success`, `executed`, `intervened` and `valid` as arrays (1, ...)."""
@@ -96,7 +96,7 @@ class Ros2VectorEnv(VectorEnv):
             found = self._robot.env.step(np.asarray(actions)[0])
         obs, reward, terminated, truncated, info = found
         flags = (np.array([terminated]), np.array([truncated]))
-        return _batch(obs), np.array([reward], np.float32), *flags, self._batched(info)
+        return _batch(obs), np.array([reward], np.float32), *flags, self._as_rows(info)
 
     @property
     def parts(self) -> EnvParts:
@@ -131,7 +131,7 @@ class Ros2VectorEnv(VectorEnv):
             _robots.pop(self._robot.key, None)
             self._robot.env.close()
 
-    def _batched(self, info: Mapping[str, Any]) -> dict[str, Any]:
+    def _as_rows(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """What loops read, as arrays (1, ...); all that the robot said stays under `robot`."""
         return {
             "success": np.array([bool(info["success"])]),

@@ -105,7 +105,7 @@ class TopicExecutor(SingleThreadedExecutor):
         self._clients = self._hold(client for node in nodes for client in node.clients)
         self._services = self._hold(service for node in nodes for service in node.services)
         waitables = [item for node in nodes for item in node.waitables if not isinstance(item, EventHandler)]
-        self._actions = [item for item in waitables if _entered(self._held, item)]
+        self._actions = [item for item in waitables if _enter(self._held, item)]
         kinds = (self._topics, self._guards, self._timers, self._clients, self._services)
         size = sum((item.get_num_entities() for item in self._actions), NumberOfEntities(*map(len, kinds)))
         context = self._context.handle
@@ -123,7 +123,7 @@ class TopicExecutor(SingleThreadedExecutor):
 
     def _hold(self, entities: Iterable[Any]) -> list[Any]:
         """Those that still exist, which `_held` keeps."""
-        return [entity for entity in list(entities) if _entered(self._held, entity.handle)]
+        return [entity for entity in list(entities) if _enter(self._held, entity.handle)]
 
     def _wait(self, seconds: float | None) -> None:
         """Wait, at most until the next look at events, and put into `_ready` what is."""
@@ -158,7 +158,7 @@ class TopicExecutor(SingleThreadedExecutor):
         self._held.close()
 
 
-def _entered(held: contextlib.ExitStack, handle: Any) -> bool:
+def _enter(held: contextlib.ExitStack, handle: Any) -> bool:
     """Whether the handle still exists; `held` keeps it."""
     with contextlib.suppress(InvalidHandle):
         held.enter_context(handle)

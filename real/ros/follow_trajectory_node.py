@@ -163,7 +163,7 @@ class FollowTrajectoryNode(Node):
                 flaw = str(error)
             else:
                 with self._lock:
-                    rejected, before = self._follower.take(goal, now, self._commanded(state, now))
+                    rejected, before = self._follower.take(goal, now, self._last_command(state, now))
                     before = before or self._ended  # the one that was over already, and not told yet
                 if rejected is not None:
                     flaw = rejected.text
@@ -174,7 +174,7 @@ class FollowTrajectoryNode(Node):
             return GoalResponse.REJECT
         return GoalResponse.ACCEPT
 
-    def _commanded(self, state: RobotState, now: float) -> np.ndarray:
+    def _last_command(self, state: RobotState, now: float) -> np.ndarray:
         fresh = self._present is not None and now - self._present[1] < 0.1
         return self._present[0] if fresh and self._present is not None else state.position
 

@@ -135,7 +135,7 @@ class RobotInputs:
         self._arrived[name] = arrival = time.monotonic()
         names, effort = tuple(message.name), message.effort
         # parts of the joints may come from hosts with different clocks; the set of names tells the senders apart
-        when = self._clocks.acquired(names, message, self._clocks.receipt(info, arrival, clock))
+        when = self._clocks.acquisition_time(names, message, self._clocks.receipt(info, arrival, clock))
         merger = self._merger
         reason = merger.add(when, names, message.position, message.velocity)
         if reason:
@@ -152,7 +152,7 @@ class RobotInputs:
     def _keep(self, name: str, clock: str, message: object, info: object) -> None:
         self._counts[name] += 1
         arrival = time.monotonic()
-        when = self._clocks.acquired(name, message, self._clocks.receipt(info, arrival, clock))
+        when = self._clocks.acquisition_time(name, message, self._clocks.receipt(info, arrival, clock))
         value = sensor_array(message)
         if isinstance(message, WrenchStamped):
             self._pushed[name] = arrival, value

@@ -25,7 +25,7 @@ from robot_rl.real.core.shadow_report import missing_leave
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import bound, has_card
 from robot_rl.real.legged_port import COMMAND, IMU
-from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints, Unfit, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Setpoints, Unfit, fit_policy
 from robot_rl.real.port import IMAGE
 from robot_rl.real.robot import RobotState
 from robot_rl.real.ros.camera_inputs import CameraInputs
@@ -242,7 +242,7 @@ class PolicyNode(LifecycleNode):
         )
         said = {key: bound(key, self._value(key)) for key in ("action_low", "action_high")}
         said["action"] = self._value("action") or None
-        policy, port = fitted(loaded, self.spec, said, self.get_logger().warning)
+        policy, port = fit_policy(loaded, self.spec, said, self.get_logger().warning)
         for task in port.external:
             if task not in (*self._task_topics, IMU, COMMAND):
                 self._task_topics[task] = self.create_subscription(

@@ -166,9 +166,9 @@ class SafetySupervisorNode(LifecycleNode):
         self._brake()
 
     def _end(self) -> None:
-        """Begin to brake; the control loop ends two ticks after it has come to rest, or after three seconds."""
+        """Begin to brake; the control loop ends two ticks after it has come to rest, or after a second."""
         if self.loop is not None and self.pipeline is not None and self.loop.alive and not self._ending:
-            self._rest_ticks, self._end_by = 0, time.monotonic() + 3.0
+            self._rest_ticks, self._end_by = 0, time.monotonic() + 1.0
             self.pipeline.shutdown()
             self._ending = True
 
@@ -176,11 +176,13 @@ class SafetySupervisorNode(LifecycleNode):
         """Brake and wait for it; for the end of the process, where nothing else has to be done meanwhile."""
         self._end()
         loop = self.loop
-        patience = time.monotonic() + 3.5  # launch sends its next signal after 5 s
+        patience = time.monotonic() + 1.5
         while loop is not None and loop.alive and time.monotonic() < patience:
             time.sleep(0.01)
         if loop is not None:
             loop.stop()
+            for out in (self._hardware, self._executed):  # who leaves the graph takes along what was not read yet
+                out.wait_for_all_acked(Duration(seconds=0.2))
         thaw_garbage()
         self._close_flight()
 
@@ -188,9 +190,7 @@ class SafetySupervisorNode(LifecycleNode):
         if self.pipeline is not None and self.pipeline.flight is not None:
             self.pipeline.flight.close(LAST)
 
-    _ending = False
-    _rest_ticks = 0
-    _end_by = np.inf
+    _ending, _rest_ticks, _end_by = False, 0, np.inf
 
     def _entities(self) -> list[tuple[Callable[[Any], object], set[Any]]]:
         return [
@@ -330,7 +330,7 @@ class SafetySupervisorNode(LifecycleNode):
 
     def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
         assert self.pipeline is not None
-        refused = self._refused(partial(self.pipeline.enable, request.data), look=request.data)
+        refused = self._refusals(partial(self.pipeline.enable, request.data), look=request.data)
         response.success, response.message = not refused, "; ".join(refused)
         return response
 
@@ -342,11 +342,11 @@ class SafetySupervisorNode(LifecycleNode):
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         assert self.pipeline is not None
-        refused = self._refused(self.pipeline.reset)
+        refused = self._refusals(self.pipeline.reset)
         response.success, response.message = not refused, "; ".join(refused)
         return response
 
-    def _refused(self, act: Callable[[], list[str]], *, look: bool = True) -> list[str]:
+    def _refusals(self, act: Callable[[], list[str]], *, look: bool = True) -> list[str]:
         """Why something may not be done; what `look` finds counts at once, a tick would find it a moment later."""
         assert self.pipeline is not None
         if self.loop is None or not self.loop.alive:

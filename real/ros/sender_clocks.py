@@ -67,7 +67,7 @@ class SenderClocks:
         known = clock == "common" or (clock == "auto" and local)
         return Receipt(arrival, told, sender, time.monotonic() - time.time() if known else np.nan)
 
-    def acquired(self, key: Hashable, message: Any, receipt: Receipt) -> float:
+    def acquisition_time(self, key: Hashable, message: Any, receipt: Receipt) -> float:
         """Time of acquisition on our steady clock [s]; that of receipt for what has no stamp.
 
         Args:

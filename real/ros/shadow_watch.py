@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 from rclpy.node import Node
 
-from robot_rl.real.cameras import WHOLE, cropped
+from robot_rl.real.cameras import WHOLE, crop_pixels
 from robot_rl.real.core.shadow import IMAGE, Shadow, ShadowSample
 from robot_rl.real.core.shadow_report import ShadowReport, card_digest, report_path
 from robot_rl.real.core.spec import RobotSpec
@@ -102,7 +102,7 @@ class ShadowWatch:
             for name in self._cameras:
                 pixels = cameras[name].picture(now)
                 if pixels is not None and pixels.ndim == 3:
-                    seen = cropped(pixels, self._crop.get(IMAGE + name, WHOLE))
+                    seen = crop_pixels(pixels, self._crop.get(IMAGE + name, WHOLE))
                     shots[name] = now - cameras[name].age(now), mosaic(seen)
         imu = state.sensors.get(self._spec.imu) if self._spec.imu else None
         self.watched.take(ShadowSample(now, state.stamp, state.position, state.velocity, imu, shots))

@@ -167,7 +167,7 @@ class TeleopNode(Node):
             self._release()  # until the robot follows, commands begin where it is, or it never could
         fresh = self._present is not None and now - self._present[1] < 0.1 and len(self._present[0])
         present = self._present[0] if fresh and self._present is not None else state.position
-        value = self._wanted(joy, present, now)
+        value = self._command(joy, present, now)
         if value is not None:
             self._send(value)
         return now - state.stamp
@@ -182,7 +182,7 @@ class TeleopNode(Node):
             return joy is not None and self._deadman < len(joy.buttons) and bool(joy.buttons[self._deadman])
         return by_topic
 
-    def _wanted(self, joy: Joy | None, present: np.ndarray, now: float) -> np.ndarray | None:
+    def _command(self, joy: Joy | None, present: np.ndarray, now: float) -> np.ndarray | None:
         """Command in the mode of the robot; None while the operator's device is silent: the supervisor holds."""
         if self._mode == "leader":
             fresh = now - min(self._leader.time) <= self._timeout

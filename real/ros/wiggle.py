@@ -76,7 +76,7 @@ class Wiggle:
             node.create_subscription(JointState, topic, self._take, qos("state"))
         # what the supervisor made of it, whose own delay is not the robot's
         self._sent: list[tuple[float, np.ndarray]] = []
-        node.create_subscription(JointTrajectory, "robot_rl/executed", self._executed, qos("executed"))
+        node.create_subscription(JointTrajectory, "robot_rl/executed", self._on_executed, qos("executed"))
         self._out = node.create_publisher(JointTrajectory, "robot_rl/command/teleop", qos("command"))
         self._held = node.create_publisher(Bool, "robot_rl/takeover", qos("takeover"))
         self._enable = node.create_client(SetBool, "safety_supervisor/enable")
@@ -158,7 +158,7 @@ class Wiggle:
         if np.isfinite(self._place).all():
             self._rows.append((time.monotonic(), self._place.copy()))
 
-    def _executed(self, message: JointTrajectory) -> None:
+    def _on_executed(self, message: JointTrajectory) -> None:
         item, now = read_executed(message), time.monotonic()
         if self._spec.mode != VELOCITY:
             self._sent.append((now, item.value))

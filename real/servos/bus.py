@@ -146,7 +146,7 @@ class ServoBus:
             self._listen_until_silent()
         if result == COMM_RX_TIMEOUT:
             return None
-        raise ServoError(self._garbled(number))
+        raise ServoError(self._why_garbled(number))
 
     def everybody(self) -> list[int]:
         """Ids of all who answer a call to everybody.
@@ -271,7 +271,7 @@ class ServoBus:
                 raise
             except ServoError as error:
                 return str(error)
-        return self._silent(silent) if silent else ""
+        return self._why_silent(silent) if silent else ""
 
     def _ask(self, number: int, exchange: Callable[[], tuple[Any, int, int]]) -> Any:
         result = COMM_RX_TIMEOUT
@@ -281,7 +281,7 @@ class ServoBus:
                 self.faults[number] = bits
                 return data
             self._listen_until_silent()
-        raise ServoError(self._silent([number]) if result == COMM_RX_TIMEOUT else self._garbled(number))
+        raise ServoError(self._why_silent([number]) if result == COMM_RX_TIMEOUT else self._why_garbled(number))
 
     def _listen_until_silent(self) -> None:
         """An answer that comes late is not taken for one to the next question."""
@@ -301,7 +301,7 @@ class ServoBus:
         finally:
             self._line.is_using = False  # the SDK forgets to where an exchange fails
 
-    def _silent(self, numbers: list[int]) -> str:
+    def _why_silent(self, numbers: list[int]) -> str:
         who = ", ".join(map(self.call, numbers))
         many = len(numbers) > 1
         return (
@@ -309,7 +309,7 @@ class ServoBus:
             "robot-rl robot motors <card> shows who is there"
         )
 
-    def _garbled(self, number: int) -> str:
+    def _why_garbled(self, number: int) -> str:
         return (
             f"what {self.call(number)} answers on {self.port} is garbled: two servos have this id (set one at a time, "
             "robot-rl robot motors <card> set=<joint>), or a plug is loose"

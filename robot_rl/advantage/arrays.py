@@ -17,7 +17,7 @@ R = TypeVar("R")
 class Columns:
     """Base of frozen dataclasses whose fields are arrays of one kind, or None; `same_kind` converts them whole."""
 
-    def mapped(self: C, function: Callable[[Any], Any]) -> C:
+    def map(self: C, function: Callable[[Any], Any]) -> C:
         """The record with a function applied to every field."""
         return type(self)(**{name: function(x) for name, x in vars(self).items()})
 
@@ -103,7 +103,7 @@ def _each(value: object, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, Columns):
-        return value.mapped(lambda x: _each(x, kind, change))
+        return value.map(lambda x: _each(x, kind, change))
     if isinstance(value, dict):
         return {name: _each(x, kind, change) for name, x in value.items()}
     if kind is np.ndarray and isinstance(value, list) and value and isinstance(value[0], (bool, int, float)):

@@ -111,14 +111,14 @@ class DelayedPolicy:
         self.dropped += int((self._asked[mask] >= 0).sum())
         self._asked[mask], self._dry[mask] = -1, 0
         self.execution.reset(mask)
-        self.meter.ended(mask)
+        self.meter.end_episodes(mask)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The action of this control step for every row; what has arrived is joined first, then more is asked for."""
         first = next(iter(obs.values()))
         if self.execution.count != len(first):
             self._start(len(first))
-            self.meter.ended(np.ones(len(first), bool))
+            self.meter.end_episodes(np.ones(len(first), bool))
         self._deliver()
         self._request(obs, first, deterministic)
         self._deliver()  # an answer that takes no time
@@ -161,8 +161,8 @@ class DelayedPolicy:
         self._asked[wanted], self._never[wanted] = tick, delay < 0
         self._sum[wanted], self._still[wanted] = 0.0, left[wanted] == 0
         self._arrives[wanted] = tick + np.where(delay < 0, self.horizons.pred, delay)  # when it is given up
-        self.execution.asked(wanted)
-        self.meter.decided(int(wanted.sum()), 0.0)
+        self.execution.mark_pending(wanted)
+        self.meter.count_decision(int(wanted.sum()), 0.0)
 
     def _deliver(self) -> None:
         tick = self.execution.tick
@@ -183,10 +183,10 @@ class DelayedPolicy:
             self.execution.offer(here, self._chunk[here], valid=np.tile(alone, (len(age), 1)))
         else:
             age = np.where(self._still[here], 0, age)
-            self.execution.offer(here, self._anchored(self._chunk[here], self._sum[here], age), age=age)
+            self.execution.offer(here, self._anchor(self._chunk[here], self._sum[here], age), age=age)
         self._asked[here] = -1
 
-    def _anchored(self, chunk: np.ndarray, done: np.ndarray, age: np.ndarray) -> np.ndarray:
+    def _anchor(self, chunk: np.ndarray, done: np.ndarray, age: np.ndarray) -> np.ndarray:
         """Chunks (n, H, A) whose moves from entry `age` (n,) on lead back to their path, from (n, A) moved since."""
         if not self._moves.any():
             return chunk

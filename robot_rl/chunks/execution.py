@@ -159,7 +159,7 @@ class Execution:
         """(N,) bool: rows that want a chunk made from the present observation."""
         return self._tick >= self._next
 
-    def asked(self, rows: np.ndarray) -> None:
+    def mark_pending(self, rows: np.ndarray) -> None:
         """The chunks of these rows ((N,) bool) are being computed: do not ask again before the next decision."""
         self._next[rows] = self._tick[rows] + (1 if self.mode == "ensemble" else self.horizons.exec)
 

@@ -23,7 +23,7 @@ class ChunkMeter:
         self._age = np.zeros(0, np.int64)
         self._start = np.zeros(0, bool)
 
-    def decided(self, rows: int, seconds: float) -> None:
+    def count_decision(self, rows: int, seconds: float) -> None:
         """One call of the policy for so many rows."""
         self.decisions += rows
         self.latency.append(seconds)
@@ -43,7 +43,7 @@ class ChunkMeter:
         self._age += 1
         self.ticks += len(action)
 
-    def ended(self, rows: np.ndarray) -> None:
+    def end_episodes(self, rows: np.ndarray) -> None:
         """Episodes of these rows ((N,) bool) ended: nothing is compared across."""
         if len(self._age) == len(rows):
             self._age[rows] = 0

@@ -138,7 +138,7 @@ class ChunkedPolicy:
         mask = np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows, bool)
         if len(mask) == self.execution.count:
             self.execution.reset(mask)
-            self.meter.ended(mask)
+            self.meter.end_episodes(mask)
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The next tick of every row's chunk.
@@ -152,7 +152,7 @@ class ChunkedPolicy:
         if self.execution.count != count:
             self.execution.reset_all(count)
             self._kept = {}
-            self.meter.ended(np.ones(count, bool))
+            self.meter.end_episodes(np.ones(count, bool))
         if self._pending is not None and self._pending[0].done():
             self._join()
         due = self.execution.due()
@@ -186,7 +186,7 @@ class ChunkedPolicy:
             future = self._worker.submit(self._ask, kept, deterministic, context)
             self._pending = (future, due, self.execution.tick[due])
             first_of_episode = bool((self.execution.tick[due] == 0).any())
-            self.execution.asked(due)
+            self.execution.mark_pending(due)
             wait([future], None if first_of_episode else self.patience)
             if future.done():
                 self._join()
@@ -196,7 +196,7 @@ class ChunkedPolicy:
     def _ask(self, obs: Obs, deterministic: bool, context: dict[str, np.ndarray]) -> Plan:
         begun = time.perf_counter()
         plan = self.planner.plan(obs, deterministic=deterministic, context=context)
-        self.meter.decided(len(plan.chunk), time.perf_counter() - begun)
+        self.meter.count_decision(len(plan.chunk), time.perf_counter() - begun)
         return plan
 
     def _join(self) -> None:

@@ -48,7 +48,7 @@ class ActionBounds:
     stated: bool = False
 
     @property
-    def said(self) -> str | None:
+    def statement(self) -> str | None:
         """What a store keeps beside the interface: `STATED`, `NORMALISED` or nothing."""
         return STATED if self.stated else NORMALISED if self.low is None else None
 

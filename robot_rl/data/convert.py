@@ -197,7 +197,7 @@ def convert_once(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         facts={
             "options": told,
             "name": str(logs.meta.get("name", path.stem)),
-            "action": None if logs.bounds is None else logs.bounds.said,
+            "action": None if logs.bounds is None else logs.bounds.statement,
         },
     )
 

@@ -110,7 +110,7 @@ def write(
         compress: gzip, as D4RL does.
         metadata: name -> plain value, kept as `metadata/<name>` (numbers and texts as they are, others as JSON).
         io: interface; what -1 and +1 mean is kept in attributes.
-        said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
+        said: what is known of the actions beside it, see `bounds.ActionBounds.statement`.
 
     Raises:
         ValueError: there are no episodes, or an observation is not a vector of numbers.

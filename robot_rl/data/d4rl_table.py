@@ -65,7 +65,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> D4rlTable:
     column: dict[str, np.ndarray] = {}
     holes: list[tuple[int, int]] = []
     with foreign.hdf5(path) as file:
-        present, rate = _present(file), _rate(file)
+        present, rate = _find_parts(file), _rate(file)
         told = {key: _read_told(file, key) for key in _BOUNDS}
         for key in REQUIRED:
             if key not in present:
@@ -104,7 +104,7 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> D4rlTable:
     raise refusal("unreadable", f"{path} cannot be read", sources.AGAIN)
 
 
-def _present(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
+def _find_parts(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
     """Key -> its parts: one, or several where the file is chunked into virtual/<k>/<key>."""
     parts: dict[str, dict[int, h5py.Dataset]] = {}
 

@@ -80,7 +80,7 @@ def _reader(kind: type) -> Callable[[Any], tuple[object, ...]] | None:
     return read if len(names) > 1 else lambda value: (read(value),)
 
 
-def _sized(letter: bytes, content: bytes, add: Callable[[bytes], None]) -> None:
+def _add_sized(letter: bytes, content: bytes, add: Callable[[bytes], None]) -> None:
     add(letter + _LENGTH.pack(len(content)))
     add(content)
 
@@ -103,15 +103,15 @@ def _pack_text(value: str, add: Callable[[bytes], None], depth: int) -> None:
 
 def _pack_int(value: int, add: Callable[[bytes], None], depth: int) -> None:
     if abs(value) < 1 << 127:
-        _sized(b"i", b"%d" % value, add)
+        _add_sized(b"i", b"%d" % value, add)
     else:
-        _sized(b"?", b"int", add)
+        _add_sized(b"?", b"int", add)
 
 
 def _pack_array(value: np.ndarray | np.generic, add: Callable[[bytes], None], depth: int) -> None:
     kind = value.dtype
     if kind.char not in DTYPES or value.ndim > 8:
-        _sized(b"?", type(value).__name__.encode(), add)
+        _add_sized(b"?", type(value).__name__.encode(), add)
         return
     if not kind.isnative or sys.byteorder != "little":
         value = value.astype(kind.newbyteorder("<"))
@@ -144,15 +144,15 @@ _BY_TYPE: dict[type, Callable[[Any, Callable[[bytes], None], int], None]] = {
     tuple: _pack_items,
     list: _pack_items,
     dict: _pack_table,
-    bytes: lambda value, add, depth: _sized(b"b", value, add),
-    Garbage: lambda value, add, depth: _sized(b"?", value.text.encode(), add),
+    bytes: lambda value, add, depth: _add_sized(b"b", value, add),
+    Garbage: lambda value, add, depth: _add_sized(b"?", value.text.encode(), add),
 }
 """The usual ones come by their very type; subclasses are looked for in this order."""
 
 
 def _pack(value: object, add: Callable[[bytes], None], depth: int) -> None:
     if depth > DEPTH:
-        _sized(b"?", b"deeper than is kept", add)
+        _add_sized(b"?", b"deeper than is kept", add)
     elif (usual := _BY_TYPE.get(type(value))) is not None:
         usual(value, add, depth)
     elif (read := _reader(type(value))) is not None:
@@ -160,7 +160,7 @@ def _pack(value: object, add: Callable[[bytes], None], depth: int) -> None:
     else:
         found = next((how for kind, how in _BY_TYPE.items() if isinstance(value, kind)), None)
         if found is None:
-            _sized(b"?", type(value).__name__.encode(), add)
+            _add_sized(b"?", type(value).__name__.encode(), add)
         else:
             found(value, add, depth)
 

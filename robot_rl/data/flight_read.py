@@ -108,7 +108,7 @@ def read(path: str | Path) -> Flight:
     tail = bytes(data[at:])
     fine = END.startswith(tail) if ended else tail[:1] in (b"", b"\x06") and key not in tail
     if not fine:
-        raise _altered(flight, number, "what stands there is neither a piece nor the end of a flight")
+        raise _alteration(flight, number, "what stands there is neither a piece nor the end of a flight")
     if ended:
         flight.records.pop()
     return flight
@@ -152,9 +152,9 @@ def _take(flight: Flight, piece: memoryview, number: int, before: bytes, key: by
         records = list(_messages(content))
         span = min(record.when for record in records), max(record.when for record in records)
     except (ValueError, struct.error, IndexError):
-        raise _altered(flight, number, "its messages cannot be told apart") from None
+        raise _alteration(flight, number, "its messages cannot be told apart") from None
     if chunk(bytes(content), span, number, digest, key) != bytes(piece):
-        raise _altered(flight, number, "its bytes do not match the digest that was written with them")
+        raise _alteration(flight, number, "its bytes do not match the digest that was written with them")
     flight.records += records
     return digest
 
@@ -170,7 +170,7 @@ def _messages(content: memoryview) -> Iterator[Record]:
         at += 9 + size
 
 
-def _altered(flight: Flight, number: int, why: str) -> AlteredFlight:
+def _alteration(flight: Flight, number: int, why: str) -> AlteredFlight:
     last = flight.records[-1].when if flight.records else 0
     behind = f", {1e-9 * (last - flight.records[0].when):.2f} s after its begin" if flight.records else ""
     return AlteredFlight(

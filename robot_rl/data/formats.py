@@ -141,7 +141,7 @@ def load(path: str | os.PathLike[str], *, allow_nan: bool = False, **options: An
 
 
 def _recording(path: Path) -> Logs:
-    from robot_rl.data.hil_words import corrected, episode_key, read_corrections
+    from robot_rl.data.hil_words import correct_episodes, episode_key, read_corrections
     from robot_rl.data.recorder import Recording
 
     folder = path if path.is_dir() else path.parent
@@ -166,7 +166,7 @@ def _recording(path: Path) -> Logs:
             findings.append(error("damaged", str(problem), "copy the recording again", where=f"episode {i}"))
     words = read_corrections(folder)
     if words:
-        episodes = corrected(episodes, words)
+        episodes = correct_episodes(episodes, words)
         said = f"what a person said after the end of {len({episode_key(line) for line in words})} episodes counts"
         findings.append(note("corrected", said))
     episodes = _sample(episodes, findings)
@@ -227,7 +227,7 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
     Raises:
         ValueError: there is no such writer, or the format cannot hold the data.
     """
-    path, said = Path(path), None if logs.bounds is None else logs.bounds.said
+    path, said = Path(path), None if logs.bounds is None else logs.bounds.statement
     if to == "store":
         from robot_rl.data.store import write_store
 

@@ -17,7 +17,7 @@ SENTENCE = "do what the picture shows"
 """Stands in place of every sentence, so that the picture alone says what is asked."""
 
 
-def unsaid(like: np.ndarray) -> np.ndarray:
+def blank_sentences(like: np.ndarray) -> np.ndarray:
     """`SENTENCE` in the place of every sentence (..., L) uint8: UTF-8 bytes, zeros behind.
 
     Raises:
@@ -77,7 +77,7 @@ class GoalPictures(GoalStream):
             out = {**obs, self.key: picture}
             if "instruction" in obs:
                 words = obs["instruction"]
-                out["instruction"] = torch.from_numpy(unsaid(words.cpu().numpy())).to(words.device)
+                out["instruction"] = torch.from_numpy(blank_sentences(words.cpu().numpy())).to(words.device)
             return out
 
         return replace(batch, obs=put(batch.obs), next_obs=put(batch.next_obs))

@@ -95,7 +95,7 @@ class EpisodeDraft:
                 last.intv_end = True
         self.steps.append(step)
 
-    def settled(self) -> list[ControlStep]:
+    def take_settled(self) -> list[ControlStep]:
         """Steps that cannot change any more, each handed out once; all that are left after `close`.
 
         While nobody drives, the last step that somebody drove stays open: a person who holds the robot to think labels
@@ -187,7 +187,7 @@ class EpisodeDraft:
         """
         if self.end_reason == EndReason.NONE or not self.steps:
             raise ValueError("the episode is still open or has no steps; close it first")
-        self.settled()
+        self.take_settled()
         return to_episode(self.steps, self.end_reason, meta)
 
     def last_valid(self) -> int | None:

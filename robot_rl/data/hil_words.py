@@ -42,7 +42,7 @@ def read_lines(path: Path) -> list[dict[str, object]]:
     return lines
 
 
-def corrected(episodes: Sequence[Episode], words: Iterable[Mapping[str, Any]]) -> list[Episode]:
+def correct_episodes(episodes: Sequence[Episode], words: Iterable[Mapping[str, Any]]) -> list[Episode]:
     """Episodes with the last word about each in its reward, its end and its facts; the others as they are.
 
     A demonstration counts as thrown away unless the last word about it is success.
@@ -55,11 +55,11 @@ def corrected(episodes: Sequence[Episode], words: Iterable[Mapping[str, Any]]) -
     if not last:
         return list(episodes)
     # what is no end is discounted as the recording's other steps are
-    gamma = max((float(np.max(e.meta["columns"]["discount"])) for e in episodes if _recorded(e)), default=0.0)
-    return [_correct(e, last[episode_key(e.meta)], gamma) if _recorded(e, last) else e for e in episodes]
+    gamma = max((float(np.max(e.meta["columns"]["discount"])) for e in episodes if _is_recorded(e)), default=0.0)
+    return [_correct(e, last[episode_key(e.meta)], gamma) if _is_recorded(e, last) else e for e in episodes]
 
 
-def _recorded(episode: Episode, keys: Mapping[Key, object] | None = None) -> bool:
+def _is_recorded(episode: Episode, keys: Mapping[Key, object] | None = None) -> bool:
     """robot-rl hil recorded it, and its key is one of these."""
     columns = episode.meta.get("columns", {})
     known = len(episode) > 0 and set(COLUMNS) <= set(columns)

@@ -356,7 +356,7 @@ def _images(
     for key in cameras:
         begin, short = 0.0, "image." + key.removeprefix("observation.images.").removeprefix("observation.")
         if data.info["features"][key]["dtype"] == "image":
-            found[short] = _embedded(data, number, key, size)
+            found[short] = _read_embedded(data, number, key, size)
             continue
         if data.version.startswith("v3"):
             begin = float(row[f"videos/{key}/from_timestamp"])
@@ -387,7 +387,7 @@ def _images(
     return found
 
 
-def _embedded(data: _Set, number: int, key: str, size: tuple[int, int] | None) -> np.ndarray:
+def _read_embedded(data: _Set, number: int, key: str, size: tuple[int, int] | None) -> np.ndarray:
     """(T, H, W, 3) uint8: pictures that lie in the table itself, as PNG or JPEG."""
     file = _table_file(data, number)
     if data.pictures is None or data.pictures[0] != file:  # an episode after another from one file, read once

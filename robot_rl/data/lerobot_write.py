@@ -52,7 +52,7 @@ def write(
         io: interface, for names and the rate; that of the first episode when None.
         fps: rows per second; the interface's rate, rounded, when None.
         lossless: keep every pixel value of videos, at many times the size.
-        said: what is known of the actions beside the interface, see `bounds.ActionBounds.said`.
+        said: what is known of the actions beside the interface, see `bounds.ActionBounds.statement`.
 
     Raises:
         ValueError: there are no episodes, or an observation is neither a vector nor an image.

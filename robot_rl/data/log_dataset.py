@@ -162,7 +162,7 @@ class LogDataset:
         drawn = [stream.take(size // self.seeds) for stream in self._streams]
         return self._collect(drawn[0] if len(drawn) == 1 else np.concatenate(drawn))
 
-    def ordered(self, size: int) -> Iterator[Transitions]:
+    def in_order(self, size: int) -> Iterator[Transitions]:
         """Every step once, in the order of the store, `size` rows at a time (the last batch may be smaller)."""
         for begin in range(0, self._length, size):
             yield self._collect(np.arange(begin, min(begin + size, self._length)))

@@ -117,7 +117,7 @@ def write(
         episodes: what to write.
         dataset_id: "<namespace>/<name>-v<k>".
         io: interface; its rate and what -1 and +1 mean are kept in metadata.json.
-        said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
+        said: what is known of the actions beside it, see `bounds.ActionBounds.statement`.
         metadata: further entries of metadata.json, such as author or algorithm_name.
 
     Raises:

@@ -173,17 +173,17 @@ def merge(parts: dict[str, Transitions], names: tuple[str, ...] | None = None) -
                 f"part '{name}' observes {sorted(batch.obs)}, expected {sorted(first.obs)} as in '{next(iter(parts))}'"
             )
 
-    def joined(label: str, pieces: list[Tensor]) -> Tensor:
+    def join(label: str, pieces: list[Tensor]) -> Tensor:
         shapes = {name: tuple(piece.shape[1:]) for name, piece in zip(parts, pieces)}
         if len(set(shapes.values())) > 1:
             raise ValueError(f"'{label}' has different shapes per row: {shapes}; expected the same in every part")
         return torch.cat(pieces)
 
     columns = [batch.columns() for batch in batches]
-    extras = {name: joined(name, [batch.extras[name] for batch in batches]) for name in sorted(shared)}
+    extras = {name: join(name, [batch.extras[name] for batch in batches]) for name in sorted(shared)}
     return Transitions(
-        obs={key: joined(f"obs.{key}", [batch.obs[key] for batch in batches]) for key in first.obs},
-        next_obs={key: joined(f"next_obs.{key}", [batch.next_obs[key] for batch in batches]) for key in first.obs},
-        **{name: joined(name, [column[name] for column in columns]) for name in columns[0]},
+        obs={key: join(f"obs.{key}", [batch.obs[key] for batch in batches]) for key in first.obs},
+        next_obs={key: join(f"next_obs.{key}", [batch.next_obs[key] for batch in batches]) for key in first.obs},
+        **{name: join(name, [column[name] for column in columns]) for name in columns[0]},
         extras={**extras, "source": torch.cat(source)},
     )

@@ -101,7 +101,7 @@ class DataNorm(Saved):
 
     __call__ = normalize
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Forget scales of the older statistics."""
         self._cache.clear()
 

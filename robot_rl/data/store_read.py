@@ -149,13 +149,13 @@ class Store:
             meta=meta,
         )
 
-    def scaled(self, scale: Scale, io: IOSpec, said: str | None = None) -> Store:
+    def rescale(self, scale: Scale, io: IOSpec, said: str | None = None) -> Store:
         """The same data with actions, proposals and their log-densities on another scale, held in memory.
 
         Args:
             scale: of the actions.
             io: what the new ones mean.
-            said: see `bounds.ActionBounds.said`.
+            said: see `bounds.ActionBounds.statement`.
         """
         other = copy.copy(self)
         other.io, other.meta = replace(io, obs=self.io.obs), {**self.meta, "action": said}

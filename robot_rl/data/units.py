@@ -24,7 +24,7 @@ def meaning_of(io: IOSpec, known: str | None, options: Mapping[str, Any]) -> tup
 
     Args:
         io: of its checkpoint.
-        known: what the checkpoint says of its actions beside it, see `bounds.ActionBounds.said`.
+        known: what the checkpoint says of its actions beside it, see `bounds.ActionBounds.statement`.
         options: `action`, `action_low` and `action_high` where they are given.
 
     Returns:
@@ -36,11 +36,11 @@ def meaning_of(io: IOSpec, known: str | None, options: Mapping[str, Any]) -> tup
     given = {"action": options.get("action"), "low": options.get("action_low"), "high": options.get("action_high")}
     bounds = read_stated(bounds_of_io(io, known), io.action_dim, **given)
     if bounds is None or bounds.low is None or bounds.high is None:
-        return io, None if bounds is None else bounds.said
+        return io, None if bounds is None else bounds.statement
     if bounds.normalised:
-        return replace(io, action_low=bounds.low, action_high=bounds.high), bounds.said
+        return replace(io, action_low=bounds.low, action_high=bounds.high), bounds.statement
     ones = (1.0,) * io.action_dim  # its log was taken as it was: what it answers is in physical units
-    return replace(io, action_low=tuple(-x for x in ones), action_high=ones), bounds.said
+    return replace(io, action_low=tuple(-x for x in ones), action_high=ones), bounds.statement
 
 
 def in_units(policy: Policy, io: IOSpec, here: IOSpec, known: str | None, say: Callable[[str], object]) -> Policy:
@@ -68,7 +68,7 @@ def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
     Args:
         log: interface of the log, or of a policy that was made from one.
         env: of the environment.
-        said: what is known of the actions beside it, see `bounds.ActionBounds.said`.
+        said: what is known of the actions beside it, see `bounds.ActionBounds.statement`.
 
     Returns:
         `env` itself where -1 and +1 are its own bounds, else a new interface; `bounds.scale_between` it
@@ -142,7 +142,7 @@ class InUnits:
         ask = inner.at_interval
         return replace(
             inner,
-            executed=None if inner.executed is None else self._executed,
+            executed=None if inner.executed is None else self._tell_executed,
             log_prob=None if inner.log_prob is None else self._log_prob,
             at_interval=None if ask is None else lambda steps: self.around(ask(steps)),
         )
@@ -154,7 +154,7 @@ class InUnits:
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The inner policy's action, in [-1, 1] of the environment; its log-density is that on the new scale."""
         found: Action = self.policy.act(self._read(obs), deterministic=deterministic)
-        value = self._scaled(found.value, self._scale)
+        value = self._scale_tensor(found.value, self._scale)
         beyond = abs(value) > 1.0 + _EDGE
         if not self._told and bool(beyond.any()):
             self._told = True
@@ -164,15 +164,15 @@ class InUnits:
         logp = None if found.logp is None else found.logp - self._scale.log_volume
         return Action(value.clip(-1.0, 1.0), logp, found.extras)
 
-    def _executed(self, action: Array) -> None:
+    def _tell_executed(self, action: Array) -> None:
         told = self.policy.parts.executed
         assert told is not None
-        told(self._scaled(action, self._back))
+        told(self._scale_tensor(action, self._back))
 
     def _log_prob(self, obs: Obs, action: Tensor) -> Tensor:
         density = self.policy.parts.log_prob
         assert density is not None
-        return density(self._read(obs), self._scaled(action, self._back)) - self._scale.log_volume
+        return density(self._read(obs), self._scale_tensor(action, self._back)) - self._scale.log_volume
 
     def around(self, policy: Policy) -> InUnits:
         """Another policy that answers on the same scale as the inner one."""
@@ -183,11 +183,11 @@ class InUnits:
         if not len(self._last):
             return obs
         state = np.array(obs["state"]) if isinstance(obs["state"], np.ndarray) else obs["state"].clone()
-        state[..., self._last] = self._scaled(state[..., self._last], self._back)
+        state[..., self._last] = self._scale_tensor(state[..., self._last], self._back)
         return {**obs, "state": state}
 
     @staticmethod
-    def _scaled(value: Any, scale: Scale) -> Any:
+    def _scale_tensor(value: Any, scale: Scale) -> Any:
         if isinstance(value, np.ndarray):
             return scale(value)
         return value * value.new_tensor(scale.gain) + value.new_tensor(scale.shift)

@@ -60,7 +60,7 @@ class CameraMoved(Gap):
         shot = measured.pictures.get(self.camera)
         if shot is None:
             return measured
-        return replace(measured, pictures={**measured.pictures, self.camera: self._moved(shot)})
+        return replace(measured, pictures={**measured.pictures, self.camera: self._move(shot)})
 
     def inverse(self) -> CameraMoved | None:
         """Back, as far as nothing has left the picture; a turned and shifted one has none of this kind."""
@@ -68,7 +68,7 @@ class CameraMoved(Gap):
             return None
         return CameraMoved(camera=self.camera, right=-self.right, down=-self.down, degrees=-self.degrees)
 
-    def _moved(self, shot: np.ndarray) -> np.ndarray:
+    def _move(self, shot: np.ndarray) -> np.ndarray:
         height, width = shot.shape[:2]
         rows, columns = np.mgrid[0:height, 0:width].astype(float)
         y, x = rows - self.down - (height - 1) / 2, columns - self.right - (width - 1) / 2

@@ -150,7 +150,7 @@ class HilActor(HumanInTheLoop):
         """Before the first own episode: hold until the learner has made something of the demonstrations."""
         end, said = time.monotonic() + self._patience, ""
         while self.version == 0 and not self._stop:
-            self._admitted()
+            self._check_admission()
             self._follow()
             if self.version or (self._untrained and time.monotonic() > end):
                 break
@@ -184,7 +184,7 @@ class HilActor(HumanInTheLoop):
         """New weights first; then as always, but hold while the learner is away for too long."""
         said = False
         while not self._stop:
-            self._admitted()
+            self._check_admission()
             self._follow()
             why = self._obstacle()
             if not why:
@@ -204,7 +204,7 @@ class HilActor(HumanInTheLoop):
         self._next = time.monotonic()
         return True
 
-    def _admitted(self) -> None:
+    def _check_admission(self) -> None:
         if self.link.refused:
             raise ValueError(f"the learner refuses this actor, they were started differently: {self.link.refused}")
 
@@ -253,7 +253,7 @@ class HilActor(HumanInTheLoop):
     def _commit(self, draft: EpisodeDraft, facts: Mapping[str, object]) -> Episode | None:
         number = self.log.next_episode
         episode = super()._commit(draft, facts)
-        self.outbox.done(number, episode)
+        self.outbox.finish(number, episode)
         return episode
 
     @property

@@ -156,7 +156,7 @@ class Labels:
         final = last_word(steps, self._rules, success)
         if final is None:
             return 0
-        told.facts.returned = returned(steps)
+        told.facts.returned = total_reward(steps)
         return told.kept.amend(self._memory, steps, final, success=told.facts.success, promotes=self._promotes)
 
     def list(self, most: int = 12) -> list[dict[str, object]]:
@@ -187,7 +187,7 @@ class Labels:
             human, reason = sum(step.human for step in steps), EndReason(facts["end_reason"])
             success, line, label = bool(facts.get("success")), last.get(key), ""
             seen = EpisodeFacts(success=success, end_reason=reason.name.lower(), steps=len(steps), human_steps=human)
-            seen.autonomous, seen.number, seen.returned = unaided(human, reason), key.episode_id, returned(steps)
+            seen.autonomous, seen.number, seen.returned = is_unaided(human, reason), key.episode_id, total_reward(steps)
             seen.spans = sum(step.intv_start for step in steps)
             if own:
                 self._driven[key.episode_id] = seen
@@ -200,7 +200,7 @@ class Labels:
                 label = "" if line.get("undone") else "success" if success else "failure"
                 if label or keyed:
                     relabel(steps, self._rules, success if label else None)
-                    seen.returned = returned(steps)
+                    seen.returned = total_reward(steps)
             useful = shown and (bool(facts.get("demo")) if line is None else success)
             made += useful
             rows, final = [], -1
@@ -243,12 +243,12 @@ class Labels:
         return steps
 
 
-def returned(steps: Sequence[ControlStep]) -> float:
+def total_reward(steps: Sequence[ControlStep]) -> float:
     """Task reward of the steps that count, undiscounted."""
     return sum(step.reward_task for step in steps if step.valid)
 
 
-def unaided(human_steps: int, reason: EndReason) -> bool:
+def is_unaided(human_steps: int, reason: EndReason) -> bool:
     """The policy drove an episode alone, to its end."""
     return human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
 

@@ -70,7 +70,7 @@ class HilLearner:
         self._open: dict[int, tuple[int, Kept]] = {}  # actor -> its episode, where it lies
         self._whole: dict[tuple[int, int], Kept] = {}  # (actor, episode) -> the same, once all of it is here
         self._heard: dict[tuple[int, int], Word] = {}
-        for received in inbox.restored():
+        for received in inbox.take_restored():
             self._learn_of(received)
         self.improver.poisoned = False  # what was proposed in an earlier life was dealt with there
         self._sent = -1
@@ -156,7 +156,7 @@ class HilLearner:
         self.link.confirm(self.inbox.places)
         end = time.monotonic() + patience_s
         while time.monotonic() < end and not self._stop:
-            if self.link.served():
+            if self.link.is_served():
                 return True
             time.sleep(0.05)
         return False

@@ -11,7 +11,7 @@ import numpy as np
 from robot_rl.arbiter import Press
 from robot_rl.data.hil_episode import EpisodeDraft
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
-from robot_rl.human.labels import WORDS, returned, unaided
+from robot_rl.human.labels import WORDS, is_unaided, total_reward
 from robot_rl.human.log import FULL
 from robot_rl.human.pilot import Driven
 from robot_rl.human.screen import telemetry, views
@@ -144,7 +144,7 @@ class HumanInTheLoop(Session):
                 draft.close(EndReason.HUMAN_STOP)
             if not demo:
                 self.env_steps += 1
-                self._hand_on(draft.settled())
+                self._hand_on(draft.take_settled())
                 if not self.pilot.realtime:
                     self._learn()
             facts.tick_ms.append(1e3 * (time.perf_counter() - begun))
@@ -332,8 +332,8 @@ class HumanInTheLoop(Session):
         reason = draft.end_reason
         facts.success = reason == EndReason.SUCCESS
         facts.end_reason = reason.name.lower()
-        facts.autonomous = unaided(facts.human_steps, reason)
-        facts.returned = returned(draft.steps)
+        facts.autonomous = is_unaided(facts.human_steps, reason)
+        facts.returned = total_reward(draft.steps)
         facts.disagreement = float(np.mean(facts.gaps)) if facts.gaps else math.nan
         useful = demo and facts.success and not discard and any(step.valid for step in draft.steps)
         if useful and self.elicitor is not None:
@@ -341,7 +341,7 @@ class HumanInTheLoop(Session):
         if draft.steps and draft.steps[-1].next_sight is None:  # of the last observation nobody asked for an action
             last = draft.steps[-1]
             last.next_sight = self._look({name: value[None] for name, value in last.next_obs.items()})
-        steps = draft.settled()
+        steps = draft.take_settled()
         if useful or not demo:
             self._hand_on(steps, demo=demo)
         final = self._outcome(draft)

@@ -130,7 +130,7 @@ class HilMemory:
         """The demo view sees them no more: it was no success after all."""
         self.views["demo"].remove(rows)
 
-    def joined(self, rows: np.ndarray) -> np.ndarray:
+    def is_joined(self, rows: np.ndarray) -> np.ndarray:
         """(B,) bool: the next of these rows (B,) begins with the very observation that this one ends with."""
         slots = self._ring.slots[rows % self.capacity]
         return np.append(slots[:-1, 1] == slots[1:, 0], np.zeros(min(len(rows), 1), bool))
@@ -169,9 +169,9 @@ class HilMemory:
     def state_dict(self) -> StateDict:
         """Generators of the views, and what an encoder saw; the rows are in the episode log, which is the buffer."""
         views = {name: view.state_dict() for name, view in self.views.items()}
-        return {"count": self.count, "views": views, **({"frames": self._seen()} if self._sight else {})}
+        return {"count": self.count, "views": views, **({"frames": self._encoder_state()} if self._sight else {})}
 
-    def _seen(self) -> dict[str, object]:
+    def _encoder_state(self) -> dict[str, object]:
         numbers = np.arange(self._frames.oldest, self._frames.count)
         return {"count": self._frames.count, "encoded": self.encoded, "sight": self.read("sight", numbers)}
 
@@ -196,7 +196,7 @@ class HilMemory:
         batch, frames = self._ring.gather(rows % self.capacity, ()), self._frames
         learned = np.isin(rows, np.concatenate([view.rows() for view in self.views.values()]))
         won = (batch.terminated & (batch.extras["reward_task"] > 0.0)).numpy() & learned
-        ends = np.flatnonzero(~self.joined(rows))
+        ends = np.flatnonzero(~self.is_joined(rows))
         begins = np.concatenate([[0], ends[:-1] + 1])
         newest = frames.count - 1
         number = newest - (newest - self._ring.slots[rows % self.capacity]) % frames.capacity

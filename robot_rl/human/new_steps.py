@@ -43,7 +43,7 @@ class NewSteps:
                 raise ValueError("nothing was driven since the last update; drive before learning")
             self._last = int(rows[-1])
             new = self._memory.take(rows)
-            ends = torch.from_numpy(~self._memory.joined(rows)) | new.terminated | new.truncated
+            ends = torch.from_numpy(~self._memory.is_joined(rows)) | new.terminated | new.truncated
             parts = {"online": replace(new, extras={**new.extras, "boundary": ends})}
             demo = self._memory.views["demo"]
             if self._share > 0.0 and len(demo):

@@ -81,7 +81,7 @@ class PieceHead:
 class Outbox:
     """What an actor has to send: the settled steps of the episode under way, and its log.
 
-    The control loop calls `begin`, `rows` and `done`; `piece` may be called from another thread.
+    The control loop calls `begin`, `rows` and `finish`; `piece` may be called from another thread.
 
     Args:
         log: of the actor.
@@ -107,7 +107,7 @@ class Outbox:
             if self._open is not None:
                 self._open[1].extend(steps)
 
-    def done(self, number: int, episode: Episode | None) -> None:
+    def finish(self, number: int, episode: Episode | None) -> None:
         """The log has it, or it had no steps."""
         with self._lock:
             self._open = None
@@ -242,7 +242,7 @@ class Inbox:
         self.early = 0
         """Pieces that came before one that is still missing."""
         self._restored: list[Received] = []
-        self._shut = self._closed()
+        self._shut = self._ends_elsewhere()
         if list(self.path.glob("segment-*.episodes")):
             for episode in Recording(self.path):
                 self._restored.append(Received(self._again(episode), to_steps(episode)))
@@ -254,7 +254,7 @@ class Inbox:
         """What an actor should send next."""
         return self.places.get(actor, (0, 0))
 
-    def restored(self) -> list[Received]:
+    def take_restored(self) -> list[Received]:
         """What an earlier process had received, in order; given once."""
         found, self._restored = self._restored, []
         return found
@@ -338,7 +338,7 @@ class Inbox:
         while (place := self.place(actor)) in self._shut.get(actor, {}):
             self.places[actor] = self._shut[actor][place]
 
-    def _closed(self) -> dict[int, dict[Place, Place]]:
+    def _ends_elsewhere(self) -> dict[int, dict[Place, Place]]:
         """Actor -> ends of episodes that came without a step of their own."""
         found: dict[int, dict[Place, Place]] = {}
         for head in map(PieceHead.parse, read_lines(self.path / CLOSED)):

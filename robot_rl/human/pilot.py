@@ -14,7 +14,7 @@ from robot_rl.arbiter import Arbiter, Driver, Press, Reading, TakeoverSettings
 from robot_rl.human.devices.teleop import Camera, Teleop
 from robot_rl.real.action_safety import ActionSafety, Axes, SafetyLimits
 from robot_rl.real.core.clock import Clock, ManualClock, SteadyClock
-from robot_rl.real.core.priority import lifted
+from robot_rl.real.core.priority import lift_priority
 from robot_rl.real.core.spec import SpecError
 from robot_rl.types import IOSpec, Obs, StateDict, StepEnv
 from robot_rl.types.option_words import near
@@ -380,13 +380,13 @@ class Pilot:
         if self.human is not None:
             self.human.show(telemetry, frame, views)
 
-    def lifted(self, priority: int) -> AbstractContextManager[str]:
+    def lift_priority(self, priority: int) -> AbstractContextManager[str]:
         """Real-time priority for a while, where a person is at the seat; "on", "off" or why not.
 
         Args:
             priority: SCHED_FIFO, of the calling thread; the process's other threads get one less.
         """
-        return lifted(priority if self.realtime else 0)
+        return lift_priority(priority if self.realtime else 0)
 
     def close(self) -> None:
         """Stop, and release the device."""
@@ -420,7 +420,7 @@ class Pilot:
         return self.human.read(now, obs, proposal)
 
 
-def simulated(
+def simulated_pilot(
     env: StepEnv,
     human: Teleop | None,
     *,

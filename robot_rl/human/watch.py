@@ -70,20 +70,20 @@ class Watch:
             info: of the step that led to it; a robot's cameras tell their ages there: "cam_age_ms", name -> (1,).
         """
         self._clock()
-        why = self._stalled(info) or self._frozen(obs)
+        why = self._why_stalled(info) or self._why_frozen(obs)
         self.blind = bool(why)
         self._run = self._run + 1 if self.blind else 0
         if why:
             self.problem = why
         return self.blind
 
-    def _stalled(self, info: Mapping[str, Any]) -> str:
+    def _why_stalled(self, info: Mapping[str, Any]) -> str:
         ages = {name: float(np.max(age)) for name, age in info.get("cam_age_ms", {}).items()}
         self.age_ms = max(ages.values(), default=0.0)
         late = [name for name, age in ages.items() if not age <= 2.0 * self._period_ms]
         return f"camera {', '.join(late)} is {self.age_ms:.0f} ms late" if late else ""
 
-    def _frozen(self, obs: Obs) -> str:
+    def _why_frozen(self, obs: Obs) -> str:
         state = obs.get("state")
         moved = state is not None and self._state is not None and not np.array_equal(state, self._state)
         self._state = None if state is None else np.array(state)

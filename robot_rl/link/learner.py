@@ -115,7 +115,7 @@ class LearnerLink:
             life.get("done") and tuple(life["end"]) == self._places.get(actor, (0, 0)) for actor, (_, life) in known
         )
 
-    def served(self) -> bool:
+    def is_served(self) -> bool:
         """Every living actor has the newest weights."""
         return all(self._actors[actor][1].get("version") == self._version for actor in self.alive())
 

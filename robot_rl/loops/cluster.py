@@ -177,7 +177,7 @@ class Cluster:
         return len(self._actors) - len(self._starting)
 
     @property
-    def asked(self) -> int:
+    def in_flight(self) -> int:
         """Transitions on their way."""
         return sum(steps for _, steps in self._asked.values())
 
@@ -348,8 +348,8 @@ class ClusterOffPolicy(Saved):
     def _ask(self, total_steps: int) -> None:
         if self._credit > 4096 * max(self._ratio, 1e-9):  # the learner is behind: the workers wait for it
             return
-        remaining = total_steps - self.env_steps - self.cluster.asked
-        random = self._starts - self.env_steps - self.cluster.asked
+        remaining = total_steps - self.env_steps - self.cluster.in_flight
+        random = self._starts - self.env_steps - self.cluster.in_flight
         if random > 0:
             self.cluster.ask(None, self.updates, min(remaining, random))
         elif remaining > 0:

@@ -41,15 +41,15 @@ def rows_per_batch(learner: AnyLearner) -> int:
 def batches_for(learner: AnyLearner, batches: Iterator[Any]) -> Iterator[Any]:
     """Batches where the learner's networks live; logs, replay and rollouts lie in main memory."""
     place = learner.device
-    return batches if str(place) == "cpu" else (replace(batch, **_moved(vars(batch), place)) for batch in batches)
+    return batches if str(place) == "cpu" else (replace(batch, **_move(vars(batch), place)) for batch in batches)
 
 
-def _moved(columns: Mapping[str, object], place: str | torch.device) -> dict[str, object]:
+def _move(columns: Mapping[str, object], place: str | torch.device) -> dict[str, object]:
     """Columns with all tensors on a device; those that lie there are taken as they are."""
     moved: dict[str, object] = {}
     for name, value in columns.items():
         if isinstance(value, dict):
-            moved[name] = _moved(value, place)
+            moved[name] = _move(value, place)
         else:
             moved[name] = value.to(place) if isinstance(value, torch.Tensor) else value
     return moved
@@ -71,7 +71,7 @@ def update_learner(learner: AnyLearner, batches: Iterator[Any], *, progress: flo
     return metrics
 
 
-def chosen(policy: Policy, obs: Obs, *, deterministic: bool = False) -> Action:
+def choose(policy: Policy, obs: Obs, *, deterministic: bool = False) -> Action:
     """`policy.act(obs)`.
 
     Raises:

@@ -46,7 +46,7 @@ class Hiding(VectorWrapper):
         self._hidden = frozenset(hide)
         self.io = io
         if self._hidden:
-            kept = self._shown(io.obs)
+            kept = self._show(io.obs)
             if not kept:
                 raise ValueError(
                     f"nothing is left to observe without {sorted(self._hidden)}; observe the state, or hide nothing"
@@ -76,7 +76,7 @@ class Hiding(VectorWrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         mask = (options or {}).get("reset_mask")
         self._begin(np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool), obs)
-        return self._shown(obs), info
+        return self._show(obs), info
 
     def _begin(self, rows: np.ndarray, obs: Obs) -> None:
         """Episodes of `rows` (N,) bool begin with these observations."""
@@ -86,10 +86,10 @@ class Hiding(VectorWrapper):
         """What the step led to, also where an episode has ended and the next one has begun."""
         return info["final_obs"] if self._mode is AutoresetMode.SAME_STEP and ended.any() else obs
 
-    def _shown(self, obs: Obs) -> Obs:
+    def _show(self, obs: Obs) -> Obs:
         return {key: value for key, value in obs.items() if key not in self._hidden} if self._hidden else obs
 
-    def _asked(self) -> list[str] | None:
+    def _ask(self) -> list[str] | None:
         """The sentence of each copy, or None where the environment asks nothing in words; once an episode has begun."""
         ask = self.parts.instructions
         return None if ask is None else list(ask())

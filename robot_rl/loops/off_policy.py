@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.loops.contract import Due, Tick, chosen, every, memory_of, update_learner
+from robot_rl.loops.contract import Due, Tick, choose, every, memory_of, update_learner
 from robot_rl.loops.episodes import EpisodeStats
 from robot_rl.loops.stepping import Stepper
 from robot_rl.state import Saved
@@ -101,10 +101,10 @@ class OffPolicy(Saved):
                 if self._hold is not None:
                     action = self._hold.draw(action)
             else:
-                answer = chosen(self.learner.policy, stepper.obs)
+                answer = choose(self.learner.policy, stepper.obs)
                 action = answer.value
                 if self._hold is not None:
-                    self._hold.decided(host(answer.extras["chunk_start"]))
+                    self._hold.note_decision(host(answer.extras["chunk_start"]))
             row = stepper.step(action)
             if self._hold is not None:
                 row.info["decision_start"] = self._hold.start.astype(np.float32)[:, None]
@@ -181,7 +181,7 @@ class _Hold(Saved):
         self._action = np.where(self.start[:, None], action, self._action)
         return self._action
 
-    def decided(self, start: np.ndarray) -> None:
+    def note_decision(self, start: np.ndarray) -> None:
         """The policy says where it decided, (N,) bool."""
         self.start = start.astype(bool)
 

@@ -86,7 +86,7 @@ class AsyncOnPolicy(OnPolicy):
         with self._collecting:
             return super().state_dict()
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Weights by name again."""
         self._past = deque((_Weights(*old) for old in self._past), self._past.maxlen)
 

@@ -85,18 +85,18 @@ class Rewarded(Hiding):
             if new.any():
                 obs, _ = self.env.reset(options={"reset_mask": new})
             if (new | ended).any():
-                info = {**info, "final_obs": self._shown(final), "_final_obs": new | ended}
+                info = {**info, "final_obs": self._show(final), "_final_obs": new | ended}
                 self._begin(new | ended, obs)
             else:
-                info = {**info, "final_obs": self._shown(info.get("final_obs", final))}
+                info = {**info, "final_obs": self._show(info.get("final_obs", final))}
         info = {**info, "critic_success": met, "env_reward": own, "reward_terms": {}}  # those were of the own one
         self._look_after(new | ended, met, info)
-        return self._shown(obs), reward.astype(np.float32), terminated, truncated, info
+        return self._show(obs), reward.astype(np.float32), terminated, truncated, info
 
     def _sentences(self) -> list[str]:
         if self._instruction is not None:
             return [self._instruction] * self.num_envs
-        asked = self._asked()
+        asked = self._ask()
         assert asked is not None  # checked at the beginning
         return asked
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from robot_rl.data.goal_pictures import unsaid
+from robot_rl.data.goal_pictures import blank_sentences
 from robot_rl.data.store import Store
 from robot_rl.loops.hiding import Hiding
 from robot_rl.state import Calls
@@ -99,11 +99,11 @@ class ShownGoal(Hiding):
         """One control step; the final observation shows the goal of the episode that ended."""
         obs, reward, terminated, truncated, info = self.env.step(actions)
         if "final_obs" in info:
-            info = {**info, "final_obs": self._shown(info["final_obs"])}
+            info = {**info, "final_obs": self._show(info["final_obs"])}
         ended = np.asarray(terminated, bool) | np.asarray(truncated, bool)
         if self._mode is AutoresetMode.SAME_STEP and ended.any():
             self._begin(ended, obs)
-        return self._shown(obs), reward, terminated, truncated, info
+        return self._show(obs), reward, terminated, truncated, info
 
     def _own_state(self) -> dict[str, object]:
         return {"rng": self._rng.bit_generator.state, "shows": self._shows.copy()}
@@ -125,5 +125,5 @@ class ShownGoal(Hiding):
             choice = self._pictures[asked]
             self._shows[row] = choice[int(self._rng.integers(len(choice)))]
 
-    def _shown(self, obs: Obs) -> Obs:
-        return {**obs, self._key: self._shows.copy(), _WORDS: unsaid(np.asarray(obs[_WORDS]))}
+    def _show(self, obs: Obs) -> Obs:
+        return {**obs, self._key: self._shows.copy(), _WORDS: blank_sentences(np.asarray(obs[_WORDS]))}

@@ -85,7 +85,7 @@ class StepSigns:
 
     def metrics(self) -> Metrics:
         """See the class; empty until there are `SHORTEST` transitions."""
-        if len(self._trace) * ROWS < SHORTEST or (trace := self._stacked()) is None:
+        if len(self._trace) * ROWS < SHORTEST or (trace := self._stack()) is None:
             return {}
         if trace.reward.size < SHORTEST:
             return {}
@@ -95,7 +95,7 @@ class StepSigns:
             del found["action_edge"]
         return {f"steps/{name}": float(value) for name, value in found.items()}
 
-    def _stacked(self) -> _Traced | None:
+    def _stack(self) -> _Traced | None:
         rows: list[tuple[Any, ...]] = [
             tuple(None if x is None else np.asarray(x)[:ROWS] for x in row) for row in self._trace
         ]
@@ -110,7 +110,7 @@ class StepSigns:
 
     def state_dict(self) -> StateDict:
         """The trace, as tensors."""
-        trace = self._stacked()
+        trace = self._stack()
         return {} if trace is None else {name: torch.from_numpy(x) for name, x in trace._asdict().items()}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -147,7 +147,7 @@ def _fits(trace: _Traced) -> dict[str, float]:
     for lag in (lag for lag in LATE if lag < steps // 4):
         same = episode[lag:] == episode[: steps - lag]
         paid = reward[lag:][same]
-        found[lag] = _explained(x[: steps - lag][same], paid), _explained(x[lag:][same], paid)
+        found[lag] = _explained_share(x[: steps - lag][same], paid), _explained_share(x[lag:][same], paid)
     late = max(found, key=lambda lag: found[lag][0] - found[lag][1])
     same = episode[1:] == episode[:-1]
     before, after = reward[:-1][same], reward[1:][same]
@@ -157,7 +157,7 @@ def _fits(trace: _Traced) -> dict[str, float]:
     # progress, such as a shaped reward pays, is told by the change; rare large payments would hide what most steps tell
     usual, ends, starts = np.clip(reward, *np.percentile(reward, TAILS)), trace.next_obs[1:], trace.next_obs[:-1]
     moved = _features(trace.action[1:], ends, starts, ends - starts)[same]
-    fits = _explained(x.reshape(-1, x.shape[-1]), reward.reshape(-1)), _explained(moved, usual[1:][same])
+    fits = _explained_share(x.reshape(-1, x.shape[-1]), reward.reshape(-1)), _explained_share(moved, usual[1:][same])
     return {"fit": max(fits), **told}
 
 
@@ -168,7 +168,7 @@ def _features(*parts: np.ndarray) -> np.ndarray:
     return np.concatenate([x, x * x, np.ones((*x.shape[:2], 1))], axis=-1)
 
 
-def _explained(x: np.ndarray, y: np.ndarray) -> float:
+def _explained_share(x: np.ndarray, y: np.ndarray) -> float:
     """R^2 of ridge regression (M, P) -> (M,) on the half that it was not fitted to; 0 where it is useless."""
     test = np.arange(len(y)) // BLOCK % 2 == 1
     if test.sum() < x.shape[1] // 2 or (~test).sum() < x.shape[1] // 2 or float(y[test].std()) < 1e-9:
@@ -219,7 +219,7 @@ def _idle(component: np.ndarray, before: np.ndarray, moves: np.ndarray, answers:
         return not coarse
     both = np.concatenate([without, *odd], axis=1)
     told = np.concatenate([answers, moves], axis=1) if coarse else answers
-    return all(_explained(both, y) - _explained(without, y) < TELLS for y in told.T if y.std() > 1e-9)
+    return all(_explained_share(both, y) - _explained_share(without, y) < TELLS for y in told.T if y.std() > 1e-9)
 
 
 def _as_columns(component: np.ndarray) -> np.ndarray:

@@ -85,11 +85,11 @@ class Watched(Hiding):
     def _begin(self, rows: np.ndarray, obs: Obs) -> None:
         if not all(isinstance(value, np.ndarray) for value in obs.values()):
             raise ValueError("this reward is computed on the CPU, and the environment gives tensors; take no engine=")
-        self._reward.start(rows, {**obs, "instructions": self._asked()})
+        self._reward.start(rows, {**obs, "instructions": self._ask()})
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One control step."""
-        asked = self._asked()  # what ended was asked this, and not what its row is asked next
+        asked = self._ask()  # what ended was asked this, and not what its row is asked next
         obs, own, terminated, truncated, info = self.env.step(actions)
         ended = np.asarray(terminated, bool) | np.asarray(truncated, bool)
         own = np.asarray(own, np.float64)
@@ -100,9 +100,9 @@ class Watched(Hiding):
         if self._mode is AutoresetMode.SAME_STEP:
             if ended.any():
                 self._begin(ended, obs)
-            info = {**info, "final_obs": self._shown(info.get("final_obs", final))}
+            info = {**info, "final_obs": self._show(info.get("final_obs", final))}
         info = {**info, "env_reward": own.astype(np.float32), "reward_terms": {}}  # those were of the own one
-        return self._shown(obs), np.asarray(reward, np.float32), terminated, truncated, info
+        return self._show(obs), np.asarray(reward, np.float32), terminated, truncated, info
 
     def close(self, **options: object) -> None:
         """Close the environment, and what works for the reward."""

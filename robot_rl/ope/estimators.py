@@ -82,7 +82,7 @@ def importance_sampling(logged: Logged) -> float:
     return float((logged.ratio[:, -1] * logged.returns).mean())
 
 
-def weighted(logged: Logged) -> float:
+def weighted_importance_sampling(logged: Logged) -> float:
     """As `importance_sampling`, divided by the sum of ratios, not by their number: biased, bounded by the returns."""
     return float((logged.share[:, -1] * logged.returns).sum())
 

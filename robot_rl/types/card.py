@@ -403,7 +403,7 @@ class Card(Options):
                     )
         return self
 
-    def commanded(self) -> Card:
+    def as_commanded(self) -> Card:
         """The card as whoever commands the robot sees it: with the joints of a gripper that has limits of its own, and
         each joint within the ends of its servo."""
         joints, homes, rests = list(self.joints), self.home, self.rest

@@ -68,7 +68,7 @@ def option_error(error: ValidationError, model: type[BaseModel], where: str, nam
         return f"{option}{'' if isinstance(value, Mapping) else f' is {_show(value)}'}: {said}"
     choices = _choices(field.annotation)
     hint = near(str(value), choices) if isinstance(value, str) and choices else ""
-    return f"{option} is {_show(value)}, expected {expected(field)}{hint if 'did you mean' in hint else ''}"
+    return f"{option} is {_show(value)}, expected {describe_field(field)}{hint if 'did you mean' in hint else ''}"
 
 
 def file_error(error: ValidationError, model: type[BaseModel], noun: str) -> str:
@@ -95,7 +95,7 @@ def _first(error: ValidationError) -> ErrorDetails:
     return next((item for item in found if item["type"] == "extra_forbidden"), found[0])
 
 
-def expected(field: FieldInfo) -> str:
+def describe_field(field: FieldInfo) -> str:
     """Type and range of an option in words: "a whole number of at least 1"."""
     return _describe(field.annotation, field.metadata)
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from robot_rl.types.option_words import Meaning, option_error
 
 
-def _ordered(ends: tuple[float, float]) -> tuple[float, float]:
+def _check_order(ends: tuple[float, float]) -> tuple[float, float]:
     if ends[0] > ends[1]:
         raise ValueError("the first is above the second, expected [low,high]")
     return ends
@@ -47,7 +47,7 @@ Number = Annotated[float, Meaning("a number")]
 """Any, of either sign: a log deviation, an offset, a reward."""
 Bound = Annotated[float | tuple[float, ...], Meaning("a number, or a list of them")]
 """Of a vector: one for all components, or one for each."""
-Interval = Annotated[tuple[float, float], AfterValidator(_ordered), Meaning("two numbers, [low,high]")]
+Interval = Annotated[tuple[float, float], AfterValidator(_check_order), Meaning("two numbers, [low,high]")]
 """From where to where something is drawn; the ends may be the same."""
 Support = Annotated[tuple[float, float], AfterValidator(_apart), Meaning("two numbers, [low,high]")]
 """Of a distribution over returns."""

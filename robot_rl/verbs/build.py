@@ -22,7 +22,7 @@ from robot_rl.checkpoint import CheckpointError
 from robot_rl.claim import InUse
 from robot_rl.leapp_bundle import bundle_of
 from robot_rl.leapp_policy import LeappPolicy
-from robot_rl.onnx_policy import FILES, OnnxPolicy, exported, graph_of, read_io
+from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of, read_export, read_io
 from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, VecEnv
@@ -381,7 +381,7 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
         file = Path(path)
         agent = build.make("policy", {"name": "sb3"}, path=path, io=read_io(file.parent), device=device, seed=0)
         names = (file.name, "io.json", "config.yaml", "vecnormalize.pkl")
-        return replace(exported(agent, file, names, build.world_port), identity=file.stem)
+        return replace(read_export(agent, file, names, build.world_port), identity=file.stem)
     extras.allow(everything=trust)
     folder = checkpoint.find(Path(path))
     run_config = stored_config(folder)

@@ -61,7 +61,7 @@ class _Stages:
         self._last = {name: value & ~over for name, value in self._now().items()}
         self._seen = {name: (self._seen.get(name, nothing) & ~over) | value for name, value in self._last.items()}
 
-    def told(self, won: int, episodes: int) -> str:
+    def tell(self, won: int, episodes: int) -> str:
         """One paragraph."""
         text = f"the scripted person (human=scripted, collect) succeeds in {won} of {episodes} episodes"
         counts = {what: self._failed.count(what) for what in _CAUSES if what in self._failed}
@@ -89,7 +89,7 @@ def check(cfg: DictConfig) -> None:
         success = result.metrics().get("eval/success", float("nan"))
         print(f"expert: return {np.mean(result.returns):.4g}, success {success:.2f}")
         if stages is not None:
-            print(stages.told(int(np.sum(result.successes)), episodes))
+            print(stages.tell(int(np.sum(result.successes)), episodes))
     env.close()
     answer.note(findings=list(findings))
     name = str(cfg.id or "").rpartition(":")[2] or env_name(cfg)

@@ -167,7 +167,7 @@ def _collect_level(cfg: DictConfig, env: VecEnv, policy: Policy, out: Path) -> N
     facts["medium_agent"] = Path(str(cfg.medium_path)).name if cfg.medium_path else None
     with tqdm(total=cfg.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
 
-        def collected(done: int) -> None:
+        def show_steps(done: int) -> None:
             bar.set_description(None, refresh=False)
             bar.update(min(done, cfg.steps) - bar.n)
 
@@ -178,7 +178,7 @@ def _collect_level(cfg: DictConfig, env: VecEnv, policy: Policy, out: Path) -> N
             settings_of(LevelOptions, cfg).model_copy(update={"seed": cfg.seed + 30_000}),
             medium=medium,
             facts=facts,
-            on_steps=collected,
+            on_steps=show_steps,
             on_note=bar.set_description,
         )
     rows: dict[str, object] = {"file": str(out)}

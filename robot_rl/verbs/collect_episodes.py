@@ -161,7 +161,7 @@ class BesidePictures:
     def __init__(self, policy: Policy, io: IOSpec) -> None:
         self.io, self._policy, self._keys = io, policy, tuple(policy.io.obs)
         density = policy.parts.log_prob
-        read = None if density is None else lambda obs, action: density(self._seen(obs), action)
+        read = None if density is None else lambda obs, action: density(self._select(obs), action)
         self.parts = replace(policy.parts, log_prob=read, at_interval=None)
 
     def reset(self, rows: Array | None = None) -> None:
@@ -170,9 +170,9 @@ class BesidePictures:
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """The policy's answer to what it knows."""
-        return self._policy.act(self._seen(obs), deterministic=deterministic)
+        return self._policy.act(self._select(obs), deterministic=deterministic)
 
-    def _seen(self, obs: Obs) -> Obs:
+    def _select(self, obs: Obs) -> Obs:
         return {key: obs[key] for key in self._keys}
 
 

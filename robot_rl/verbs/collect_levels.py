@@ -170,11 +170,11 @@ def collect_level(
         # Every part gets a round at least, also where whole episodes of those before overshot their shares.
         wanted = max(1, round(o.steps * sum(p.share for p in parts[: number + 1])) - before)
 
-        def told(count: int, before: int = before) -> None:
+        def count_steps(count: int, before: int = before) -> None:
             if on_steps is not None:
                 on_steps(before + count)
 
-        made = _run(env, part.behaviour, work / f"part-{number}", wanted, seed + 1_000_003 * (number + 1), told)
+        made = _run(env, part.behaviour, work / f"part-{number}", wanted, seed + 1_000_003 * (number + 1), count_steps)
         episodes += [_mark(e, number) for e in made]
         mean = float(np.mean([e.reward.sum(dtype=np.float64) for e in made]))
         summary[part.name] = (len(made), sum(len(e) for e in made), mean)

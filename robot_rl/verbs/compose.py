@@ -28,9 +28,9 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from robot_rl import build, extras
-from robot_rl.verbs.packaged import composed
+from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.table import OPTIONS
-from robot_rl.words import Refused, expected, near
+from robot_rl.words import Refused, describe_field, near
 
 BASES = {"method": "policy", "simulator": "engine", "world_defaults": "world"}
 """Groups that files build on -> kind: `/method/online/sac` is a method's options where a preset has taken its name."""
@@ -233,7 +233,7 @@ def find_wrong_value(config: str, items: Sequence[str]) -> str:
             try:
                 check.validate_python(value)
             except ValidationError:
-                return f"{item.partition('=')[0]} is '{value}' in one of the runs, expected {expected(field)}"
+                return f"{item.partition('=')[0]} is '{value}' in one of the runs, expected {describe_field(field)}"
     return ""
 
 
@@ -275,7 +275,7 @@ def find_wrong_name(config: str, items: Sequence[str], kept: DictConfig | None =
         chosen.append(f"{key}={names[0]}")
     if not options:
         return ""
-    node = composed(config, chosen) if kept is None else kept
+    node = compose_config(config, chosen) if kept is None else kept
     for key in options:
         found = _wrong_option(node, key.split("."))
         if found:
@@ -302,7 +302,7 @@ def compose_verb(verb: str, chosen: Mapping[str, str], values: Mapping[str, obje
     if wrong:
         raise Refused(wrong)
     replaced = [key for key in groups - set(chosen) if key in values]
-    cfg = composed(verb, items)
+    cfg = compose_config(verb, items)
     OmegaConf.set_struct(cfg, False)
     for key in replaced:
         cfg[key] = None

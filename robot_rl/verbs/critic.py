@@ -207,7 +207,7 @@ def _plot(learner: Any, clips: Any, path: Path) -> None:
     """A success under its own goal, under another block's and another plate's, against the truth."""
 
     judge = learner.critic()
-    row = int(np.flatnonzero(clips.succeeded())[0])
+    row = int(np.flatnonzero(clips.meets_goal())[0])
     part = slice(int(clips.start[row]), int(clips.start[row + 1]))
     asked, goals = int(clips.goal[row]), len(clips.held_out)
     lines, done = {}, {}

@@ -59,7 +59,7 @@ class TrainingClips:
     hash: str = ""
 
     def __post_init__(self) -> None:
-        if not self.calibration.succeeded().any():  # said before a long training, at whose end it would be found
+        if not self.calibration.meets_goal().any():  # said before a long training, at whose end it would be found
             raise ValueError(
                 f"none of the {len(self.calibration)} clips kept for calibration is a success, so done could not be "
                 "calibrated in the end; make more clips (robot-rl critic clips count=480) or keep a larger share "

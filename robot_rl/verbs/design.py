@@ -20,7 +20,7 @@ from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
 from robot_rl.verbs.options import VerbOptions
-from robot_rl.verbs.packaged import composed
+from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import plain, read_options
 from robot_rl.verbs.robot import put_card
@@ -101,12 +101,12 @@ def search(
         write_json(path, [asdict(item) for item in attempts])
         on_attempt(attempt)
 
-    def trained() -> list[Attempt]:
+    def usable() -> list[Attempt]:
         return [item for item in attempts if not item.error]
 
     for number in range(rounds):
         for _ in range(_TRIES):
-            wanted = each - sum(item.round == number for item in trained())
+            wanted = each - sum(item.round == number for item in usable())
             codes = proposer.propose(attempts, wanted) if wanted > 0 else []
             for code in codes[:wanted]:
                 wrong = check(code)
@@ -124,7 +124,7 @@ def search(
                 keep(Attempt(code, number, score=score, curves=curves, run=run))
             if not codes:
                 break
-        found = trained()
+        found = usable()
         if not found:
             raise ValueError(
                 f"none of {len(attempts)} programs could be trained; the last was refused: "
@@ -299,7 +299,7 @@ def _interface(overrides: list[str]) -> Any:
     wrong = find_unknown("train", words) or find_unreadable(words) or find_wrong_name("train", words)
     if wrong:
         raise Refused(wrong)
-    made = composed("train", words)
+    made = compose_config("train", words)
     OmegaConf.set_struct(made, False)
     read_options(TrainOptions, made, "train")
     put_card(made)

@@ -63,7 +63,7 @@ def write_onnx(policy: Policy, rows: dict[str, np.ndarray], io: IOSpec, file: Pa
         raise Refused(f"what {type(policy).__name__} remembers as {odd[0]} does not begin as zeros; say format=leapp")
     count, batch = (1, None) if graph.start else (2, {0: torch.export.Dim("batch")})
     values = [torch.as_tensor(rows[key][:count]) for key in keys] + list(graph.start.values())
-    with _traced(policy):
+    with _trace(policy):
         torch.onnx.export(
             graph,
             tuple(values),
@@ -93,12 +93,12 @@ def write_leapp(policy: Policy, rows: dict[str, np.ndarray], io: IOSpec, file: P
     graph, folder = Graph(policy, list(rows)).eval(), file.parent / "bundle"
     obs = {key: torch.as_tensor(x[:1]) for key, x in rows.items()}
     folder.mkdir()
-    with _traced(policy):
+    with _trace(policy):
         # the package follows plain operators alone, which is what an exported program has left
         program: Any = torch.export.export(graph, (*obs.values(), *graph.start.values())).run_decompositions().module()
         leapp.start(file.stem, save_path=str(folder))
         try:
-            seen = leapp.annotate.input_tensors(NODE, [_named(leapp, key, x, io) for key, x in obs.items()])
+            seen = leapp.annotate.input_tensors(NODE, [_name(leapp, key, x, io) for key, x in obs.items()])
             state = leapp.annotate.state_tensors(NODE, graph.start) if graph.start else ()
             answer = program(*_many(seen), *_many(state))
             action, *after = _many(answer)
@@ -124,7 +124,7 @@ def leapp_package() -> Any:
     return extras.require_foreign("leapp", f"Install it with: {extras.remedy('leapp')}")
 
 
-def _named(leapp: Any, key: str, value: Tensor, io: IOSpec) -> Any:
+def _name(leapp: Any, key: str, value: Tensor, io: IOSpec) -> Any:
     names = list(io.obs_names) if key == "state" and io.obs_names else None
     return leapp.TensorSemantics(key.replace(".", "_"), value, element_names=names)
 
@@ -134,7 +134,7 @@ def _many(values: Any) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def _traced(policy: Policy) -> Iterator[None]:
+def _trace(policy: Policy) -> Iterator[None]:
     """Tracing in silence; what goes wrong is one sentence."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     silent = text_io.StringIO()

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from robot_rl import build
 from robot_rl.verbs.compose import choices, file_of, groups_of
-from robot_rl.verbs.packaged import composed
+from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.table import OPTIONS
-from robot_rl.words import expected
+from robot_rl.words import describe_field
 
 WIDTH = 100
 
@@ -31,7 +31,7 @@ def page(config: str, items: Sequence[str]) -> str:
     shown = [_wrap(line, "    ") for line in groups]
     lines = ["Options:", *rows(OPTIONS[config](), "")]
     chosen = [item for item in items if item.split("=")[0] in groups_of(config)]
-    node: Any = OmegaConf.to_container(composed(config, chosen), resolve=False)
+    node: Any = OmegaConf.to_container(compose_config(config, chosen), resolve=False)
     for item in chosen:
         group = item.split("=")[0]
         kind = {"env": "engine", "behaviour": "policy"}.get(group, group)
@@ -62,7 +62,7 @@ def rows(model: type[BaseModel], where: str, values: Mapping[str, object] | None
             yield from rows(kind, f"{where}{name}.", value if isinstance(value, Mapping) else None)
             continue
         text = " ".join((field.description or "").split()).rstrip(".")
-        text, kinds = f"{text[:1].upper()}{text[1:]}. " if text else "", expected(field)
+        text, kinds = f"{text[:1].upper()}{text[1:]}. " if text else "", describe_field(field)
         head = f"{where}{name}={_show(value)}"
         yield _wrap(f"  {head:<24}  {text}{kinds[0].upper()}{kinds[1:]}.", " " * 28)
 

@@ -106,7 +106,7 @@ def hil(cfg: DictConfig) -> None:
             learner=learner_factory(cfg),
             pilot=make_pilot,
             pictures=cfg.human.name in ("browser", "ros") and _shows(cfg),
-            drawn=_drawn(cfg),
+            drawn=_drawing_maker(cfg),
             judge=None if cfg.judge is None else judge_factory(cfg),
             clones=partial(build.prepare("compatibility", plain(cfg.compatibility)), seed=cfg.seed),
         )
@@ -122,7 +122,7 @@ def _listen(*device: Any, **topics: Any) -> Any:
     return build.tool("ros_hands")(*device, **topics)
 
 
-def _drawn(cfg: DictConfig) -> EnvMaker | None:
+def _drawing_maker(cfg: DictConfig) -> EnvMaker | None:
     """The environment as it is drawn for a person: without shadows, so that it keeps up with the loop."""
     if "render_quality" not in cfg.env:
         return None

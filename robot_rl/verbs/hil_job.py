@@ -317,7 +317,7 @@ class HilJob:
         """End as after a Ctrl-C, everything saved; from any thread."""
         self._run.interrupt.ask()
 
-    def _asked(self) -> bool:
+    def _is_interrupted(self) -> bool:
         return self._run.interrupt.asked
 
     def _drive(self) -> None:
@@ -358,12 +358,12 @@ class HilJob:
                 pilot,
                 episodes=episodes,
                 seed=seed,
-                stopped=self._asked,
+                stopped=self._is_interrupted,
                 judge=self.judge,
                 overrules=False,
             )
         frame = None if self.loop.frame is None else lambda quality: self._draw(env, quality)
-        block = AttendedTrials(self.loop, env, episodes=episodes, seed=seed, stopped=self._asked, frame=frame)
+        block = AttendedTrials(self.loop, env, episodes=episodes, seed=seed, stopped=self._is_interrupted, frame=frame)
         return block.run()
 
     def _prepare(self) -> None:
@@ -382,10 +382,10 @@ class HilJob:
     def _choose(self) -> None:
         """The policy for the last block: the best one so far, where the newest does worse in a block of its own."""
         s, kept = self.settings, self._run.checkpoints
-        if s.use_best and s.eval_every and kept.best() and not self._asked():
+        if s.use_best and s.eval_every and kept.best() and not self._is_interrupted():
             self._run.result = None  # a block that chose is not the one that is reported, however long it was
             now = self.evaluate(s.eval_episodes).metrics()["eval/success"]
-            if self._asked():  # cut short by whoever wants to stop: it chooses nothing
+            if self._is_interrupted():  # cut short by whoever wants to stop: it chooses nothing
                 return
             best = kept.best()
             kept.choose_best(now < best["rank"][0])

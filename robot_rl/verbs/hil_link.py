@@ -109,7 +109,7 @@ class HilActorJob(HilJob):
         """As `HilJob.run`; the learner is asked for its last weights before the last block."""
         wanted = REALTIME if self.settings.realtime is None else self.settings.realtime
         try:
-            with self.pilot.lifted(wanted) as told:
+            with self.pilot.lift_priority(wanted) as told:
                 if told not in ("on", "off"):
                     sys.stderr.write(
                         f"the control loop has ordinary priority, {told}: on a busy machine its ticks come late. Allow "

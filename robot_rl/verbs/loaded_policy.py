@@ -40,18 +40,18 @@ class LoadedPolicy:
             arrays = isinstance(obs, np.ndarray | torch.Tensor)
             first = next(iter(self.io.obs.values()))[0]
             got = f"an array of shape {tuple(obs.shape)}" if arrays else f"a {type(obs).__name__}"
-            raise Refused(self._expected(got, batch=arrays and tuple(obs.shape[1:]) == tuple(first)))
+            raise Refused(self._expectation(got, batch=arrays and tuple(obs.shape[1:]) == tuple(first)))
         for key, (shape, _) in self.io.obs.items():
             if key in obs and tuple(obs[key].shape[1:]) != tuple(shape):
-                raise Refused(self._expected(f"'{key}' of shape {tuple(obs[key].shape)}"))
+                raise Refused(self._expectation(f"'{key}' of shape {tuple(obs[key].shape)}"))
         try:
             return self.policy.act(obs, deterministic=deterministic)
         except KeyError as error:
             if missing := [key for key in self.io.obs if key not in obs]:
-                raise Refused(self._expected(f"no {', '.join(map(repr, missing))}")) from error
+                raise Refused(self._expectation(f"no {', '.join(map(repr, missing))}")) from error
             raise
 
-    def _expected(self, got: str, batch: bool = False) -> str:
+    def _expectation(self, got: str, batch: bool = False) -> str:
         wanted = ", ".join(
             f"'{key}': ({', '.join(map(str, ('B', *shape)))}) {kind}" for key, (shape, kind) in self.io.obs.items()
         )

@@ -101,7 +101,7 @@ def apply_meaning(store: Store, *, action: str | None = None, low: object = None
     )
     assert bounds is not None
     io, scale = meaning(store.io, bounds)
-    return store.scaled(scale, io, bounds.said)
+    return store.rescale(scale, io, bounds.statement)
 
 
 @cache
@@ -264,9 +264,9 @@ def fit(store: Store, env: IOSpec) -> tuple[Store, list[str]]:
     """
     meant = agree(store.io, env, store.meta.get("action"))
     if meant is env:
-        return store.scaled(identity_scale(env.action_dim), env, NORMALISED), []
+        return store.rescale(identity_scale(env.action_dim), env, NORMALISED), []
     scale = scale_between(meant, env)
-    return store.scaled(scale, env, STATED), [
+    return store.rescale(scale, env, STATED), [
         f"actions from {describe_span(meant)} in the log, scaled to the environment's, from {describe_span(env)}"
     ]
 

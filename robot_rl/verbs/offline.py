@@ -23,7 +23,7 @@ from robot_rl.loops.offline import Offline
 from robot_rl.parts import Parts
 from robot_rl.run import Run, RunStart
 from robot_rl.schedule import Schedule
-from robot_rl.stats import iqm, stratified
+from robot_rl.stats import iqm, stratified_mean
 from robot_rl.types import AnyLearner, Callback, IOSpec, Metrics, VecEnv
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer, logs, ope
@@ -100,7 +100,7 @@ class SeedEvaluations:
             out["eval/score"] = float(np.mean(per_seed))
             out["eval/score_std"] = scores.normalized_std(self.score, out["eval/return_std"])
         if len(rows) > 1:
-            interval = stratified([per_seed])
+            interval = stratified_mean([per_seed])
             out["eval/seeds_std"] = float(np.std(per_seed))
             out["eval/seeds_iqm"] = iqm(np.array(per_seed))
             out["eval/seeds_low"], out["eval/seeds_high"] = interval.low, interval.high

@@ -20,15 +20,15 @@ def judges_of(cfg: DictConfig) -> ope.Judges:
     """What judges a policy, as it is configured under `ope`, `behaviour` and, where there is one, `model`."""
     shared = {"seed": cfg.seed, "device": cfg.device, "gamma": cfg.gamma}
 
-    def valued(group: str) -> Callable[..., Any]:
+    def maker_of(group: str) -> Callable[..., Any]:
         node = plain(cfg[group])
         return lambda io, policy, **how: build.make("ope", node, io, policy, where=group, **shared, **how)
 
     behaviour = plain(cfg.behaviour)
     return ope.Judges(
-        valued("ope"),
+        maker_of("ope"),
         lambda io: build.make("policy", behaviour, io, where="behaviour", **shared),
-        None if cfg.get("model") is None else valued("model"),
+        None if cfg.get("model") is None else maker_of("model"),
     )
 
 

@@ -205,7 +205,7 @@ def run(
                 f"WARNING: the last tenth of FQE's updates moved its value from {early:.4g} to {late:.4g}; it has not "
                 f"settled, so its interval says nothing: raise updates (now {s.updates}) or ope.lr"
             )
-        td_error = fqe.td_error(next(batches_for(fqe, _pick(data, held_out, s).ordered(4096))))
+        td_error = fqe.td_error(next(batches_for(fqe, _pick(data, held_out, s).in_order(4096))))
 
     model = None
     if "mb" in s.methods and judges.make_model is not None:
@@ -265,11 +265,11 @@ def _halves(data: LogDataset, inside: np.ndarray, s: OpeSettings, fqe: Any) -> t
         parts.append(_pick(data, half, s, seed=s.seed + member))
     streams = [part.batches(fqe.need.rows // members) for part in parts]
 
-    def joined() -> Iterator[Transitions]:
+    def join() -> Iterator[Transitions]:
         while True:
             yield merge({str(member): next(stream) for member, stream in enumerate(streams)})
 
-    return joined(), seen
+    return join(), seen
 
 
 def _select_unseen(values: Tensor, seen: np.ndarray) -> np.ndarray:
@@ -324,7 +324,7 @@ def _behaviour(
 
 def _support(mu: _Behaviour, policy: Policy, data: LogDataset, s: OpeSettings) -> Support:
     """Which of the policy's actions the behaviour would hardly have taken."""
-    batch = next(iter(data.ordered(4096)))
+    batch = next(iter(data.in_order(4096)))
     state = batch.obs["state"]
     chosen = torch.as_tensor(policy.act({"state": state}, deterministic=True).value)
     limit = torch.quantile(mu.log_prob({"state": state}, batch.action), s.support_quantile)
@@ -391,7 +391,7 @@ def _density_of_logged(mu: _Behaviour, episode: Episode, state: Tensor, action: 
 
 _ESTIMATORS: dict[str, Callable[[Logged], float]] = {
     "is": estimators.importance_sampling,
-    "wis": estimators.weighted,
+    "wis": estimators.weighted_importance_sampling,
     "pdis": estimators.per_decision,
     "wpdis": estimators.weighted_per_decision,
     "dr": lambda logged: estimators.doubly_robust(logged, self_normalised=False),

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 
-def composed(config: str, items: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
+def compose_config(config: str, items: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
     """A configuration of ours with words of its command line, also where the caller's own program runs in Hydra.
 
     Args:

@@ -148,7 +148,7 @@ class PictureJob(PreferenceJob):
         row = {"first": pair.first, "second": pair.second, "goal": self.goals[pair.goal], "answer": pair.said}
         return {**row, "truth": [self._true(pair.first), self._true(pair.second)]}
 
-    def _misplaced(self, place: Place) -> str:
+    def _check_place(self, place: Place) -> str:
         episode, frame = place
         there = 0 <= episode < len(self.store) and 1 <= frame <= self.store.length[episode]
         return "" if there else f"the log has no frame {frame} of episode {episode}"

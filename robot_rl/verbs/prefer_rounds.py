@@ -296,7 +296,7 @@ class PreferenceJob(ABC):
         """A line of the file of answers."""
 
     @abstractmethod
-    def _misplaced(self, place: Place) -> str:
+    def _check_place(self, place: Place) -> str:
         """What is wrong with a place that an answer speaks of, or ""."""
 
     def _goal_of(self, row: dict[str, Any]) -> int:
@@ -321,7 +321,7 @@ class PreferenceJob(ABC):
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 message = f"{path}, line {number} is no answer about this log ({error}); expected {self.form}"
                 raise ValueError(message) from error
-            wrong = next(filter(None, map(self._misplaced, (first, second))), "")
+            wrong = next(filter(None, map(self._check_place, (first, second))), "")
             if pair.said not in (0, 1, TIE):
                 wrong = f"the answer is {pair.said}, expected 0, 1 or -1"
             if wrong:

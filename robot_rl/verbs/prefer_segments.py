@@ -93,7 +93,7 @@ class SegmentJob(PreferenceJob):
     def _row(self, pair: LabelledPair) -> dict[str, object]:
         return {"first": pair.first, "second": pair.second, "answer": pair.said, "by": self._s.labels}
 
-    def _misplaced(self, place: Place) -> str:
+    def _check_place(self, place: Place) -> str:
         episode, step = place
         if 0 <= episode < len(self.store) and 0 <= step <= self.store.length[episode] - self._steps:
             return ""

@@ -134,7 +134,7 @@ def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
 class ShownCritic(Protocol):
     """A critic that may be shown its goal."""
 
-    def shown(self, reference: object) -> Any:
+    def with_reference(self, reference: object) -> Any:
         """The critic with a `policies.nets.reference.RefClip`, or None for none."""
         ...
 
@@ -149,4 +149,4 @@ def with_reference(judge: object, reference: str, frames: int, camera: str) -> A
         raise Refused(f"{type(judge).__name__} cannot be shown a goal; train one that can with critic=in_context")
     pictures, source = critic_reference.read(reference, camera)
     clip = build.tool("reference_clip")
-    return judge.shown(clip.of(pictures, frames, source=source))
+    return judge.with_reference(clip.of(pictures, frames, source=source))

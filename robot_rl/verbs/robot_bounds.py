@@ -54,9 +54,9 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
             if joints is None:  # not before: a corner that nobody has heard of would be missing
                 sys.stderr.write(f"{robot.name} is heard: drive it to the corners of its task; Ctrl-C when done\n")
                 sys.stderr.flush()
-            joints = _widened(joints, position)
+            joints = _widen(joints, position)
             if forward is not None:
-                places = _widened(places, forward(position))
+                places = _widen(places, forward(position))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
     if joints is None:
@@ -73,7 +73,7 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     return found
 
 
-def _widened(ends: np.ndarray | None, value: np.ndarray) -> np.ndarray:
+def _widen(ends: np.ndarray | None, value: np.ndarray) -> np.ndarray:
     """(2, n) least and largest so far, with one more vector (n,)."""
     given = np.array(value, float)
     return np.stack([given, given] if ends is None else [np.minimum(ends[0], given), np.maximum(ends[1], given)])

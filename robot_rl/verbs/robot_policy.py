@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from robot_rl import build, onnx_policy, policy_card
 from robot_rl.leapp_bundle import bundle_of, read_bundle
 from robot_rl.leapp_policy import LeappPolicy
-from robot_rl.onnx_policy import OnnxPolicy, exported, graph_of
+from robot_rl.onnx_policy import OnnxPolicy, graph_of, read_export
 from robot_rl.types.policy_card import FILE
 
 if TYPE_CHECKING:  # whoever imports this may be a process without torch
@@ -90,7 +90,7 @@ def load_leapp(file: Path, *, device: str, threads: int, trust: bool) -> Loaded:
     )
     if own:
         names = (*(path.name for path in bundle.files), *onnx_policy.FILES)
-        return exported(policy, file, names, build.world_port)
+        return read_export(policy, file, names, build.world_port)
     from robot_rl.types import Loaded
 
     digest = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -35,7 +35,7 @@ from robot_rl.verbs.doctor import doctor
 from robot_rl.verbs.help import page
 from robot_rl.verbs.lines import WORDED, find_slip, nearest
 from robot_rl.verbs.options import Env
-from robot_rl.verbs.packaged import composed
+from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import read_options, run_of, stored_config
 from robot_rl.verbs.replay import as_replay_option
@@ -211,7 +211,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         if verb.startswith("eval") or verb in ("collect", "export", "deploy"):
             rest = add_to_env_of_run([as_path(item, "policy_path" if verb == "deploy" else "path") for item in rest])
         rest = take_own(rest)
-        kept, rest = _resumed(rest), quote_signs(rest)
+        kept, rest = _resume_config(rest), quote_signs(rest)
         flags = any(item.startswith("-") or item.lstrip("+").startswith("hydra") for item in rest)
         wrong = find_unknown(verb, rest) or find_unreadable(rest) or find_wrong_value(config, rest)
         if not wrong and (flags or kept is not None):  # else where Hydra refuses a word, since it composes
@@ -232,7 +232,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         if flags:
             hydra.main(config_path="pkg://robot_rl.configs", config_name=config, version_base="1.3")(task)()
         else:  # Hydra's own program composes twice, the first time to find its mode
-            task(composed(config, rest, with_hydra=True))
+            task(compose_config(config, rest, with_hydra=True))
     except (HydraException, OmegaConfBaseException) as error:
         if debug:
             raise
@@ -242,7 +242,7 @@ def start(verb: str, rest: list[str], *, debug: bool) -> None:
         conclude(several.words, several.folder)
 
 
-def _resumed(items: Sequence[str]) -> DictConfig | None:
+def _resume_config(items: Sequence[str]) -> DictConfig | None:
     """The configuration of the run that `resume=` names; None without one, or where none can be read (told later)."""
     named = [item.partition("=")[2].strip("'\"") for item in items if item.startswith("resume=")]
     if not named:

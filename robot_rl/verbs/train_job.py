@@ -211,10 +211,10 @@ class TrainJob:
             policy=self.learner.policy,
             io=self.env.io,
             facts={"seed": self.settings.seed, "settings": self.settings.model_dump(mode="json")},
-            seen=self._seen,
+            seen=self._measure_seen,
         )
 
-    def _seen(self) -> Seen | None:
+    def _measure_seen(self) -> Seen | None:
         """What training saw: of the replay, or of all rollouts; None where a learner with its own loop keeps none."""
         if isinstance(self.loop, OwnLoop):
             return measure_seen(self.loop.seen_rows, self.env.io, count=self.loop.env_steps)

@@ -294,7 +294,7 @@ class OptionSearch:
         try:
             with Interrupt() as interrupt:  # SIGTERM too, and where a shell's background job is deaf to SIGINT
                 while not interrupt.asked:
-                    while len(running) < self.options.at_once and self._left(len(running)):
+                    while len(running) < self.options.at_once and self._has_left(len(running)):
                         running.append(self._begin())
                     if not running:
                         break
@@ -327,7 +327,7 @@ class OptionSearch:
                     kept = {key: trial.user_attrs[key] for key in ("number", "place")}
                     self.study.enqueue_trial(trial.params, user_attrs=kept)
 
-    def _left(self, running: int) -> bool:
+    def _has_left(self, running: int) -> bool:
         done = {self.states.COMPLETE, self.states.PRUNED}
         counted = [t for t in self.study.trials if t.state in done or t.user_attrs.get("error")]
         return len(counted) + running < self.options.trials

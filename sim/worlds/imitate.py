@@ -231,7 +231,7 @@ class Imitate:
         """(N, S) in the order of `obs_names`."""
         xp = view.xp
         frame, cycles = self._now(view)
-        place = self._moved(self._place(frame, view), cycles, view)
+        place = self._move(self._place(frame, view), cycles, view)
         lead = view.qpos[:, : self._ground] - place[:, : self._ground]
         parts = [view.qpos[:, self._ground :], view.qvel / 10.0, lead]
         if self.o.sees == "phase":
@@ -300,7 +300,7 @@ class Imitate:
     def _place(self, frame: Array, view: View) -> Array:
         return constant(self._wanted.place, view.qpos)[frame]
 
-    def _moved(self, place: Array, cycles: Array, view: View) -> Array:
+    def _move(self, place: Array, cycles: Array, view: View) -> Array:
         """Places of the reference after so many cycles."""
         stride = np.concatenate([self.clip.stride, [0.0]])
         return place + view.xp.astype(cycles, place.dtype)[:, None] * constant(stride, place)[None, :]
@@ -308,7 +308,7 @@ class Imitate:
     def _pair(self, view: View) -> tuple[Motion, Motion]:
         frame, cycles = self._now(view)
         found = {name: constant(value, view.qpos)[frame] for name, value in vars(self._wanted).items()}
-        found["place"] = self._moved(found["place"], cycles, view)
+        found["place"] = self._move(found["place"], cycles, view)
         return self._motion(view.xp, view.qpos, view.qvel, view.sensors), Motion(**found)
 
     def _motion(self, xp: ModuleType, qpos: Array, qvel: Array, sensors: Mapping[str, Array]) -> Motion:

@@ -87,7 +87,7 @@ class Pick(ArmTask):
         self.cameras = ("front", "side", "wrist") if robot is None else ("front", "side")
         ends = self._met if terminate_on_success else None
         terms = Goals(3, 4, self._show, self._pay, ends)  # the dense reward depends on more than the goal
-        self.goals = None if self._dense else WorldGoals(self._reached, self._asked, terms)
+        self.goals = None if self._dense else WorldGoals(self._achieved_goal, self._goal_place, terms)
 
     def mjcf(self) -> str:
         """The arm, the cube, and a ball where the goal is."""
@@ -125,7 +125,7 @@ class Pick(ArmTask):
         far = norm(view.task["goal"] - cube)
         around = xp.astype(near < 0.02, near.dtype)
         closed = around * xp.clip((STROKE - self._arm.opening(view)) / (STROKE - 2 * _HALF), 0.0, 1.0)
-        held = xp.astype(self._held(view), near.dtype)
+        held = xp.astype(self._is_held(view), near.dtype)
         on_the_way = 1.0 - 0.5 * xp.tanh(far / 0.2) - 0.5 * xp.tanh(far / 0.04)
         terms = {"near": 0.3 * (1.0 - xp.tanh(near / 0.1)), "grasp": 0.1 * closed}
         terms |= {"lift": 0.2 * held, "carry": 0.4 * held * on_the_way}
@@ -133,12 +133,12 @@ class Pick(ArmTask):
 
     def success(self, view: View) -> Array:
         """Cube within 3 cm of the goal and between the fingers."""
-        return self._held(view) & (norm(view.task["goal"] - view.qpos[:, self._cube : self._cube + 3]) < self.radius)
+        return self._is_held(view) & (norm(view.task["goal"] - view.qpos[:, self._cube : self._cube + 3]) < self.radius)
 
     def stages(self, view: View) -> dict[str, Array]:
         """Whether the tip is at the cube, and whether the cube is held."""
         near = norm(view.qpos[:, self._cube : self._cube + 3] - view.task["tip"]) < self._near
-        return {"reached": near, "held": self._held(view)}
+        return {"reached": near, "held": self._is_held(view)}
 
     def landmarks(self, view: View) -> dict[str, Array]:
         """(N, 4) cube and goal; the turn of the cube is not told."""
@@ -161,16 +161,16 @@ class Pick(ArmTask):
         move = xp.where(grasped[:, None], goal, to_cube)
         return self._arm.act(state, move, opening=xp.where(close, xp.zeros_like(aside), xp.zeros_like(aside) + STROKE))
 
-    def _held(self, view: View) -> Array:
+    def _is_held(self, view: View) -> Array:
         """(N,) cube off the table, between fingers that are as far apart as it is wide."""
         cube, opening = view.qpos[:, self._cube : self._cube + 3], self._arm.opening(view)
         near = norm(cube - view.task["tip"]) < self._near
         return near & (cube[:, 2] > _HALF + 0.005) & (opening < self._around)
 
-    def _reached(self, view: View) -> Array:
+    def _achieved_goal(self, view: View) -> Array:
         """(N, 4) where the cube is, and whether it is held."""
         cube = view.qpos[:, self._cube : self._cube + 3]
-        return view.xp.concat([cube, view.xp.astype(self._held(view), cube.dtype)[:, None]], axis=1)
+        return view.xp.concat([cube, view.xp.astype(self._is_held(view), cube.dtype)[:, None]], axis=1)
 
     def _met(self, reached: Array, goal: Array) -> Array:
         """(N,) cube at the goal and held; a goal at which a cube lies (none that is asked) is met without."""

@@ -68,7 +68,7 @@ class Reach(ArmTask):
         super().__init__(arm, beside=beside, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
         self.cameras = ("front", "side", "wrist") if robot is None else ("front", "side")
         ends = self._near if terminate_on_success else None
-        self.goals = WorldGoals(self._tip, self._asked, Goals(3, 3, self._show, self._pay, ends))
+        self.goals = WorldGoals(self._tip, self._goal_place, Goals(3, 3, self._show, self._pay, ends))
 
     def mjcf(self) -> str:
         """The arm, and a ball where the goal is."""

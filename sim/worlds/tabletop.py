@@ -286,9 +286,9 @@ class Tabletop:
         xp = view.xp
         tip = view.qpos[:, :3]
         blocks, plates = self._blocks(view), self._plates(view)
-        held = [self._held(view, block) for block in blocks]
+        held = [self._is_held(view, block) for block in blocks]
         any_held = held[0] | held[1] | held[2]
-        done = self.satisfied(view)
+        done = self.satisfies(view)
         columns = []
         for column, (i, j) in enumerate(GOALS):
             block = blocks[i]
@@ -303,14 +303,14 @@ class Tabletop:
             columns.append(xp.clip(work, WORK_MIN, None))
         return xp.stack(columns, axis=1)
 
-    def satisfied(self, view: View) -> Array:
+    def satisfies(self, view: View) -> Array:
         """(N, 6) bool: the block lies within 3.5 cm of the plate's centre and the hand does not hold it."""
         xp = view.xp
         columns = []
         for i, j in GOALS:
             block, plate = self._blocks(view)[i], self._plates(view)[j]
             there = norm(plate[:, :2] - block[:, :2]) < _RADIUS
-            columns.append(there & (block[:, 2] < HALF + 0.006) & ~self._held(view, block))
+            columns.append(there & (block[:, 2] < HALF + 0.006) & ~self._is_held(view, block))
         return xp.stack(columns, axis=1)
 
     def reward(self, view: View) -> Array:
@@ -327,7 +327,7 @@ class Tabletop:
     def success(self, view: View) -> Array:
         """The asked block on the asked plate, released."""
         xp = view.xp
-        return self._of_goal(view, xp.astype(self.satisfied(view), xp.float32)) > 0.5
+        return self._of_goal(view, xp.astype(self.satisfies(view), xp.float32)) > 0.5
 
     def expert(self, state: Array) -> Array:
         """Down a funnel onto the block, close, up, across, down, open, up."""
@@ -380,6 +380,6 @@ class Tabletop:
     def _opening(view: View) -> Array:
         return view.qpos[:, 3] + view.qpos[:, 4]
 
-    def _held(self, view: View, block: Array) -> Array:
+    def _is_held(self, view: View, block: Array) -> Array:
         """(N,) bool: around the block, fingers as far apart as it is wide."""
         return (norm(block - view.qpos[:, :3]) < 0.028) & (self._opening(view) < 2 * HALF + 0.010)

@@ -98,7 +98,7 @@ class TabletopClips:
         def keep() -> None:
             qpos.append(np.array(view.qpos))
             work.append(np.asarray(world.remaining(view), np.float32))
-            done.append(np.asarray(world.satisfied(view)))
+            done.append(np.asarray(world.satisfies(view)))
 
         keep()
         for step in range(1, _STEPS + 1):

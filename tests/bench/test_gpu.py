@@ -46,7 +46,7 @@ def test_parts_that_answer_with_lists_are_named() -> None:
         {"what": "update", "contestant": "ours", "per_s": 3.0},
         {"what": "update", "contestant": "theirs", "per_s": 2.0},
     ]
-    assert gpu._named(rows) == {"update ours": {"per_s": 3.0}, "update theirs": {"per_s": 2.0}}
+    assert gpu._by_name(rows) == {"update ours": {"per_s": 3.0}, "update theirs": {"per_s": 2.0}}
 
 
 def test_cpu_engine_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

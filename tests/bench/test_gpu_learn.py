@@ -41,10 +41,10 @@ def test_plain_critic_learns_what_ours_learns():
 
 
 def test_time_to_a_return_that_is_reached_at_once_and_one_that_is_not():
-    soon = gpu_learn.trained("fast_ppo", "cpu", factor=1.0, limit=2000, num_envs=8, target=-100.0,
+    soon = gpu_learn.train_until("fast_ppo", "cpu", factor=1.0, limit=2000, num_envs=8, target=-100.0,
                              make_env=lambda n, seed: PointWorld(n, seed), rollout_steps=16, hidden=(8,))  # fmt: skip
     assert soon["figure"] > 0
-    late = gpu_learn.trained("fast_ppo", "cpu", factor=1.0, limit=300, num_envs=8, target=0.0,
+    late = gpu_learn.train_until("fast_ppo", "cpu", factor=1.0, limit=300, num_envs=8, target=0.0,
                              make_env=lambda n, seed: PointWorld(n, seed), rollout_steps=16, hidden=(8,))  # fmt: skip
     assert math.isnan(late["figure"])
     assert "not within" in late["unit"]

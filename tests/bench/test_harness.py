@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import compare, ratio, repeated
+from benchmarks.harness import compare, ratio, repeat
 from robot_rl.verbs import bench
 
 
@@ -22,7 +22,7 @@ def test_cases_are_timed_in_turning_order_without_what_comes_before_a_round() ->
 
         return go
 
-    cases = {"a": work("a", 2.0), "b": repeated(work("b", 0.5), 3)}
+    cases = {"a": work("a", 2.0), "b": repeat(work("b", 0.5), 3)}
     found = compare(cases, 2, warm=1, before=work("before", 100.0), clock=lambda: now)
     assert found == {"a": [2.0, 2.0], "b": [1.5, 1.5]}
     assert order == ["before", "b", "b", "b", "a", "before", "a", "b", "b", "b", "before", "b", "b", "b", "a"]

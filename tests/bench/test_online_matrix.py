@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 from benchmarks.online import matrix, report
-from benchmarks.online.cell import resolved
+from benchmarks.online.cell import resolve
 
 
 def cell(task: str, method: str, seed: int, value: float) -> dict:
     facts = {"algorithm": "ppo", "task": task, "method": method, "steps": 50, "seed": seed, "return": value}
-    options = resolved("ppo", method)
+    options = resolve("ppo", method)
     return {**facts, "curve": [[10, 0.0], [20, value]], "wall_s": 1.0, "cpu_s": 2.0, "options": options}
 
 
@@ -28,7 +28,7 @@ def test_a_cell_is_run_once_and_anew_when_its_options_meant_something_else(tmp_p
     matrix.fill(*what, folder=tmp_path)
     assert json.loads(path.read_text())["return"] == 7.0  # it was there
     path.write_text(json.dumps({**made, "return": 7.0, "options": {**made["options"], "lr": 1.0}}))
-    assert matrix.known(path) is None
+    assert matrix.read_known(path) is None
     matrix.fill(*what, folder=tmp_path)
     again = json.loads(path.read_text())
     assert (again["returns"], again["curve"]) == (made["returns"], made["curve"])  # the same seed, the same run
@@ -36,7 +36,7 @@ def test_a_cell_is_run_once_and_anew_when_its_options_meant_something_else(tmp_p
 
 def test_an_unknown_side_or_word_is_refused():
     with pytest.raises(ValueError, match="expected ours or sb3 or sbx"):
-        resolved("ppo", "theirs")
+        resolve("ppo", "theirs")
     with pytest.raises(SystemExit, match="unknown: task"):
         matrix.main(["task=Pendulum-v1"])
 

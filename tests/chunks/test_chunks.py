@@ -231,7 +231,7 @@ def play(
             chunk, late = chunks[len(asked)], (ages or {}).get(len(asked), 0)
             asked.append(tick)
             if late:
-                execution.asked(rows)
+                execution.mark_pending(rows)
                 waiting.append((tick + late, chunk, tick))
             else:
                 execution.offer(rows, np.array(chunk, np.float32)[None, :, None])
@@ -471,8 +471,8 @@ def test_meter_tells_borders_from_insides() -> None:
         meter.tick(np.array([[a]]), np.array([i % 4 == 0]))
     bend = np.abs(np.diff(track, 2))  # entry i belongs to tick i + 2
     inside, border = bend[[0, 1, 4, 5]].mean(), bend[[2, 3]].mean()
-    meter.decided(1, 0.002)
-    meter.decided(1, 0.004)
+    meter.count_decision(1, 0.002)
+    meter.count_decision(1, 0.004)
     found = meter.metrics(episodes=1)
     assert found["border_jerk"] == pytest.approx(border / inside)
     assert found["decisions"] == 2.0

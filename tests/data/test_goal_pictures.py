@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_rl.data.goal_pictures import SENTENCE, GoalPictures, unsaid
+from robot_rl.data.goal_pictures import SENTENCE, GoalPictures, blank_sentences
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store, write_store
 from robot_rl.types import Episode, IOSpec
@@ -93,4 +93,4 @@ def test_bad_requests_are_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'episode' and 'step'"):
         next(GoalPictures(LogDataset(log), camera="side").batches(4))
     with pytest.raises(ValueError, match="needs 25"):
-        unsaid(np.zeros((2, 10), np.uint8))
+        blank_sentences(np.zeros((2, 10), np.uint8))

@@ -11,7 +11,7 @@ from tests.human import traces
 def closed(trace, rules=None, reason=EndReason.TIMEOUT, **more):
     out = traces.draft(trace, rules, **more)
     out.close(reason)
-    out.settled()
+    out.take_settled()
     return out
 
 
@@ -39,7 +39,7 @@ def test_rlif_keeps_both_rewards_and_a_method_weighs_them():
     out = traces.draft("ppHH")
     out.steps[1].reward_task = 3.0
     out.close(EndReason.TIMEOUT)
-    out.settled()
+    out.take_settled()
     assert (out.steps[1].reward_task, out.steps[1].reward_rlif, out.steps[1].reward) == (3.0, -1.0, 3.0)
 
 
@@ -105,7 +105,7 @@ def test_label_in_the_first_moments_goes_to_the_first_step():
 
 def test_label_never_reaches_a_step_that_was_handed_out():
     out = traces.draft("p" * 12)
-    given = len(out.settled())
+    given = len(out.take_settled())
     assert given == 12 - 3  # 200 ms at 10 Hz are 2 steps, plus the one under way
     assert out.label(True, 0) == given
 
@@ -115,11 +115,11 @@ def test_settled_hands_out_every_step_once():
     seen = []
     for t in range(20):
         out.add(traces.step(t))
-        seen += out.settled()
+        seen += out.take_settled()
     out.close(EndReason.TIMEOUT)
-    seen += out.settled()
+    seen += out.take_settled()
     assert [s.t_obs for s in seen] == [t * traces.TICK for t in range(20)]
-    assert out.settled() == []
+    assert out.take_settled() == []
 
 
 def test_gap_becomes_an_invalid_row_and_ends_the_span():

@@ -207,7 +207,7 @@ def test_dataset_cloning_uses_every_step(store: Store) -> None:
 
 def test_dataset_windows_end_with_the_episode(store: Store) -> None:
     data = LogDataset(store, LogView(window=3, gamma=0.5, extras=["row"], require_next=False))
-    batch = next(data.ordered(100))
+    batch = next(data.in_order(100))
     assert batch.obs["state"].shape == (9, 3, 2)
     assert batch.extras["row"][2].tolist() == [2, 2, 2]
     assert batch.mask[2].tolist() == [True, False, False]
@@ -223,7 +223,7 @@ def test_dataset_invalid_steps_cut_chains(tmp_path: Path) -> None:
         tmp_path / "s", [episode(1, 5, columns={"valid": valid}), episode(2, 2, columns={"valid": valid[:2]})]
     )
     data = LogDataset(store, LogView(n_step=3, gamma=1.0, extras=["row"]))
-    batch = next(data.ordered(100))
+    batch = next(data.in_order(100))
     assert batch.extras["row"].tolist() == [0, 1, 3, 4, 5, 6]
     assert batch.reward.tolist() == [100 + 101, 101, 103 + 104, 104, 200 + 201, 201]
     assert batch.next_obs["state"][:, 0].tolist() == [102, 102, 105, 105, 202, 202]
@@ -261,7 +261,7 @@ def test_dataset_of_other_data_is_not_resumed(store: Store, tmp_path: Path) -> N
 def test_dataset_reward_transform_and_subset(store: Store) -> None:
     # complete episodes return 303 and 806; the cut tail does not count
     data = LogDataset(store, LogView(reward_scale="return_range", reward_bias=-1.0, extras=["row"]), episodes=[0, 1])
-    batch = next(data.ordered(100))
+    batch = next(data.in_order(100))
     assert batch.extras["row"].tolist() == list(range(7))
     assert float(batch.reward[0]) == pytest.approx(100 * 1000 / 503 - 1, rel=1e-6)
     assert data.reward_range() == pytest.approx((100 * 1000 / 503 - 1, 203 * 1000 / 503 - 1))
@@ -384,7 +384,7 @@ def test_numbers_that_a_column_does_not_hold_are_told(tmp_path: Path) -> None:
 def test_no_next_action_is_that_of_a_step_that_is_no_transition(tmp_path: Path) -> None:
     store = write_store(tmp_path / "x.store", [episode(1, 6, columns={"valid": np.array([1, 1, 0, 1, 1, 1], bool)})])
     data = LogDataset(store, LogView(next_action=True, extras=("step",)))
-    (batch,) = data.ordered(9)
+    (batch,) = data.in_order(9)
     assert batch.extras["step"].tolist() == [0, 1, 3, 4, 5]
     assert batch.extras["next_action_valid"].tolist() == [True, False, True, True, False]
     assert batch.extras["next_action"][1].item() == 0.0

@@ -17,7 +17,7 @@ from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.session import Helpers, Records
 from tests.human.line_world import LineEnv
 from tests.human.test_loop import Fixed
@@ -47,7 +47,7 @@ class Session:
     ):
         self.env = env or Stage(steps=10_000)
         self.human = BrowserTeleop(BrowserOptions(port=0, token=token, **more), self.env.io, announce=False)
-        self.pilot = simulated(self.env, self.human, takeover={"device_timeout_ms": deadman_ms, "mode": mode})
+        self.pilot = simulated_pilot(self.env, self.human, takeover={"device_timeout_ms": deadman_ms, "mode": mode})
         self.drivers: list[tuple[float, str, float]] = []
         drive = self.pilot.drive
 

@@ -13,7 +13,7 @@ from robot_rl.arbiter import Press, Reading
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.teleop import Teleop
 from robot_rl.human.judge import Judge
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.trials import trials
 from robot_rl.real.core.clock import ManualClock
 from tests.human.line_world import LineEnv
@@ -54,7 +54,7 @@ def block(tmp_path, act, env=None, episodes=2, steps=20):
     hands.act = lambda page: act(page, hands)
     own, env = Far(steps=steps), env or Far(steps=steps)
     loop = build(tmp_path, hands, env=own, learner=Fixed(own.io, 0.0))
-    loop.pilot = simulated(own, hands, clock=ManualClock())
+    loop.pilot = simulated_pilot(own, hands, clock=ManualClock())
     trials = AttendedTrials(loop, env, episodes=episodes, seed=1, stopped=lambda: False)
     found = trials.run()
     assert loop.pilot.driver in ("HOLD", "STOPPED")
@@ -169,7 +169,7 @@ def test_a_trial_that_the_robot_spoils_is_driven_again(tmp_path):
     own, hands = Blind(steps=20), Hands()
     hands.act = go
     loop = build(tmp_path, hands, env=own, learner=Fixed(own.io, 0.0))
-    loop.pilot = simulated(own, hands, clock=ManualClock())
+    loop.pilot = simulated_pilot(own, hands, clock=ManualClock())
     loop.pilot.simulates = False
     found = AttendedTrials(loop, own, episodes=1, seed=1, stopped=lambda: False).run()
     assert found.steps == [20]
@@ -182,7 +182,7 @@ def test_a_word_about_an_episode_of_the_list_ends_no_trial(tmp_path):
     hands = Hands()
     own = Far(steps=20)
     loop = build(tmp_path, hands, env=own, learner=Fixed(own.io, 0.0))
-    loop.pilot = simulated(own, hands, clock=ManualClock())
+    loop.pilot = simulated_pilot(own, hands, clock=ManualClock())
     ticks = []
 
     def read(now, obs, policy, before=hands.read):
@@ -201,7 +201,7 @@ def test_a_word_about_an_episode_of_the_list_ends_no_trial(tmp_path):
 def test_a_stop_that_comes_with_or_after_an_unlock_stays(tmp_path, keys):
     """Unlock and STOP in one tick unlocked."""
     env, hands = Far(), Hands()
-    pilot = simulated(env, hands, clock=ManualClock())
+    pilot = simulated_pilot(env, hands, clock=ManualClock())
     left = iter(keys)
     hands.page, hands.act = {}, lambda page: next(left, ())
     obs = {"state": np.zeros(2, np.float32)}
@@ -219,7 +219,7 @@ def test_who_drove_before_a_stop_does_not_drive_again_because_it_is_unlocked(mod
     """The dead-man was held all the time, the key was pressed once: unlocking gave the robot back to the hands."""
     env, hands = Far(), Hands()
     hands.page, hands.enable = {}, True
-    pilot = simulated(env, hands, clock=ManualClock(), takeover={"mode": mode})
+    pilot = simulated_pilot(env, hands, clock=ManualClock(), takeover={"mode": mode})
     obs, still = {"state": np.zeros(2, np.float32)}, np.zeros(1, np.float32)
     hand = hands.read
 
@@ -259,5 +259,5 @@ def test_a_classifier_of_the_session_is_asked_in_trials_where_the_world_knows_no
     for env, overrules, good in ((Silent(), False, True), (LineEnv(), False, False), (LineEnv(), True, True)):
         judge = Judge(lambda obs: np.ones(1), 0.5, 2)
         learner = Fixed(env.io, 0.0)
-        found = trials(env, learner, simulated(env, None), episodes=2, seed=3, judge=judge, overrules=overrules)
+        found = trials(env, learner, simulated_pilot(env, None), episodes=2, seed=3, judge=judge, overrules=overrules)
         assert found.successes == [good] * 2

@@ -236,7 +236,7 @@ def test_after_the_last_demonstration_the_policy_waits_for_go(tmp_path):
 @pytest.mark.parametrize("there", [False, True])
 def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(tmp_path, there):
     pytest.importorskip("zenoh", reason="needs Zenoh (extra `link`)")
-    from robot_rl.human.pilot import simulated
+    from robot_rl.human.pilot import simulated_pilot
     from robot_rl.link import LearnerLink, LinkSettings
     from robot_rl.verbs.hil_job import HilMakers, HilSettings
     from robot_rl.verbs.hil_link import HilActorJob
@@ -248,7 +248,7 @@ def test_an_actor_without_a_learner_or_with_a_wrong_password_holds_and_says_why(
 
     def make_pilot(env, person):
         human = BrowserTeleop(BrowserOptions(port=0, token="t0ken"), env.io, announce=False) if person else None
-        return simulated(env, human, takeover={"device_timeout_ms": PATIENT_MS})
+        return simulated_pilot(env, human, takeover={"device_timeout_ms": PATIENT_MS})
 
     stage = Stage()
     job = HilActorJob(

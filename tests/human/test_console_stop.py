@@ -10,7 +10,7 @@ import pytest
 
 from robot_rl.human.attended import AttendedTrials
 from robot_rl.human.devices.browser import BrowserOptions, BrowserTeleop
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.waiting import meanwhile
 from robot_rl.run import RunStart
 from robot_rl.verbs.hil_job import HilJob, HilMakers, HilSettings
@@ -46,7 +46,7 @@ class JobSession:
 
         def make_pilot(env, person):
             human = BrowserTeleop(BrowserOptions(port=0, token="t0ken"), env.io, announce=False) if person else None
-            return simulated(env, human, takeover={"device_timeout_ms": PATIENT_MS})
+            return simulated_pilot(env, human, takeover={"device_timeout_ms": PATIENT_MS})
 
         self.envs, self.tracker = made, Tracker()
         self.job = HilJob(

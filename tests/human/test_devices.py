@@ -12,7 +12,7 @@ from robot_rl.human.devices.keyboard import SEQUENCE, KeyboardTeleop
 from robot_rl.human.devices.mapping import ActionMap, axes_of
 from robot_rl.human.devices.remote import RemoteTeleop
 from robot_rl.human.devices.scripted import ScriptedHuman, ScriptedOptions
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.real.core.clock import ManualClock
 from robot_rl.types import IOSpec
 from tests.human.line_world import LineEnv
@@ -96,8 +96,8 @@ def test_whoever_has_hands_is_waited_for_and_a_script_is_not():
     hands = (KeyboardTeleop(io(), listen=False), GamepadTeleop(io(), pad=FakePad()), RemoteTeleop(io()))
     env = LineEnv()
     assert all(device.realtime for device in hands)
-    assert simulated(env, KeyboardTeleop(env.io, listen=False)).driver == "HOLD"
-    assert simulated(env, ScriptedHuman(ScriptedOptions(), env.io, expert=env.expert)).driver == "POLICY"
+    assert simulated_pilot(env, KeyboardTeleop(env.io, listen=False)).driver == "HOLD"
+    assert simulated_pilot(env, ScriptedHuman(ScriptedOptions(), env.io, expert=env.expert)).driver == "POLICY"
 
 
 def test_keyboard_session_holds_until_go_is_pressed_and_says_so(tmp_path):

@@ -16,7 +16,7 @@ from robot_rl.human.grippers import Grippers
 from robot_rl.human.log import HilLog
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pieces import Outbox
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.session import Records
 from robot_rl.policies.human.hil_serl import HilSerl, HilSerlOptions
 from robot_rl.real.core.clock import ManualClock
@@ -118,7 +118,7 @@ def test_a_learner_elsewhere_gets_no_step_that_a_gripper_did_not_follow(tmp_path
     loop = HilActor(
         env,
         Follower(Closes(env.io)),
-        simulated(env, None),
+        simulated_pilot(env, None),
         records,
         options=SessionOptions(),
         link=link,
@@ -155,7 +155,7 @@ def test_who_takes_over_and_leaves_the_gripper_alone_finds_it_as_it_was():
     """It went to what the hands had told it last, open at first: whoever helped with a cube dropped it."""
     clock, env = ManualClock(), Claw()
     hand = RemoteTeleop(env.io, clock=clock)
-    pilot = simulated(env, hand, clock=clock)
+    pilot = simulated_pilot(env, hand, clock=clock)
     obs, close, done = {"state": np.zeros(2, np.float32)}, np.array([0.02, -1.0], np.float32), []
     hand.press("resume")
     hand.message(0, {}, enable=False)

@@ -64,7 +64,7 @@ def record(folder, traces_of, demos=()):
         log.begin()
         draft = traces.draft(letters)
         draft.close(EndReason.SUCCESS)
-        outbox.done(number, log.commit(draft, {"demo": number in demos}))
+        outbox.finish(number, log.commit(draft, {"demo": number in demos}))
     while (found := outbox.piece(place, 7)) is not None:
         out.append((asdict(found[0]), found[1]))
         place = found[0].after
@@ -158,12 +158,12 @@ def test_discarded_demonstrations_are_kept_on_disk_and_not_learned_from(tmp_path
     log.begin()
     draft = traces.draft("HHHH")
     draft.close(EndReason.HUMAN_STOP)
-    outbox.done(0, log.commit(draft, {"discarded": True}))
+    outbox.finish(0, log.commit(draft, {"discarded": True}))
     head, body = outbox.piece((0, 0))
     loop = build(tmp_path / "rows", Wire([(asdict(head), body)]), demos=0)
     loop.receive()
     assert len(loop.memory) == 0
-    assert len(Inbox(tmp_path / "rows", traces.io()).restored()[0].steps) == 4
+    assert len(Inbox(tmp_path / "rows", traces.io()).take_restored()[0].steps) == 4
 
 
 def test_thrown_away_episode_is_forgotten_and_the_one_before_it_is_not(tmp_path):

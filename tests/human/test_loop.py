@@ -23,7 +23,7 @@ from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.session import Records
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
@@ -85,7 +85,7 @@ class Fixed(Learner):
 def build(folder, human, *, env=None, learner=None, options=None, rules=None, takeover=None, seed=0):
     env = env or LineEnv(seed=seed)
     learner = learner or Fixed(env.io)
-    pilot = simulated(env, human, takeover=takeover)
+    pilot = simulated_pilot(env, human, takeover=takeover)
     log = HilLog(folder, env.io)
     memory = HilMemory(env.io, 5000, seed=seed)
     views = memory.views
@@ -456,7 +456,7 @@ def test_trials_of_the_expert_succeed_alone(tmp_path):
     env = LineEnv()
     policy = Fixed(env.io)
     policy.act = lambda obs, deterministic=False: SimpleNamespace(value=env.expert(obs))
-    block = trials(env, policy, simulated(env, None), episodes=12, seed=0)
+    block = trials(env, policy, simulated_pilot(env, None), episodes=12, seed=0)
     assert block.successes == [True] * 12
     assert block.stops == []
 
@@ -468,7 +468,7 @@ def test_a_stop_costs_its_own_trial_and_no_other():
     learner.act = lambda obs, deterministic=False: SimpleNamespace(
         value=np.full((1, 1), math.nan if next(calls) < 3 else 0.3, np.float32)
     )
-    found = trials(env, learner, simulated(env, None), episodes=3, seed=0)
+    found = trials(env, learner, simulated_pilot(env, None), episodes=3, seed=0)
     assert len(found.stops) == 1
     assert len(found.successes) == 3
     assert not found.successes[0]

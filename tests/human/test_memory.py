@@ -20,7 +20,7 @@ def fill(memory, trace, base, reason, images=False, demo=False, gamma=0.9):
     out, rows = traces.EpisodeDraft(EpisodeRules(gamma=gamma), 10.0), []
 
     def hand_on():
-        for step in out.settled():
+        for step in out.take_settled():
             rows.append(memory.count)
             memory.extend([step], demo=demo)
 
@@ -206,7 +206,7 @@ def seen_steps(trace, base, reason, memory, demo=False):
         step.reward_task = float(reason == EndReason.SUCCESS and moment == base + len(trace) - 1)
         out.add(step)
     out.close(reason)
-    memory.extend(out.settled(), demo=demo)
+    memory.extend(out.take_settled(), demo=demo)
 
 
 def test_what_an_encoder_saw_is_kept_beside_its_frame_and_pictures_stay_out_of_batches():

@@ -23,7 +23,7 @@ def record(folder, letters=("ppHHp", "pppp", "HHH"), demo=()):
         log.begin()
         draft = traces.draft(trace)
         draft.close(EndReason.SUCCESS)
-        outbox.done(number, log.commit(draft, {"demo": number in demo}))
+        outbox.finish(number, log.commit(draft, {"demo": number in demo}))
     return log, outbox
 
 
@@ -36,7 +36,7 @@ def everything(outbox, most=2):
 
 
 def keys(inbox):
-    return [(r.head.episode, r.head.first + i) for r in inbox.restored() for i in range(len(r.steps))]
+    return [(r.head.episode, r.head.first + i) for r in inbox.take_restored() for i in range(len(r.steps))]
 
 
 def test_pieces_in_any_order_and_repeated_arrive_once_in_order(tmp_path):
@@ -68,7 +68,7 @@ def test_pieces_with_pictures_stay_small(tmp_path, monkeypatch):
     log.begin()
     draft = traces.draft("p" * 10, images=True)
     draft.close(EndReason.SUCCESS)
-    outbox.done(0, log.commit(draft))
+    outbox.finish(0, log.commit(draft))
     head, _ = outbox.piece((0, 0))
     assert head.count == 200 // (4 * 4 * 3 + 8)  # the pictures' bytes and the state's
 
@@ -88,20 +88,20 @@ def test_steps_go_out_while_the_episode_lasts_and_demonstrations_at_its_end(tmp_
     outbox.begin(0)
     log.begin()
     draft = traces.draft("pppppp")
-    outbox.rows(draft.settled())
+    outbox.rows(draft.take_settled())
     head, _ = outbox.piece((0, 0))
     assert (head.count, head.final) == (3, False)  # the newest three may still change
     assert outbox.piece((0, 3)) is None
     assert outbox.end() == (0, 3)
     draft.close(EndReason.SUCCESS)
-    outbox.done(0, log.commit(draft))
+    outbox.finish(0, log.commit(draft))
     head, _ = outbox.piece((0, 3))
     assert (head.first, head.count, head.final, head.success) == (3, 3, True, True)
     log.begin()  # a demonstration: nobody called begin() of the outbox
     demo = traces.draft("HHH")
     assert outbox.piece((1, 0)) is None
     demo.close(EndReason.SUCCESS)
-    outbox.done(1, log.commit(demo, {"demo": True}))
+    outbox.finish(1, log.commit(demo, {"demo": True}))
     assert outbox.piece((1, 0))[0].demo
 
 
@@ -112,7 +112,7 @@ def test_row_that_was_sent_before_a_kill_equals_the_row_of_the_recovered_episode
     draft = traces.draft("ppHHHp-pp", rules)
     for step in draft.steps:
         log.journal(step)
-    sent = draft.settled()
+    sent = draft.take_settled()
     assert any(step.invalid_reason == Invalid.GAP for step in draft.steps)
     log = HilLog(tmp_path, traces.io(), rules=rules)  # the process was killed; this is the next one
     found = to_steps(log.read(0))

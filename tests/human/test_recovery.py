@@ -57,7 +57,7 @@ def test_stuck_robot_backs_out_and_its_way_out_is_stored_but_never_sampled(tmp_p
     assert len(batch.action) == len(steps) - len(out)
     assert (batch.action > 0).all()
     # the step before the way out ends in the place where it began, not in where it led to
-    last = np.flatnonzero(~loop.memory.joined(loop.memory.views["online"].rows()))[0]
+    last = np.flatnonzero(~loop.memory.is_joined(loop.memory.views["online"].rows()))[0]
     assert float(batch.next_obs["state"][last, 0]) == float(steps[out[0]].obs["state"][0])
 
 

@@ -19,7 +19,7 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
 from robot_rl.human.pieces import Outbox
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.scene import Scene
 from robot_rl.human.session import Helpers, Records
 from tests.human.line_world import LineEnv
@@ -93,7 +93,7 @@ def drives(page):
 def test_differences_are_the_share_of_tiles_that_changed(tmp_path):
     env, hands = Seen(), Hands(Seen().io)
     hands.done.set()
-    pilot = simulated(env, hands)
+    pilot = simulated_pilot(env, hands)
     scene = Scene(SessionOptions(scene="check", scene_tolerance=0.01), tmp_path)
     good = {"front": env.look()["image.front"][0]}
     assert scene.gate(pilot, good).startswith("Put the scene back")
@@ -220,7 +220,7 @@ def test_the_classifier_ends_episodes_and_trials_of_a_robot(tmp_path):
     judge = Judge(lambda obs: obs["image.front"][:, 44, 44, 0] / 250.0, 0.7, in_a_row=2)
     memory = HilMemory(env.io, 1000)
     loop = HumanInTheLoop(
-        env, Fixed(env.io, 0.0), simulated(env, hands, takeover={"device_timeout_ms": 5000.0}),
+        env, Fixed(env.io, 0.0), simulated_pilot(env, hands, takeover={"device_timeout_ms": 5000.0}),
         Records(HilLog(tmp_path, env.io), memory, Mix({"online": (memory.views["online"], 1.0)}), EpisodeRules()),
         options=SessionOptions(task_reward="classifier", learning_starts=1000), helpers=Helpers(judge=judge),
     )  # fmt: skip
@@ -307,8 +307,8 @@ def test_a_robot_whose_learner_is_away_hears_its_person_and_waits_for_go(tmp_pat
     outbox = Outbox(log)
     records = Records(log, OutboxMemory(outbox), NoRows(), EpisodeRules())
     loop = HilActor(
-        env, Fixed(env.io, 0.0), simulated(env, hands, takeover={"device_timeout_ms": 5000.0}), records, link=link,
-        outbox=outbox, collect_without_learner=False, options=SessionOptions(task_reward="labels"),
+        env, Fixed(env.io, 0.0), simulated_pilot(env, hands, takeover={"device_timeout_ms": 5000.0}), records,
+        link=link, outbox=outbox, collect_without_learner=False, options=SessionOptions(task_reward="labels"),
     )  # fmt: skip
     loop.version = 1
     thread = threading.Thread(target=loop.run, args=(10**6, lambda *_: False))

@@ -6,7 +6,7 @@ import pytest
 from robot_rl.arbiter import Press, Reading
 from robot_rl.human.devices.teleop import Teleop
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.stats import EpisodeFacts, HilStats, Trials, count_stops
 from robot_rl.real.core.clock import ManualClock
 from robot_rl.stats import wilson
@@ -63,7 +63,7 @@ def test_a_step_names_the_policy_that_proposed_it_though_a_newer_one_was_made_me
     """In real time updates are made while the step lasts: the version was theirs, and the age below 0."""
     env = LineEnv()
     loop = build(tmp_path, None, env=env, learner=Fixed(env.io, 0.0), options=SessionOptions(learning_starts=5))
-    loop.pilot = simulated(env, Go(), clock=ManualClock())
+    loop.pilot = simulated_pilot(env, Go(), clock=ManualClock())
     loop.improver._times.extend([1e-4] * 10)  # updates fit between two ticks
     loop.run(1, lambda *_: True)
     columns = next(loop.log.episodes()).meta["columns"]

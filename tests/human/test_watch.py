@@ -12,7 +12,7 @@ from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.session import Records
 from robot_rl.human.trials import trials
 from robot_rl.human.watch import Watch
@@ -46,7 +46,7 @@ def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
             loop = HumanInTheLoop(
                 env,
                 learner,
-                simulated(env, human, takeover={"blend_ticks": 0}),
+                simulated_pilot(env, human, takeover={"blend_ticks": 0}),
                 Records(
                     HilLog(tmp_path / f"{kind}{seed}", env.io),
                     memory,
@@ -58,7 +58,7 @@ def test_rlif_ends_above_hg_dagger_with_a_person_who_drives_badly(tmp_path):
             )
             loop.run(2400, lambda *_: False)
             world = LineEnv(seed=99)
-            block = trials(world, learner.policy, simulated(world, None), episodes=50, seed=99)
+            block = trials(world, learner.policy, simulated_pilot(world, None), episodes=50, seed=99)
             results.append(block.metrics()["eval/success"])
         success[kind] = results
     assert min(success["rlif"]) > max(success["hg_dagger"]) + 0.1, success

@@ -28,7 +28,7 @@ def test_failed_episodes_are_told_by_where_they_failed() -> None:
     all_over = np.ones(4, bool)
     more: Any = SimpleNamespace(terminated=all_over, truncated=~all_over, info={"success": ~all_over})
     stages(more)  # one more a copy than are counted
-    told = stages.told(1, 4)
+    told = stages.tell(1, 4)
     assert "succeeds in 1 of 4 episodes" in told
     assert "did not reach the object in 1, reached it and did not hold it in 1" in told
     assert "held it to the end, short of the goal in 1" in told  # its last view before the end

@@ -162,7 +162,7 @@ def test_line_that_goes_on_asks_for_trust_where_code_is_somebodys_own(monkeypatc
     monkeypatch.setattr(extras, "_used", set())
     monkeypatch.setattr(extras, "_allowed", {"./world.py:World"})
     answer.say_how_to_continue("interrupted", "train", Path("runs/x"))
-    extras.allowed("./world.py:World", "world=")
+    extras.check_allowed("./world.py:World", "world=")
     answer.say_how_to_continue("interrupted", "train", Path("runs/x"))
     lines = capsys.readouterr().out.split("\n")
     assert [line for line in lines if line] == [

@@ -10,7 +10,7 @@ import pytest
 
 from robot_rl.data import formats
 from robot_rl.verbs import critic
-from robot_rl.verbs.packaged import composed
+from robot_rl.verbs.packaged import compose_config
 from robot_rl.words import Refused
 
 SMALL = ("video_episodes=0", "track.tensorboard=false", "final_episodes=2", "eval_every=0", "eval_envs=2")
@@ -19,7 +19,7 @@ SMALL = ("video_episodes=0", "track.tensorboard=false", "final_episodes=2", "eva
 def test_a_log_that_cannot_be_labelled_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(critic, "load_judge", lambda *_: None)
     monkeypatch.setattr(formats, "load", lambda _: SimpleNamespace(episodes=[SimpleNamespace(meta={})]))
-    cfg = composed("critic", ["what=label", "path=c", "data=log", f"out={tmp_path / 'labelled'}"])
+    cfg = compose_config("critic", ["what=label", "path=c", "data=log", f"out={tmp_path / 'labelled'}"])
     with pytest.raises(Refused, match="the log names no instruction"):
         critic.critic(cfg)
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ import robot_rl as rr
 from robot_rl import checkpoint
 from robot_rl.human.judge import Judge
 from robot_rl.policies.reward.success import SuccessClassifier, SuccessOptions
-from robot_rl.real.port import ported
+from robot_rl.real.port import with_sight
 from robot_rl.verbs.classify import read
 from robot_rl.verbs.classify_features import Features
 from robot_rl.verbs.robot_policy import load_robot_policy
@@ -93,7 +93,7 @@ def test_policy_from_pictures_fits_a_robot_that_tells_no_goal(runs):
     loaded = load_robot_policy(str(runs[0]), device="cpu", threads=1, trust=False)
     assert loaded.make_port is not None
     joints = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_pitch", "wrist_roll")
-    port = ported(loaded.make_port(joints), loaded.io, ("front", "side"))
+    port = with_sight(loaded.make_port(joints), loaded.io, ("front", "side"))
     loaded.io.check(port.io)
     assert port.external == ()
     rest, still = np.full(6, 0.1), np.zeros(6)

@@ -11,7 +11,7 @@ from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.session import Records
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.race import Race
@@ -45,7 +45,7 @@ def test_practice_goes_on_at_the_last_checkpoint_through_the_whole_stack(tmp_pat
     loop = HumanInTheLoop(
         env,
         Left(env.io),
-        simulated(env, None),
+        simulated_pilot(env, None),
         Records(HilLog(tmp_path, env.io), memory, memory.views["online"], EpisodeRules()),
         options=SessionOptions(task_reward="env", learning_starts=10**6),
     )

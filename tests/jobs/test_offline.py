@@ -21,7 +21,7 @@ from robot_rl.data import d4rl
 from robot_rl.data.convert import convert, convert_once
 from robot_rl.data.repairs import Repairs
 from robot_rl.data.store import open_store
-from robot_rl.policies.nets.imitation import demonstrated
+from robot_rl.policies.nets.imitation import demonstration_mask
 from robot_rl.run import RunStart
 from robot_rl.track import read_metrics
 from robot_rl.types import Episode
@@ -270,7 +270,7 @@ def test_offline_expert_is_what_learners_take_for_demonstrations(make_offline, t
     job = make_offline(tmp_path / "run", *both)
     shown = next(job.source.parts["expert"].batches(20_000)).action.unique()  # all there are
     batch = next(job.source.batches(64))
-    assert torch.isin(batch.action, shown).all(1).float().tolist() == demonstrated(batch).tolist()
+    assert torch.isin(batch.action, shown).all(1).float().tolist() == demonstration_mask(batch).tolist()
 
 
 @pytest.mark.parametrize(("reward", "ends", "refused"), [(0.0, 2, True), (1.0, 0, True), (1.0, 2, False)])

@@ -18,7 +18,7 @@ from robot_rl.real.core.pipeline import CommandPipeline, Controller, PipelineOpt
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import find_file
-from robot_rl.real.policy_runner import RunnerOptions, fitted
+from robot_rl.real.policy_runner import RunnerOptions, fit_policy
 from robot_rl.real.robot import RobotState
 from robot_rl.real.runner_flight import RecordedRunner, digests
 from robot_rl.verbs.robot_policy import load_robot_policy
@@ -32,7 +32,7 @@ def fly(folder: Path, run: Path) -> tuple[Path, Path]:
     now, spec = 50.0, RobotSpec.load(find_file("desk_arm"))
     flights = [FlightWriter(folder / f"flight_{what}.mcap", clock=lambda: now) for what in ("supervisor", "policy")]
     loaded = load_robot_policy(str(run), device="cpu", threads=1, trust=False)
-    policy, port = fitted(loaded, spec, SAID, print)
+    policy, port = fit_policy(loaded, spec, SAID, print)
     facts = {"path": str(run), "files": digests(loaded.files), "said": SAID, "spec": spec_table(spec)}
     facts |= {"device": "cpu", "threads": 1}
     options = RunnerOptions(rate=100.0, mode=spec.mode)

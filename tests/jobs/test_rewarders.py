@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from robot_rl.policies.vla.picture_text import TinyEncoder
-from robot_rl.verbs.packaged import composed
+from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.rewarders import rewarded_factory
 
@@ -62,7 +62,7 @@ def test_a_reward_looks_through_a_camera_beside_those_that_the_world_takes_for_t
     TinyEncoder(16, 64, seed=0).save(tmp_path / "tiny.pt")
     pays = ("good=a", "bad=b", "z_max=1", "camera=wrist", f"encoder={tmp_path / 'tiny.pt'}")
     words = ["env=pick", "cameras=own", "image_size=32", "rewarder=contrast", *(f"rewarder.{word}" for word in pays)]
-    cfg = composed("train", words)
+    cfg = compose_config("train", words)
     OmegaConf.set_struct(cfg, False)
     put_pictures(cfg)
     env = rewarded_factory(cfg)(1, 0, False)

@@ -33,7 +33,7 @@ from robot_rl.data.repairs import Repairs
 from robot_rl.data.units import InUnits, agree
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, fit_policy
 from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.types import Action, IOSpec, PolicyParts
 from robot_rl.verbs import logs, ope
@@ -112,14 +112,14 @@ def commanded(verb: str, path: Path, given: dict[str, Any], folder: Path) -> np.
     if verb in ("offline", "train log="):  # the policy learns in the environment's units
         store, _ = logs.fit(logs.read_log(settings), ENV)
         data, _ = logs.sampler(store, settings, seed=0)
-        return in_units(ENV, next(iter(data.ordered(1))).action[0].numpy())
+        return in_units(ENV, next(iter(data.in_order(1))).action[0].numpy())
     if verb == "ope":  # the log as a policy of +-4 N*m is judged on it
         store, _ = ope.read(OpeSettings(data=str(path), **given), ENV)
         return in_units(ENV, store.column("action")[0])
     early, late = (given, {}) if verb == "given to offline" else ({}, given)
     made = made_from(path, folder / "run", early)
     if verb == "deploy":
-        policy, port = fitted(load_for_robot(str(made)), ROBOT, late, pytest.fail)
+        policy, port = fit_policy(load_for_robot(str(made)), ROBOT, late, pytest.fail)
         sent = PolicyRunner(policy, port, RunnerOptions(rate=20.0, mode=ROBOT.mode), identity="p").tick(
             np.zeros(2), np.zeros(2), {}
         )
@@ -275,7 +275,7 @@ def test_densities_follow_the_scale(tmp_path: Path) -> None:
     store = logs.open_log(tmp_path / "log.hdf5")  # [-2, 2] became [-1, 1]: half as far apart, densities are 4 times
     name = next(n for n in store.names if n.endswith("action_log_probs"))
     np.testing.assert_allclose(store.column(name), np.log(4.0), atol=1e-6)
-    again = store.scaled(Scale(np.full(2, 2.0), np.zeros(2)), store.io)
+    again = store.rescale(Scale(np.full(2, 2.0), np.zeros(2)), store.io)
     np.testing.assert_allclose(again.column(name), 0.0, atol=1e-6)
 
 

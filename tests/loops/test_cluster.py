@@ -176,7 +176,7 @@ def test_killed_worker_is_replaced_and_every_step_is_accounted_for(ray):
     loop.run(1000, hook, due=every(100))
     assert cluster.lost == 1
     assert loop.env_steps == 1000 == len(buffer)
-    assert cluster.asked == 0
+    assert cluster.in_flight == 0
     assert learner.updates == loop.updates == pytest.approx((1000 - 40) * 0.25, abs=12)
     assert [metrics["rollout/workers"] for _, metrics in rows][-1] == 1
     assert max(metrics["rollout/workers"] for _, metrics in rows) == 3

@@ -12,13 +12,13 @@ from robot_rl.ope.estimators import (
     importance_sampling,
     per_decision,
     unreliable,
-    weighted,
+    weighted_importance_sampling,
     weighted_per_decision,
 )
 from robot_rl.ope.ranking import regret_at_k
 from robot_rl.stats import bootstrap
 
-ALL = (importance_sampling, weighted, per_decision, weighted_per_decision)
+ALL = (importance_sampling, weighted_importance_sampling, per_decision, weighted_per_decision)
 GAMMA, STEPS = 0.9, 4
 
 
@@ -99,7 +99,7 @@ def test_ended_episodes_keep_their_last_ratio_with_zero_reward():
     )
     assert per_decision(logged) == pytest.approx((2 * 4 + 3 * 1 + 0.5 * 1.5 * 2) / 2)
     assert weighted_per_decision(logged) == pytest.approx((2 * 4 + 3 * 1) / 5 + 0.5 * (1.5 * 2) / (2 + 1.5))
-    assert weighted(logged) == pytest.approx((2 * 4 + 1.5 * 2) / 3.5)
+    assert weighted_importance_sampling(logged) == pytest.approx((2 * 4 + 1.5 * 2) / 3.5)
 
 
 def test_ratios_are_clipped_per_step():
@@ -118,7 +118,7 @@ def test_tail_of_a_cut_episode_has_the_ratio_of_the_whole_episode():
         tail=np.array([0.0, 10.0]),
     )
     assert importance_sampling(logged) == pytest.approx((6 * 1 + 2 * (1 + 10)) / 2)
-    assert weighted(logged) == pytest.approx((6 * 1 + 2 * (1 + 10)) / 8)
+    assert weighted_importance_sampling(logged) == pytest.approx((6 * 1 + 2 * (1 + 10)) / 8)
     assert per_decision(logged) == pytest.approx((2 * 1 + 2 * 0.5 * 2 + 2 * 10) / 2)
     assert weighted_per_decision(logged) == pytest.approx(2 / 6 * 1 + 2 / 8 * 0.5 * 2 + 2 / 8 * 10)
 
@@ -148,4 +148,4 @@ def test_long_episodes_far_from_the_behaviour_have_numbers_and_are_unreliable(dr
     logged = Logged(np.ones((50, 1000)), log, np.full(50, 1000), 0.99)
     assert 1.0 <= effective_sample_size(logged) < 10.0
     assert unreliable(logged)
-    assert weighted(logged) == pytest.approx(logged.returns[0])
+    assert weighted_importance_sampling(logged) == pytest.approx(logged.returns[0])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from robot_rl.policies.nets.device_critic import DeviceCritic, DeviceCriticOptions, DeviceRewardScale, descend
-from robot_rl.policies.nets.device_mlp import Tower, frozen, leaves
+from robot_rl.policies.nets.device_mlp import Tower, freeze, leaves
 from robot_rl.policies.nets.device_step import DeviceMetrics, Repeated, resolve_accelerate, resolve_amp
 from robot_rl.policies.nets.flat import FlatParams
 from robot_rl.policies.nets.mlp import MlpShape
@@ -48,7 +48,7 @@ def test_twin_target_takes_the_distribution_with_the_smaller_mean_of_every_row()
     made = critic(bins=11, value_range=(-5.0, 5.0))
     feature, action = torch.randn(32, 2), torch.rand(32, 1)
     reward, discount = torch.zeros(32), torch.ones(32)
-    logits = made.tower(frozen(made.target), torch.cat([feature, action], 1))
+    logits = made.tower(freeze(made.target), torch.cat([feature, action], 1))
     means = logits.softmax(-1) @ made.atoms
     out = made.target_distribution(feature, action, reward, discount)
     torch.testing.assert_close(out @ made.atoms, means.amin(0))  # reward 0, discount 1: nothing moves
@@ -63,7 +63,7 @@ def test_twin_target_takes_the_distribution_with_the_smaller_mean_of_every_row()
 def test_target_is_reward_plus_discounted_value_minus_cost(head):
     made = critic(value_head=head, bins=201, value_range=(-5.0, 5.0), reduce="mean")
     feature, action = torch.randn(16, 2), torch.rand(16, 1)
-    value = (made.tower(frozen(made.target), torch.cat([feature, action], 1)).softmax(-1) @ made.atoms).mean(0)
+    value = (made.tower(freeze(made.target), torch.cat([feature, action], 1)).softmax(-1) @ made.atoms).mean(0)
     reward, discount = torch.linspace(-1, 1, 16), torch.tensor([0.0, 0.5] * 8)
     cost = torch.full((16,), 0.4)
     out = made.target_distribution(feature, action, reward, discount, cost)

@@ -16,7 +16,7 @@ from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.new_steps import NewSteps
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.session import Records
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.hil_ppo import HilPpo, HilPpoOptions
@@ -166,7 +166,7 @@ def session(folder, seed, human=None, **options):
     return HumanInTheLoop(
         env,
         HilPpo(HilPpoOptions(**options), env.io, seed=seed),
-        simulated(env, human),
+        simulated_pilot(env, human),
         Records(HilLog(folder, env.io), memory, NewSteps(memory, 0.5), EpisodeRules(gamma=0.97)),
         options=SessionOptions(learning_starts=10),
         seed=seed,
@@ -204,5 +204,5 @@ def test_ppo_with_help_learns_the_line(tmp_path):
     loop = session(tmp_path, 0, epochs=20)
     loop.run(1500, lambda *_: False)
     world = LineEnv(seed=99)
-    block = trials(world, loop.learner.policy, simulated(world, None), episodes=40, seed=99)
+    block = trials(world, loop.learner.policy, simulated_pilot(world, None), episodes=40, seed=99)
     assert block.metrics()["eval/success"] >= 0.9

@@ -236,7 +236,7 @@ def test_q_filter_leaves_out_actions_that_the_critics_like_less():
     options = {**SMALL, "critics": 2, "utd": 1, "bc_steps": 0, "il_weight": 1.0, "il_fade": 0}
     one, other = (make(ImitationSac, spec(), q_filter=flag, **options) for flag in (True, False))
     row = batch()
-    assert set(one.preferred(row.obs["state"], row.action, -row.action).tolist()) <= {0.0, 1.0}
+    assert set(one.prefers_recorded(row.obs["state"], row.action, -row.action).tolist()) <= {0.0, 1.0}
     for learner in (one, other):
         learner.update(iter([row]))
     assert not torch.equal(one.state_dict()["actor"]["flat"], other.state_dict()["actor"]["flat"])

@@ -266,7 +266,7 @@ def test_ppo_shrinks_what_is_large_and_leaves_what_is_small_as_it_is(kernel):
     for spread, expected in ((1.0, [5.0, 1.3, 2.0]), (2.0, [6.0, 1.3, 4.0]), (None, [4.0, 3.0, 2.0])):
         policy = make(make_io(obs=3), kernel=kernel, obs_spread=spread).policy
         policy.observe({"state": seen})
-        numpy = policy.normalized({"state": obs["state"].numpy()})
+        numpy = policy.normalize({"state": obs["state"].numpy()})
         np.testing.assert_allclose(numpy, [expected], rtol=1e-5)
         np.testing.assert_allclose(policy.normalized_on_device(obs), [expected], rtol=1e-5)
 

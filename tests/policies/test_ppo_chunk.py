@@ -63,7 +63,7 @@ def test_decisions_are_the_executed_ticks():
     assert ticks.duration.tolist() == [2, 1, 2, 1]
     assert ticks.episode.tolist() == [0, 0, 1, 1]
     assert ticks.whole.tolist() == [True, False]  # the second is cut by the rollout
-    assert ticks.discounted(0.5).tolist() == [2.0, 3.0, 0.75, 4.0]
+    assert ticks.discount(0.5).tolist() == [2.0, 3.0, 0.75, 4.0]
     begun = Ticks.of(example(), torch.tensor([True]))
     assert begun.whole.tolist() == [False, False]
 

@@ -20,7 +20,7 @@ from robot_rl.human.log import HilLog
 from robot_rl.human.loop import HumanInTheLoop
 from robot_rl.human.memory import HilMemory
 from robot_rl.human.options import SessionOptions
-from robot_rl.human.pilot import simulated
+from robot_rl.human.pilot import simulated_pilot
 from robot_rl.human.session import Records
 from robot_rl.human.trials import trials
 from robot_rl.policies.human.safe_set import SafeExploration, SafeExplorationOptions
@@ -49,7 +49,7 @@ def rows(state, after, *, shown, action=None, terminated=None, reward=None):
     )
 
 
-def joined(*parts):
+def join(*parts):
     def cat(values):
         return torch.cat(list(values))
 
@@ -77,7 +77,7 @@ def test_what_leads_into_the_set_belongs_to_it_by_the_decay_and_failures_do_not(
             return place + rng.normal(0.0, 0.3, (32, 2))
 
         safe.learn(
-            joined(
+            join(
                 rows(around(near), around(near), shown=True),
                 rows(around(one), around(near), shown=False),
                 rows(around(two), around(one), shown=False),
@@ -95,7 +95,7 @@ def test_a_success_belongs_to_the_set_and_noise_off_the_data_does_not():
         shown = rng.normal(0.0, 1.0, (32, 2)) * [1.0, 0.1]
         goal = np.array([1.5, 0.5]) + rng.normal(0.0, 0.02, (16, 2))
         safe.learn(
-            joined(
+            join(
                 rows(shown, shown, shown=True),
                 rows(goal, goal, shown=False, terminated=[True] * 16, reward=np.ones(16)),
             )
@@ -150,7 +150,7 @@ def on_a_line(**options):
             action = rng.uniform(-1, 1, (64, 2))
             action[:32] = np.stack([np.full(32, 0.3), np.zeros(32)], 1)
             after = state + 0.5 * action
-            yield joined(
+            yield join(
                 rows(state[:32], after[:32], shown=True, action=action[:32]),
                 rows(state[32:], after[32:], shown=False, action=action[32:]),
             )
@@ -301,7 +301,7 @@ def crossings(folder, delta, seed, steps=2000):
     loop = HumanInTheLoop(
         env,
         learner,
-        simulated(env, human),
+        simulated_pilot(env, human),
         Records(
             HilLog(folder, env.io),
             memory,
@@ -315,7 +315,7 @@ def crossings(folder, delta, seed, steps=2000):
     env.falls = 0
     loop.run(steps, lambda *_: False)
     world = Bridge(100 + seed)
-    block = trials(world, learner.policy, simulated(world, None), episodes=100, seed=100 + seed)
+    block = trials(world, learner.policy, simulated_pilot(world, None), episodes=100, seed=100 + seed)
     return env.falls, block.metrics()["eval/success"]
 
 

@@ -175,7 +175,7 @@ def test_zip_with_its_interface_beside_it_is_what_the_policy_node_runs(tmp_path)
     """Positions and velocities in, deltas out, through the port of the robot's own specification."""
     from robot_rl.real.core.spec import RobotSpec
     from robot_rl.real.graph import GraphArgs, GraphError, graph
-    from robot_rl.real.policy_runner import fitted
+    from robot_rl.real.policy_runner import fit_policy
     from robot_rl.verbs.robot_policy import load_robot_policy
 
     joint = {"lower": -1.0, "upper": 1.0, "velocity": 1.0, "acceleration": 9.0, "effort": 9.0}
@@ -189,7 +189,7 @@ def test_zip_with_its_interface_beside_it_is_what_the_policy_node_runs(tmp_path)
     io = replace(make_io(low=(-0.1, -0.1), high=(0.1, 0.1)), action_names=names, action_units=("rad", "rad"))
     (tmp_path / "io.json").write_text(json.dumps(io.to_dict()))
     graph(GraphArgs(str(file), policy_path=path))
-    policy, port = fitted(
+    policy, port = fit_policy(
         load_robot_policy(path, device="cpu", threads=1, trust=False), RobotSpec.load(file), {}, print
     )
     obs = port.observe(np.array([0.2, -0.1]), np.array([0.0, 0.5]), {})

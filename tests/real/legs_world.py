@@ -14,7 +14,7 @@ from robot_rl.real.core.intake import CommandMessage
 from robot_rl.real.core.pipeline import CommandPipeline, Controller, PipelineOptions
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec, of_card
-from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, fit_policy
 from robot_rl.real.robot import RobotState
 from robot_rl.sim.legs_card import new_legs_card
 from robot_rl.sim.legs_plant import LegsPlant
@@ -60,7 +60,7 @@ class LegsWorld:
         shutil.copy(G1 / "policy.pt", folder)
         policy_card.write(G1 / "policy.yaml", folder / "policy.pt", card)
         self.spec = spec = RobotSpec.from_dict(of_card(card)[0])
-        policy, port = fitted(load_for_robot(str(folder), trust=True), spec, {}, print)
+        policy, port = fit_policy(load_for_robot(str(folder), trust=True), spec, {}, print)
         self.runner = PolicyRunner(policy, port, RunnerOptions(rate=rate, mode=spec.mode), identity="g1")
         self.plant = LegsPlant(
             card.model.path,

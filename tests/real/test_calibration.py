@@ -11,9 +11,9 @@ from PIL import Image
 
 from robot_rl.real.calibration.board import Board
 from robot_rl.real.calibration.camera import CalibrationError, Shot, by_board, by_motion, read_views
-from robot_rl.real.calibration.fit import Lens, hand_eye, pose, turned
+from robot_rl.real.calibration.fit import Lens, hand_eye, pose, rotation
 from robot_rl.real.calibration.marker import find_markers
-from robot_rl.real.cameras import PictureError, straightened
+from robot_rl.real.cameras import PictureError, straighten
 from robot_rl.sim.tool import Tool
 from robot_rl.types.card import CalibrationCard
 from tests.real.calibration_scene import ARM, JOINTS, SIZE, TOOL, Scene, board_of, scene
@@ -113,7 +113,7 @@ def test_hand_that_turns_about_one_axis_is_refused(hand: Scene) -> None:
     first = views_of(hand)[0]
     views = []
     for i in range(10):  # the hand spins about the camera's own axis: so does the picture
-        camera = TIP.pose(hand.joints[0]) @ hand.camera @ pose(turned(np.array([0.0, 0.0, 0.2 * i])), np.zeros(3))
+        camera = TIP.pose(hand.joints[0]) @ hand.camera @ pose(rotation(np.array([0.0, 0.0, 0.2 * i])), np.zeros(3))
         turn = cv2.getRotationMatrix2D((hand.matrix[0, 2] - 0.5, hand.matrix[1, 2] - 0.5), np.rad2deg(0.2 * i), 1.0)
         spun = cv2.warpAffine(first.pixels, turn, SIZE[::-1], borderValue=(255, 255, 255))
         views.append(Shot(f"{i}", spun, camera @ np.linalg.inv(hand.camera)))
@@ -136,13 +136,13 @@ def test_points_in_a_plane_and_a_tool_that_keeps_its_direction_are_refused(motio
 
 def test_hand_eye_answers_exactly_where_nothing_is_measured() -> None:
     rng = np.random.default_rng(0)
-    camera, body = (pose(turned(rng.normal(size=3)), rng.normal(size=3)) for _ in range(2))
-    move = np.array([pose(turned(rng.normal(size=3)), rng.normal(size=3)) for _ in range(6)])
+    camera, body = (pose(rotation(rng.normal(size=3)), rng.normal(size=3)) for _ in range(2))
+    move = np.array([pose(rotation(rng.normal(size=3)), rng.normal(size=3)) for _ in range(6)])
     seen = np.array([np.linalg.inv(camera) @ m @ body for m in move])
     found = hand_eye(move, seen)
     assert np.allclose(found[0], camera, atol=1e-9)
     assert np.allclose(found[1], body, atol=1e-9)
-    spin = np.array([pose(turned(np.array([0.0, 0.0, x])), rng.normal(size=3)) for x in range(6)])
+    spin = np.array([pose(rotation(np.array([0.0, 0.0, x])), rng.normal(size=3)) for x in range(6)])
     assert hand_eye(spin, np.array([np.linalg.inv(camera) @ m @ body for m in spin]))[2] < 1e-6
 
 
@@ -160,12 +160,12 @@ def test_lens_bends_as_that_of_opencv_and_pictures_are_made_straight_again() -> 
     assert np.linalg.norm(bent - straight) > 5.0  # 12 pixels
     picture = np.zeros((480, 640, 3), np.uint8)
     cv2.circle(picture, tuple(np.rint(bent).astype(int).tolist()), 4, (255, 255, 255), -1)
-    seen = straightened(as_it_is, card)(picture)[..., 0].astype(float)
+    seen = straighten(as_it_is, card)(picture)[..., 0].astype(float)
     rows, columns = np.indices(seen.shape)
     middle = np.array([(columns * seen).sum(), (rows * seen).sum()]) / seen.sum()
     assert np.allclose(middle, straight, atol=1.0)
     with pytest.raises(PictureError, match=r"320 x 240, and the camera was calibrated with pictures of 640 x 480"):
-        straightened(as_it_is, card)(picture[::2, ::2])
+        straighten(as_it_is, card)(picture[::2, ::2])
 
 
 def test_calibration_of_another_size_sees_the_same_point_at_the_same_part_of_the_picture() -> None:

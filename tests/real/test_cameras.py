@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from robot_rl.real.cameras import Camera, PictureError, compressed_pixels, jpeg_size, raw_pixels, resized
+from robot_rl.real.cameras import Camera, PictureError, compressed_pixels, jpeg_size, raw_pixels, resize_picture
 
 
 def image(encoding, array, *, pad=0, big=False):
@@ -97,9 +97,9 @@ def test_39_compressed_pixels_8k_is_decoded() -> None:
 
 
 def test_resized_grey_and_small() -> None:
-    assert resized(np.full((4, 4), 9, np.uint8), 4, 4).tolist() == np.full((4, 4, 3), 9).tolist()
+    assert resize_picture(np.full((4, 4), 9, np.uint8), 4, 4).tolist() == np.full((4, 4, 3), 9).tolist()
     pytest.importorskip("cv2")
-    assert resized(COLOUR, 10, 14).shape == (10, 14, 3)
+    assert resize_picture(COLOUR, 10, 14).shape == (10, 14, 3)
 
 
 def camera(**changes):
@@ -119,7 +119,7 @@ def test_camera_that_repeats_its_picture_is_frozen_until_it_changes() -> None:
     c = camera()
     for k in range(20):
         c.take(image("rgb8", COLOUR), 0.1 * k)
-        assert c.frozen(0.1 * k) == (k > 10)
+        assert c.is_frozen(0.1 * k) == (k > 10)
     assert "frozen" in c.problem(1.9)
     c.take(image("rgb8", COLOUR + 1), 2.0)
     assert c.problem(2.0) == ""
@@ -138,4 +138,4 @@ def test_39_camera_counts_undecodable_pictures_and_keeps_the_last_good_one() -> 
 
 def test_distances_are_no_colours():
     with pytest.raises(PictureError, match="numbers of type uint16, such as distances, expected 8 bit colours"):
-        resized(np.full((4, 4), 300, np.uint16), 4, 4)  # 44 before: the rest of a division by 256
+        resize_picture(np.full((4, 4), 300, np.uint16), 4, 4)  # 44 before: the rest of a division by 256

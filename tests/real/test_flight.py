@@ -22,7 +22,7 @@ from robot_rl.real.core.pipeline import CommandPipeline, Controller, PipelineOpt
 from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.flight_tools import Question, join
-from robot_rl.real.policy_runner import RunnerOptions, fitted
+from robot_rl.real.policy_runner import RunnerOptions, fit_policy
 from robot_rl.real.port import SpecPort
 from robot_rl.real.robot import Command, RobotState
 from robot_rl.real.runner_flight import RecordedRunner, digests
@@ -190,7 +190,7 @@ def test_a_workspace_is_kept_again_with_the_model_that_it_was_kept_with(tmp_path
 
 def test_a_policy_that_raises_raises_again(tmp_path: Path, sway) -> None:
     spec, load, path = sway
-    policy, port = fitted(load(path, "cpu", 1), spec, {}, print)
+    policy, port = fit_policy(load(path, "cpu", 1), spec, {}, print)
     flight = FlightWriter(tmp_path / "a.mcap", clock=lambda: 1.0)
     facts = {"path": path, "files": digests([f"{path}/policy.txt"]), "said": {}, "spec": spec_table(spec)}
     facts |= {"device": "cpu", "threads": 1}
@@ -360,7 +360,7 @@ def flown(tmp_path: Path, spec: RobotSpec, load, path: str) -> Path:
     now, place = 100.0, np.zeros(3)
     flight = FlightWriter(tmp_path / "one.mcap", clock=lambda: now)
     loaded = load(path, "cpu", 1)
-    policy, port = fitted(loaded, spec, {}, print)
+    policy, port = fit_policy(loaded, spec, {}, print)
     facts = {"path": path, "files": digests(loaded.files), "said": {}, "spec": spec_table(spec)}
     facts |= {"device": "cpu", "threads": 1}
     options = RunnerOptions(rate=100.0)

@@ -84,7 +84,7 @@ def run(loop, door, seconds, each=None):
             loop.safety.soft_stop()
         out, verdict = loop.safety.filter(command, loop.state(), now)
         limiter = loop.safety.limiter
-        door.executed(now, limiter.position, limiter.velocity, as_asked=verdict.level == 0)
+        door.note_executed(now, limiter.position, limiter.velocity, as_asked=verdict.level == 0)
         if verdict.publish:
             loop.robot.write(out)
             loop.sent.append(out.value)
@@ -222,7 +222,7 @@ def test_external_is_lowest_and_one_shot_lasts_until_its_last_point(make_arm):
     assert halfway[-1] == pytest.approx(0.05, abs=1e-3)
     assert np.diff(halfway)[-1] < 1e-5  # and it ends at rest
     door.offer(message(13.91, 1, (0.05, 0.0, 0.0)), 13.91)
-    door.executed(13.91, np.array([0.05, 0.0, 0.0]), np.zeros(3), as_asked=True)
+    door.note_executed(13.91, np.array([0.05, 0.0, 0.0]), np.zeros(3), as_asked=True)
     door.select(13.92)
     assert door.authority == "policy"
 
@@ -232,7 +232,7 @@ def test_external_point_of_velocities_or_efforts_holds_until_its_time(make_arm, 
     door = Intake(
         make_arm(command_mode=mode, controller_timeout=0.1, dead_time=0.0), options=DoorOptions(allow_external=True)
     )
-    door.executed(9.99, np.full(3, 1.2), np.zeros(3), as_asked=True)  # where the robot stands is no speed
+    door.note_executed(9.99, np.full(3, 1.2), np.zeros(3), as_asked=True)  # where the robot stands is no speed
     asked = {field: np.full((1, 3), 0.1)}
     assert door.offer(message(0.0, 0, source="external", tag="x", times=(0.5,), **asked), 10.0) == ""
     assert [door.select(10.0 + t)[0].value.tolist() for t in (0.01, 0.25, 0.49)] == [[0.1] * 3] * 3

@@ -21,7 +21,7 @@ from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.real.core.spec import RobotSpec
 from robot_rl.real.graph import GraphArgs, GraphError, graph
 from robot_rl.real.leapp_port import LeappPort
-from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fitted
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fit_policy
 from robot_rl.types import IOSpec, Loaded
 from robot_rl.verbs.robot_policy import load_robot_policy
 from tests.real import leapp_bundles as bundles
@@ -54,7 +54,7 @@ def load(path: Path, *, trust: bool = False) -> Loaded:
 def drive(loaded: Loaded) -> np.ndarray:
     """(steps, 2) targets, in the order of the bundle, of the runner that the policy node has."""
     spec = RobotSpec.from_dict(SPEC)
-    policy, port = fitted(loaded, spec, {}, print)
+    policy, port = fit_policy(loaded, spec, {}, print)
     runner = PolicyRunner(policy, port, RunnerOptions(rate=bundles.HZ, mode=spec.mode), identity="walker")
     found = []
     for seen in bundles.measured():
@@ -123,7 +123,7 @@ def test_a_bundle_with_onnx_parts_runs_without_torch() -> None:
 )
 def test_another_robot_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(Unfit, match=words):
-        fitted(load(bundles.WALKER), RobotSpec.from_dict({**SPEC, **change}), {}, print)
+        fit_policy(load(bundles.WALKER), RobotSpec.from_dict({**SPEC, **change}), {}, print)
 
 
 @pytest.fixture
@@ -207,11 +207,11 @@ def test_a_broken_bundle_is_one_sentence(altered: Callable[..., Path], change: A
 )
 def test_what_nobody_says_of_a_tensor_is_asked_for(altered: Callable[..., Path], change: Any, words: str) -> None:
     with pytest.raises(Unfit, match=words):
-        fitted(load(altered(change)), RobotSpec.from_dict(SPEC), {}, print)
+        fit_policy(load(altered(change)), RobotSpec.from_dict(SPEC), {}, print)
 
 
 def test_a_task_variable_of_another_size_and_an_imu_without_orientation_are_told() -> None:
-    _, port = fitted(load(bundles.WALKER), RobotSpec.from_dict(SPEC), {}, print)
+    _, port = fit_policy(load(bundles.WALKER), RobotSpec.from_dict(SPEC), {}, print)
     task = {"imu": np.ones(10), "velocity_command": np.zeros(3), "height": np.ones(2)}
     with pytest.raises(ValueError, match=r"height has 2 numbers, expected \[1\]"):
         port.observe(np.zeros(2), np.zeros(2), task)
@@ -317,7 +317,7 @@ def test_the_g1_walks_from_a_bundle_as_it_does_from_its_torchscript(tmp_path: Pa
     made = load(bundles.write_g1(tmp_path, G1 / "policy.pt", description, joints))
     world = LegsWorld(tmp_path, card, rate=50.0, late=1)
     theirs = world.runner
-    policy, port = fitted(made, world.spec, {}, print)
+    policy, port = fit_policy(made, world.spec, {}, print)
     runner = PolicyRunner(policy, port, RunnerOptions(rate=50.0, mode=world.spec.mode), identity="g1")
     rng = np.random.default_rng(0)
     for _ in range(60):

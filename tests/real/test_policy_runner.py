@@ -23,7 +23,7 @@ from robot_rl.real.graph import (
     graph,
 )
 from robot_rl.real.operator import Edge, JointSteer, deadband
-from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fitted, prove
+from robot_rl.real.policy_runner import PolicyRunner, RunnerOptions, Unfit, fit_policy, prove
 from robot_rl.real.port import SpecPort
 from robot_rl.types import Action, Loaded, PolicyParts, Seen
 
@@ -126,16 +126,16 @@ def test_policy_of_another_robot_rate_or_unknown_range_is_refused(make_arm):
         (unknown, "nothing says what the log's actions mean.*action_low=… action_high=…"),
     ):
         with pytest.raises(Unfit, match=wrong):
-            fitted(loaded(io, np.zeros(3), port=port), spec, {}, pytest.fail)
+            fit_policy(loaded(io, np.zeros(3), port=port), spec, {}, pytest.fail)
     for said in ({"action": "normalised"}, {"action_low": -1.0, "action_high": 1.0}):
-        fitted(loaded(unknown, np.zeros(3), port=port), spec, said, pytest.fail)
+        fit_policy(loaded(unknown, np.zeros(3), port=port), spec, said, pytest.fail)
 
 
 def test_policy_of_another_range_commands_what_its_own_numbers_say(make_arm):
     # its 0.5 is 0.5 rad; the arm goes from -1.98 to 1.98 rad
     spec, heard = make_arm(), []
     io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0, -1.0, -4.0), action_high=(1.0, 1.0, 4.0))
-    policy, port = fitted(loaded(io, [0.5, -0.25, 1.0]), spec, {}, heard.append)
+    policy, port = fit_policy(loaded(io, [0.5, -0.25, 1.0]), spec, {}, heard.append)
     made = PolicyRunner(policy, port, RunnerOptions(rate=10.0), identity="p")
     np.testing.assert_allclose(made.tick(np.zeros(3), np.zeros(3), {}).values[0], [0.5, -0.25, 1.98], atol=1e-6)
     assert heard == [heard[0]]
@@ -162,7 +162,7 @@ def test_policy_that_reads_its_last_action_reads_it_on_its_own_scale(make_arm):
     spec = make_arm(observation=["joint_positions", "last_action"])
     io = replace(SpecPort(spec, 10.0).io, action_low=(-1.0,) * 3, action_high=(1.0,) * 3)
     inner = Constant(io, [0.5, 0.0, 0.0])
-    policy, port = fitted(Loaded(inner, io, None, "p"), spec, {}, pytest.fail)
+    policy, port = fit_policy(Loaded(inner, io, None, "p"), spec, {}, pytest.fail)
     made = PolicyRunner(policy, port, RunnerOptions(rate=10.0), identity="p")
     for _ in range(2):
         made.tick(np.zeros(3), np.zeros(3), {})

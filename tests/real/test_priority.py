@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from robot_rl.human.pilot import Pilot
-from robot_rl.real.core.priority import lifted
+from robot_rl.real.core.priority import lift_priority
 from tests.human.line_world import LineEnv
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has it")
@@ -22,7 +22,7 @@ def test_the_control_thread_comes_first_and_the_others_of_its_process_before_eve
     other = threading.Thread(target=end.wait)
     other.start()
     try:
-        with lifted(20) as told:
+        with lift_priority(20) as told:
             if told.startswith("not allowed"):
                 pytest.skip(told)
             assert priority_of(0) == (os.SCHED_FIFO, 20)
@@ -34,7 +34,7 @@ def test_the_control_thread_comes_first_and_the_others_of_its_process_before_eve
 
 
 def test_without_a_person_nothing_is_lifted():
-    with Pilot(LineEnv().io, None).lifted(20) as told:  # simulated time waits for nobody
+    with Pilot(LineEnv().io, None).lift_priority(20) as told:  # simulated time waits for nobody
         assert told == "off"
         assert priority_of(0) == (os.SCHED_OTHER, 0)
 
@@ -44,6 +44,6 @@ def test_who_may_not_have_it_is_told_and_goes_on(monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    with lifted(20) as told:
+    with lift_priority(20) as told:
         assert told.startswith("not allowed")
         assert "Operation not permitted" in told

@@ -77,7 +77,7 @@ def test_assembler_joins_efforts_of_several_senders(make_arm) -> None:
         a.joints(time_, ["j2", "j0"], np.zeros(2), np.zeros(2), np.array([3.0, 1.0]) + lift)
         a.joints(time_, ["j1"], np.zeros(1), np.zeros(1), np.array([2.0]) + lift)
     for k in range(2):
-        a.executed(0.2 + 0.1 * k, np.zeros(3), "policy", f"p/{k}", "")
+        a.add_executed(0.2 + 0.1 * k, np.zeros(3), "policy", f"p/{k}", "")
     c = a.end()
     np.testing.assert_array_equal((c or {})["observations"], [[2.0, 3.0, 4.0]])
 
@@ -88,7 +88,7 @@ def test_a_recording_has_the_wrench_whatever_its_sensor_is_called(make_arm) -> N
     a.sensor("ft", np.arange(6.0))
     feed(a, 0.0, 0.0)
     for k in range(2):
-        a.executed(0.1 + 0.1 * k, np.zeros(3), "policy", f"p/{k}", "")
+        a.add_executed(0.1 + 0.1 * k, np.zeros(3), "policy", f"p/{k}", "")
     np.testing.assert_array_equal((a.end() or {})["observations"], [np.arange(6.0)])
 
 
@@ -96,12 +96,12 @@ def test_assembler_executed_ticks_by_hand(make_arm) -> None:
     """States at 0.00 and 0.10 s; executed at 0.01, 0.11, 0.21: the first executed message only says where it stands."""
     a = Assembler(make_arm(), StepRules(ticks="executed", rate=10.0, end_on_success=True))
     feed(a, 0.00, 0.1)
-    a.executed(0.01, np.full(3, 0.0), "policy", "p/1", "")
+    a.add_executed(0.01, np.full(3, 0.0), "policy", "p/1", "")
     feed(a, 0.10, 0.2)
-    a.executed(0.11, np.full(3, 0.99), "policy", "p/2", "c")
+    a.add_executed(0.11, np.full(3, 0.99), "policy", "p/2", "c")
     a.reward(2.0)  # in the period of the step that began at 0.11
     feed(a, 0.20, 0.3)
-    a.executed(0.21, np.full(3, 1.98), "human", "t/1", "")
+    a.add_executed(0.21, np.full(3, 1.98), "human", "t/1", "")
     a.success(True)
     c = a.end()
     assert c is not None
@@ -123,7 +123,7 @@ def test_a_step_keeps_its_state_however_long_it_lasts(make_arm) -> None:
     for k in range(5000):
         feed(a, 0.001 * k, 1e-4 * k)
         if k in (1, 500, 2500):
-            a.executed(0.001 * k + 0.0005, np.zeros(3), "policy", f"p/{k}", "")
+            a.add_executed(0.001 * k + 0.0005, np.zeros(3), "policy", f"p/{k}", "")
     c = a.end()
     assert c is not None
     np.testing.assert_allclose(c["observations"][:, 0], [0.05, 0.25])
@@ -137,7 +137,7 @@ def test_assembler_stores_every_picture_once_though_steps_are_faster(make_arm) -
         feed(a, 0.1 * k, 0.1 * k)
         if k in (2, 4):  # two equal pictures are two pictures
             a.image("wrist", bytes(bytearray(b"jpeg")))
-        a.executed(0.1 * k + 0.01, np.full(3, 0.1 * k), "policy", f"p/{k}", "")
+        a.add_executed(0.1 * k + 0.01, np.full(3, 0.1 * k), "policy", f"p/{k}", "")
     columns = a.end()
     assert columns is not None
     assert columns["images/wrist"] == [b"jpeg", b"jpeg"]
@@ -170,7 +170,7 @@ def test_assembler_success_is_a_level_unless_it_ends_the_episode(make_arm) -> No
         if outcome is not None:
             a.success(outcome)
         feed(a, 0.1 * k, 0.0)
-        a.executed(0.1 * k, np.zeros(3), "policy", "p/1", "")
+        a.add_executed(0.1 * k, np.zeros(3), "policy", "p/1", "")
     c = a.end()
     assert c is not None
     # rows begin at 0.1 ... 0.5 s; success came within the first, went within the third
@@ -185,7 +185,7 @@ def test_assembler_rate_ticks_join_several_executed_messages(make_arm) -> None:
     a = Assembler(make_arm(action={"mapping": "delta", "scale": [0.1]}), StepRules(ticks="rate", rate=10.0))
     for k in range(41):
         feed(a, k * 0.01, 0.001 * k)
-        a.executed(k * 0.01 + 0.002, np.full(3, 0.001 * k), "policy", "p/1", "")
+        a.add_executed(k * 0.01 + 0.002, np.full(3, 0.001 * k), "policy", "p/1", "")
     c = a.end()
     assert c is not None
     assert len(c["actions"]) == 4
@@ -200,7 +200,7 @@ def test_assembler_old_state_and_latched_fault_make_steps_invalid(make_arm) -> N
         if k == 3:
             feed(a, 0.5, 0.0)
             a.safety("FAULT")
-        a.executed(when, np.zeros(3), "policy", "p/1", "")
+        a.add_executed(when, np.zeros(3), "policy", "p/1", "")
     c = a.end()
     assert c is not None
     np.testing.assert_array_equal(c["infos/valid"], [True, False, False])
@@ -209,12 +209,12 @@ def test_assembler_old_state_and_latched_fault_make_steps_invalid(make_arm) -> N
 def test_assembler_command_ticks_see_the_state_at_the_command_stamp(make_arm) -> None:
     """A decision made on the state of 1.00 s is executed at 1.03 s, when a newer state has come already."""
     a = Assembler(make_arm(), StepRules(ticks="command", rate=10.0))
-    a.executed(0.9, np.zeros(3), "policy", "p/0", "")
+    a.add_executed(0.9, np.zeros(3), "policy", "p/0", "")
     feed(a, 1.00, 0.5)
     a.command("p/1", 1.01, 1.0, np.full(3, 0.99))
     feed(a, 1.02, 0.6)
-    a.executed(1.03, np.full(3, 0.2), "policy", "p/1", "")
-    a.executed(1.04, np.full(3, 0.3), "policy", "p/1", "")
+    a.add_executed(1.03, np.full(3, 0.2), "policy", "p/1", "")
+    a.add_executed(1.04, np.full(3, 0.3), "policy", "p/1", "")
     c = a.end()
     assert c is not None
     np.testing.assert_allclose(c["observations"][0, 0], 0.5)

@@ -5,8 +5,8 @@ import pytest
 
 from robot_rl.real.cameras import Camera, PictureError
 from robot_rl.real.core.spec import RobotSpec
-from robot_rl.real.policy_runner import Unfit, fitted, prove
-from robot_rl.real.port import SightedPort, SpecPort, ported
+from robot_rl.real.policy_runner import Unfit, fit_policy, prove
+from robot_rl.real.port import SightedPort, SpecPort, with_sight
 from robot_rl.types import Action, IOSpec, Loaded, PolicyParts
 
 SPEC = RobotSpec.from_dict(
@@ -78,14 +78,14 @@ def test_pictures_of_another_layout_are_refused(shape, dtype) -> None:
 
 def test_a_policy_that_does_not_look_keeps_its_port_and_one_that_looks_gets_one_that_sees() -> None:
     blind = SpecPort(SPEC, 50.0)
-    assert ported(blind, blind.io, SPEC.cameras) is blind
+    assert with_sight(blind, blind.io, SPEC.cameras) is blind
     for io, cameras in ((interface(), ("wrist",)), (blind.io, ())):
-        policy, port = fitted(Loaded(Sees(io), io, None, "p"), SPEC, {}, pytest.fail)
+        policy, port = fit_policy(Loaded(Sees(io), io, None, "p"), SPEC, {}, pytest.fail)
         assert port.cameras == cameras
         assert isinstance(policy, Sees)  # nothing to scale
     top = interface(camera="top")
     with pytest.raises(Unfit, match="looks through top"):
-        fitted(Loaded(Sees(top), top, None, "p"), SPEC, {}, pytest.fail)
+        fit_policy(Loaded(Sees(top), top, None, "p"), SPEC, {}, pytest.fail)
 
 
 def test_eager_camera_decodes_on_receipt_and_never_when_asked() -> None:

@@ -19,14 +19,14 @@ def test_library_that_is_there_decides(monkeypatch, libraries, kind):
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if name in libraries else None)
     headless.prefer_headless()
     assert os.environ["MUJOCO_GL"] == kind
-    assert headless.wanted() == ""  # our own choice does not bind the renderer's search
+    assert headless.wanted_renderer() == ""  # our own choice does not bind the renderer's search
 
 
 def test_choice_of_the_user_and_a_display_stay(monkeypatch):
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: name)
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     headless.prefer_headless()
-    assert headless.wanted() == "osmesa"
+    assert headless.wanted_renderer() == "osmesa"
     monkeypatch.setenv("MUJOCO_GL", "")
     monkeypatch.setenv("DISPLAY", ":0")
     headless.prefer_headless()

@@ -39,7 +39,7 @@ def test_tabletop_expert_meets_every_goal_and_work_never_grows() -> None:
     assert info["success"].all()
     assert np.diff(work, axis=0).max() < 0.01  # m
     np.testing.assert_allclose(work[-1], WORK_MIN)
-    others = world.satisfied(view)
+    others = world.satisfies(view)
     assert others.sum() == 36  # each met its own goal and no other
     env.close()
 
@@ -81,9 +81,9 @@ def test_tabletop_remaining_work_by_hand() -> None:
     # lying on the plate but still held: only the release is left
     view.qpos[0, :3] = view.qpos[0, 5:8] = (0.3, 0.0, 0.02)
     assert world.remaining(view)[0, 0] == pytest.approx(0.03)
-    assert not world.satisfied(view).any()
+    assert not world.satisfies(view).any()
     view.qpos[0, 3:5] = 0.04
-    assert world.satisfied(view)[0].tolist() == [True] + [False] * 5
+    assert world.satisfies(view)[0].tolist() == [True] + [False] * 5
     assert world.remaining(view)[0, 0] == pytest.approx(WORK_MIN)
     env.close()
 
@@ -91,11 +91,11 @@ def test_tabletop_remaining_work_by_hand() -> None:
 def test_tabletop_block_in_the_air_or_beside_the_plate_is_not_there() -> None:
     env, view, world = placed()
     view.qpos[0, 5:8] = (0.3, 0.0, 0.05)
-    assert not world.satisfied(view)[0, 0]
+    assert not world.satisfies(view)[0, 0]
     view.qpos[0, 5:8] = (0.3, 0.036, 0.02)
-    assert not world.satisfied(view)[0, 0]
+    assert not world.satisfies(view)[0, 0]
     view.qpos[0, 5:8] = (0.3, 0.034, 0.02)
-    assert world.satisfied(view)[0, 0]
+    assert world.satisfies(view)[0, 0]
     env.close()
 
 
@@ -104,7 +104,7 @@ def test_tabletop_start_meets_no_goal_and_nothing_overlaps() -> None:
     env = make(200, 3, world=world, options=ONE_THREAD)
     env.reset(seed=3)
     view: Any = env._view
-    assert not world.satisfied(view).any()
+    assert not world.satisfies(view).any()
     spots = [view.qpos[:, 5 + 7 * i : 7 + 7 * i] for i in range(3)]
     spots += [view.task[f"plate_{name}"][:, :2] for name in PLATES]
     for i in range(5):

@@ -59,7 +59,7 @@ def resolve_precision(matmul: str, device: str | torch.device) -> str:
     return "bf16" if on_cpu and native and torch.bfloat16 in _TYPES else "float32"
 
 
-def _fused(x: Tensor) -> bool:
+def _is_fused(x: Tensor) -> bool:
     here = _FUSED is not None and x.device.type == "cpu" and x.dtype in _TYPES
     return here and not torch.compiler.is_compiling()  # a graph for elsewhere knows no operator of this processor
 
@@ -76,7 +76,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
     Returns:
         (B, O) in the type of `x`.
     """
-    if _fused(x):
+    if _is_fused(x):
         return _FUSED(x, weight.t(), bias, "relu" if relu else "none", [], "")  # type: ignore[misc]
     out = torch.addmm(bias.to(x.dtype), x, weight)
     return out.relu_() if relu else out
@@ -92,7 +92,7 @@ def times_transposed(d: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (B, I).
     """
-    if _fused(d) and d.dtype == torch.float32 and min(*d.shape, *weight.shape) >= _SMALL:
+    if _is_fused(d) and d.dtype == torch.float32 and min(*d.shape, *weight.shape) >= _SMALL:
         return _FUSED(d, weight, None, "none", [], "")  # type: ignore[misc]
     return torch.mm(d, weight.t())
 
@@ -107,7 +107,7 @@ def weight_grad(x: Tensor, d: Tensor, out: Tensor) -> None:
     """
     if x.dtype != out.dtype:
         out.copy_(torch.mm(x.t(), d))
-    elif _fused(x) and min(*x.shape, *d.shape) >= _SMALL:
+    elif _is_fused(x) and min(*x.shape, *d.shape) >= _SMALL:
         out.copy_(_FUSED(x.t(), d.t(), None, "none", [], ""))  # type: ignore[misc]
     else:
         torch.mm(x.t(), d, out=out)

@@ -167,7 +167,7 @@ class ChainFit(Saved):
         usual = self.friction[self.weight > 0].median(0).values if friction is None else friction
         return HingeChain.unpack(self.numbers, [usual[i] for i in range(len(usual))])
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Cut the stretches anew."""
         self._cut()
 

@@ -108,13 +108,13 @@ class Windows:
             }
         )
 
-    def joined(self) -> dict[str, Tensor]:
+    def join_columns(self) -> dict[str, Tensor]:
         """Every column as one tensor."""
         return {name: torch.cat([part[name] for part in self.rows]) for name in self.rows[0]} if self.rows else {}
 
     def state_dict(self) -> StateDict:
         """The windows so far."""
-        return {"rows": self.joined()}
+        return {"rows": self.join_columns()}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue with the saved windows."""
@@ -152,7 +152,7 @@ class Signals:
     now: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.now = shifted(self.v, self.lag[self.recording])
+        self.now = shift(self.v, self.lag[self.recording])
 
     def torque(self, driven: Sequence[int], delay: Tensor) -> Tensor:
         """(W, L, n) joint torques in units of the action: step t is what acted between samples t and t + 1.
@@ -169,10 +169,10 @@ class Signals:
         for k in range(self.assist.shape[-1]):
             out[..., rest[k]] = self.assist[..., k]
         by = -delay[self.recording][:, None].expand(-1, n)
-        return shifted(out, by)
+        return shift(out, by)
 
 
-def shifted(value: Tensor, by: Tensor) -> Tensor:
+def shift(value: Tensor, by: Tensor) -> Tensor:
     """value(t + by) of (W, L, n) signals, (W, n) steps, linear between samples and constant outside."""
     length = value.shape[1]
     at = (torch.arange(length, dtype=value.dtype)[None, :, None] + by[:, None, :]).clamp(0, length - 1)
@@ -194,7 +194,7 @@ def signals(windows: Windows, known: tuple[Tensor, Tensor] | None = None) -> Sig
     Raises:
         ValueError: speeds do not integrate to the angles.
     """
-    raw, layout, period = windows.joined(), windows.layout, 1.0 / windows.io.control_hz
+    raw, layout, period = windows.join_columns(), windows.layout, 1.0 / windows.io.control_hz
     q = torch.from_numpy(np.unwrap(layout.angles(raw["state"]).numpy(), axis=1))
     v = raw["state"][..., list(layout.speed)]
     episodes, recording = raw["episode"].unique(return_inverse=True)

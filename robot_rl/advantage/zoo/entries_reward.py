@@ -26,9 +26,9 @@ def with_reward(
     """
     s, turns, e = batch.steps, batch.turns, batch.episodes
     new = s.reward if reward is None else reward.to(s.reward.dtype)
-    steps = replace(s, reward=_known(new), extras={"reward_env": s.reward, **s.extras})
+    steps = replace(s, reward=_zero_unknown(new), extras={"reward_env": s.reward, **s.extras})
     if turn_reward is not None:
-        turns = replace(turns, turn_reward=_known(turn_reward).to(s.reward.dtype))
+        turns = replace(turns, turn_reward=_zero_unknown(turn_reward).to(s.reward.dtype))
         bad = torch.zeros_like(e.outcome).index_add_(0, turns.episode_id.long(), 0 * turn_reward.to(e.outcome.dtype))
         outcome = (e.outcome if outcome is None else outcome) + bad
     if outcome is None and reward is not None and turn_reward is None:
@@ -39,7 +39,7 @@ def with_reward(
     return replace(batch, steps=steps, turns=turns, episodes=episodes)
 
 
-def _known(x: Array) -> Array:
+def _zero_unknown(x: Array) -> Array:
     return torch.where(torch.isnan(x), torch.zeros_like(x), x)
 
 

@@ -245,11 +245,11 @@ class ConsoleServer:
 
         return guard
 
-    def _known(self, request: web.Request) -> bool:
+    def _is_known(self, request: web.Request) -> bool:
         return hmac.compare_digest(request.query.get("token", "").encode(), self.token.encode())
 
     async def _page(self, request: web.Request) -> web.Response:
-        if not self._known(request):
+        if not self._is_known(request):
             raise self._web.HTTPForbidden(text="open the address that robot-rl printed: it holds the token")
         return self._web.Response(text=(FOLDER / "page.html").read_text(), content_type="text/html")
 
@@ -257,7 +257,7 @@ class ConsoleServer:
         return self._web.Response(text=(FOLDER / request.path[1:]).read_text(), content_type=FILES[request.path])
 
     async def _past(self, request: web.Request) -> web.Response:
-        if not self._known(request):
+        if not self._is_known(request):
             raise self._web.HTTPForbidden(text="wrong token")
         where = int(request.match_info["episode"][:9]), int(request.match_info["number"][:9])
         found = None if self._replay is None else self._replay(*where)
@@ -268,7 +268,7 @@ class ConsoleServer:
     async def _socket(self, request: web.Request) -> web.StreamResponse:
         web = self._web
         origin = urlsplit(request.headers.get("Origin", ""))
-        if origin.netloc != request.headers.get("Host") or not self._known(request):
+        if origin.netloc != request.headers.get("Host") or not self._is_known(request):
             raise web.HTTPForbidden(text="wrong origin or token")
         client = web.WebSocketResponse(heartbeat=2.0, max_msg_size=LARGEST_MESSAGE)
         await client.prepare(request)

@@ -98,7 +98,7 @@ class GamepadTeleop(TerminalTeleop):
         if pad.get_numhats():  # the cross of some pads is four buttons
             axes["grip"] = float(pad.get_hat(0)[1])
         value, norm = self._map(axes)
-        down = self._pressed()
+        down = self._pressed_buttons()
         fresh, self._down = down - self._down, down
         presses = tuple(Press(PRESSES[i], now) for i in sorted(fresh) if i in PRESSES)
         return Reading(now, value, norm, enable=ENABLE in down, presses=presses)
@@ -111,9 +111,9 @@ class GamepadTeleop(TerminalTeleop):
                 self._lost = True
             elif event.type == game.JOYDEVICEADDED and self._lost and self._index < game.joystick.get_count():
                 self._pad, self._lost = game.joystick.Joystick(self._index), False
-                self._down = self._pressed()
+                self._down = self._pressed_buttons()
 
-    def _pressed(self) -> set[int]:
+    def _pressed_buttons(self) -> set[int]:
         return {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
 
     def close(self) -> None:

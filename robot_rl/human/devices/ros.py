@@ -102,7 +102,7 @@ class RosTeleop(BrowserTeleop):
         self._down: set[str] = set()
         self._keys: list[Press] = []
         super().__init__(options, io, clock=clock, announce=announce)
-        self._listener = listen(options.kind, self._heard, topic=options.topic, namespace=options.namespace)
+        self._listener = listen(options.kind, self._hear, topic=options.topic, namespace=options.namespace)
 
     def read(self, now: float, obs: Obs, policy: np.ndarray) -> Reading:
         """The page's reading while its dead-man is held or while the device is silent, else the device's."""
@@ -140,7 +140,7 @@ class RosTeleop(BrowserTeleop):
         self._listener.close()
         super().close()
 
-    def _heard(self, kind: str, values: Any) -> None:
+    def _hear(self, kind: str, values: Any) -> None:
         """What came, in the listener's thread."""
         now, stop = self._clock.now(), False
         with self._ros:

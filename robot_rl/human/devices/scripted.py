@@ -135,7 +135,7 @@ class ScriptedHuman(Teleop):
                 self._wish = None
         elif self._rest > 0:
             self._rest -= 1
-        elif self._watches and self._left != 0 and self._worried():
+        elif self._watches and self._left != 0 and self._wants_to_help():
             self._driving = self._drive if self._left is None else min(self._drive, self._left)
             self._left = None if self._left is None else self._left - self._driving
         value = self._hand(advice)
@@ -159,7 +159,7 @@ class ScriptedHuman(Teleop):
         """Somebody says that help is wanted now."""
         self._wanted = wanted
 
-    def _worried(self) -> bool:
+    def _wants_to_help(self) -> bool:
         if self._o.help == "adviser":
             return self._wanted
         if self._o.help == "random":

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from robot_rl.loops.evaluate import evaluate
-from robot_rl.policies.contrib.procedure_cloning import ProcedureCloning, ProcedureCloningOptions, at_agent, searched
+from robot_rl.policies.contrib.procedure_cloning import (
+    ProcedureCloning,
+    ProcedureCloningOptions,
+    at_agent,
+    search_labels,
+)
 from robot_rl.sim.array_env import ArrayVectorEnv
 from robot_rl.sim.check import check
 from robot_rl.sim.worlds.grid_maze import GridMaze
@@ -54,7 +59,7 @@ def test_expert_takes_shortest_ways() -> None:
 def test_search_by_hand() -> None:
     """A corridor with a dead end: labels grow one cell a layer; the walls keep 0."""
     planes = planes_of("##### #A..# ###.# #..G# #####")
-    layers = searched(planes)[:, 0]
+    layers = search_labels(planes)[:, 0]
     assert len(layers) == 5  # the goal, then four layers
     # up 1, down 2, left 3, right 4: beside the goal "right", above it "down"
     assert layers[1].tolist()[3] == [0, 0, 4, 1, 0]
@@ -68,7 +73,7 @@ def test_search_ends_with_the_experts_action() -> None:
     world = GridMaze(9, openings=0.3)
     data = batch(world, 64, 0)
     planes = data.obs["state"].view(-1, 3, 9, 9)
-    labels = at_agent(searched(planes)[-1][:, None], planes)[:, 0]
+    labels = at_agent(search_labels(planes)[-1][:, None], planes)[:, 0]
     assert torch.equal(labels - 1, data.action.argmax(1))
 
 

@@ -13,7 +13,7 @@ from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.policies.contrib.tdmpc2 import Tdmpc2, Tdmpc2Options
 from robot_rl.policies.contrib.tdmpc2_model import Stack, sim_norm
-from robot_rl.policies.nets.rows import mapped
+from robot_rl.policies.nets.rows import map_columns
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import IOSpec, Transitions
@@ -166,7 +166,7 @@ def test_a_planner_without_the_prior_draws_all_of_its_sequences() -> None:
 def test_a_window_of_one_step_is_a_row_of_the_replay() -> None:
     """A replay that draws no windows gives (B,) columns; they are windows (B, 1)."""
     one, other = learner(1, horizon=1), learner(1, horizon=1)
-    single = mapped(rows(steps=1, known=1), lambda x: x[:, 0])
+    single = map_columns(rows(steps=1, known=1), lambda x: x[:, 0])
     assert one.update(iter([single])) == other.update(iter([rows(steps=1, known=1)]))
 
 

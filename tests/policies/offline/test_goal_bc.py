@@ -99,7 +99,7 @@ def test_resume_draws_the_same_goals_and_learns_the_same(crossing):
 def test_goal_read_from_the_observation_is_hidden_from_the_network(crossing):
     io = IOSpec({"state": ((4,), "float32")}, ("x", "y"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
     policy = GoalBc(GoalBcOptions(hidden=(16,), achieved=(0, 1), desired=(2, 3), normalize=False), io).policy
-    wide = policy.joined(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
+    wide = policy.join(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
     assert wide.tolist() == [[1.0, 2.0, 0.0, 0.0, 3.0, 4.0]]
     with pytest.raises(ValueError, match="no goal is set"):
         GoalBc(GoalBcOptions(hidden=(16,)), IO).policy.act({"state": np.zeros((1, 2), np.float32)})

@@ -99,7 +99,7 @@ def expert(point, tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("expert") / "expert.store", episodes, io=point.io)
 
 
-def mixed(point, expert):
+def mix(point, expert):
     demos = LogDataset(expert, LogView(gamma=point.gamma), seed=1)
     return Mix({"other": (point.sampler(), 0.5), "expert": (demos, 0.5)}).batches(128)
 
@@ -108,12 +108,12 @@ def test_recoil_with_few_demonstrations_beats_cloning_everything(point, expert, 
     options = {"hidden": (32, 32), "batch_size": 128, "lr": 2e-3}
     learner = make(Recoil, point.io, **options, tau=0.02, actor_decay=0, beta=6.0)
     learner.prepare(point.facts)
-    batches = mixed(point, expert)
+    batches = mix(point, expert)
     for _ in range(900):
         learner.update(batches)
     everything = make(Bc, point.io, **options)
     everything.prepare(point.facts)
-    batches = mixed(point, expert)
+    batches = mix(point, expert)
     for _ in range(500):
         everything.update(batches)
     ours, clone = point.score(learner.policy), point.score(everything.policy)
@@ -125,7 +125,7 @@ def test_demo_kl_stays_near_the_demonstrations_and_walks_home(point, expert, mak
     options = {"hidden": (32, 32), "batch_size": 128, "lr": 2e-3, "tau": 0.02, "weight": 0.5}
     learner = make(DemoKl, point.io, clone_updates=400, **options)
     learner.prepare(point.facts)
-    batches = mixed(point, expert)
+    batches = mix(point, expert)
     for _ in range(900):
         learner.update(batches)
     assert point.score(learner.policy) > -3.0

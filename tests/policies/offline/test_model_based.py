@@ -141,7 +141,7 @@ def test_logged_rows_come_from_all_over_a_batch(batch):
     store = Branches(3, 2, 9, gamma=0.9, generator=torch.Generator().manual_seed(0), termination="never")
     model = lambda s, a: (s, torch.full((len(s),), 7.0), torch.zeros(len(s)), torch.zeros(len(s)))  # noqa: E731
     store.roll(torch.zeros(9, 3), lambda s: torch.zeros(len(s), 2), model, horizon=1, doubt=Doubt())
-    drawn = next(store.mixed(iter([batch(12, reward=torch.arange(12.0))]), 12, 0.34))
+    drawn = next(store.mix(iter([batch(12, reward=torch.arange(12.0))]), 12, 0.34))
     assert drawn.reward.tolist() == [0.0, 3.0, 6.0, 9.0] + [7.0] * 8
 
 

@@ -12,8 +12,8 @@ import torch
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.policies.nets.action_codes import ActionCodes
-from robot_rl.policies.nets.imitation import demonstrated
-from robot_rl.policies.sequence.arsq import Arsq, ArsqOptions, demo_term, normalised
+from robot_rl.policies.nets.imitation import demonstration_mask
+from robot_rl.policies.sequence.arsq import Arsq, ArsqOptions, demo_term, normalise
 from robot_rl.types import Episode, IOSpec, Transitions
 
 IO = IOSpec({"state": ((2,), "float32")}, ("x", "y"), (-1.0,) * 2, (1.0,) * 2, ("1",) * 2, 10.0)
@@ -58,10 +58,10 @@ def test_contexts_show_finer_midpoints_for_dimensions_chosen_already() -> None:
 
 
 def test_normalised_advantages_are_the_golden_numbers_and_a_policy() -> None:
-    gain = normalised(torch.tensor([0.1, 0.2, -0.1], dtype=torch.float64), 0.1)
+    gain = normalise(torch.tensor([0.1, 0.2, -0.1], dtype=torch.float64), 0.1)
     np.testing.assert_allclose(gain, [-0.134901, -0.034901, -0.334901], atol=1e-6)
     np.testing.assert_allclose((gain / 0.1).exp(), [0.259496, 0.705385, 0.035119], atol=1e-6)
-    large = normalised(torch.tensor([300.0, -500.0, 299.99]), 0.01)  # exp(30000) overflows
+    large = normalise(torch.tensor([300.0, -500.0, 299.99]), 0.01)  # exp(30000) overflows
     assert torch.isfinite(large).all()
     assert (large / 0.01).exp().sum().item() == pytest.approx(1.0, abs=1e-4)
 
@@ -73,7 +73,7 @@ def test_value_is_the_soft_value_of_the_sum_over_all_actions() -> None:
     flat.copy_(torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)))
     every = torch.tensor(list(itertools.product(range(3), repeat=4))).view(-1, 2, 2)
     state = torch.tensor([[0.3, -0.2]]).expand(len(every), -1)
-    gain = normalised(learner.raw(state, learner.codes.contexts(every)).detach(), 0.3)
+    gain = normalise(learner.raw(state, learner.codes.contexts(every)).detach(), 0.3)
     chosen = gain.gather(-1, every.flatten(1)[None, ..., None].expand(2, -1, -1, 1))[..., 0].sum(-1)
     soft = 0.3 * torch.logsumexp(chosen / 0.3, 1)  # Q - V of every action
     np.testing.assert_allclose(soft, [0.0, 0.0], atol=1e-5)
@@ -109,11 +109,11 @@ def rows(count: int, *, terminated: bool, source: list[int] | None = None, seed:
 
 
 def test_demonstrations_are_the_rows_of_a_log_or_the_second_part_of_a_mix() -> None:
-    assert demonstrated(rows(3, terminated=True)).tolist() == [0.0, 0.0, 0.0]
-    assert demonstrated(rows(3, terminated=True, source=[0, 1, 1])).tolist() == [0.0, 1.0, 1.0]
+    assert demonstration_mask(rows(3, terminated=True)).tolist() == [0.0, 0.0, 0.0]
+    assert demonstration_mask(rows(3, terminated=True, source=[0, 1, 1])).tolist() == [0.0, 1.0, 1.0]
     log = rows(2, terminated=True)
     log.extras["step"] = torch.zeros(2, dtype=torch.int64)
-    assert demonstrated(log).tolist() == [1.0, 1.0]
+    assert demonstration_mask(log).tolist() == [1.0, 1.0]
 
 
 def test_windows_are_demonstrations_by_their_source_or_where_a_person_drove() -> None:
@@ -125,9 +125,9 @@ def test_windows_are_demonstrations_by_their_source_or_where_a_person_drove() ->
     }
     batch = replace(one, **{**flat, **windows})
     batch.intervened[2, 1] = True
-    assert demonstrated(batch).tolist() == [0.0, 1.0, 1.0]
+    assert demonstration_mask(batch).tolist() == [0.0, 1.0, 1.0]
     batch.mask[2, 1] = False  # that step does not exist
-    assert demonstrated(batch).tolist() == [0.0, 1.0, 0.0]
+    assert demonstration_mask(batch).tolist() == [0.0, 1.0, 0.0]
 
 
 def test_batches_without_demonstrations_have_no_demo_loss_and_bins_of_demonstrations_rise() -> None:
@@ -183,11 +183,11 @@ def test_gradient_of_the_flat_networks_is_that_of_the_loss() -> None:
 
     assert torch.equal(kept, learner.advantage.params.flat)
     net = AutogradMlp(learner.advantage.shape, learner.advantage.params)
-    state, code = learner.seen(batch.obs["state"]), learner.codes.encode(batch.action)
+    state, code = learner.see(batch.obs["state"]), learner.codes.encode(batch.action)
     contexts = learner.codes.contexts(code)
     x = torch.cat([state[:, None].expand(-1, 4, -1), contexts], -1).flatten(0, 1)
     out = net.compute(x).view(2, 4, 4, 4, 3)
-    gain = normalised(torch.stack([out[:, :, n, n] for n in range(4)], 2), 0.5)
+    gain = normalise(torch.stack([out[:, :, n, n] for n in range(4)], 2), 0.5)
     digit = code.flatten(1)
     chosen = gain.gather(-1, digit[None, ..., None].expand(2, -1, -1, 1))[..., 0].sum(-1)
     error = learner.value(state) + chosen - batch.reward

@@ -51,7 +51,7 @@ def values(learner: CqnAs, state: np.ndarray, action: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         for level in range(learner.codes.levels):
             middle = learner._middle(code[:, :level])
-            out = learner.critic.compute(learner.seen(torch.as_tensor(state)), middle, level)
+            out = learner.critic.compute(learner.see(torch.as_tensor(state)), middle, level)
             value = learner.head.value(out)
             found.append(value.gather(-1, code[:, level, ..., None])[..., 0])
     return torch.stack(found, 1).numpy()

@@ -40,11 +40,11 @@ def test_denoise_clip_golden_and_a_chain_of_one() -> None:
 def test_ddim_with_the_true_noise_returns_the_clean_chunk() -> None:
     schedule, g = NoiseSchedule.cosine(20), torch.Generator().manual_seed(0)
     clean, noise = torch.rand(5, 3, generator=g) * 1.8 - 0.9, torch.randn(5, 3, generator=g)
-    x = schedule.noised(clean, noise, torch.full((5,), 12))
+    x = schedule.add_noise(clean, noise, torch.full((5,), 12))
     end = ddim_step(schedule, x, noise, 12, -1)
     torch.testing.assert_close(end.mean, clean, atol=1e-5, rtol=0)
     middle = ddim_step(schedule, x, noise, 12, 5)
-    torch.testing.assert_close(middle.mean, schedule.noised(clean, noise, torch.full((5,), 5)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(middle.mean, schedule.add_noise(clean, noise, torch.full((5,), 5)), atol=1e-5, rtol=0)
 
 
 def test_ddim_eta_one_has_the_variance_of_ddpm() -> None:
@@ -96,11 +96,11 @@ def test_two_modes_are_kept_and_the_student_copies_them(kind: str) -> None:
     for _ in range(600):
         learner.update(batches)
     state, noise = torch.zeros(300, 1), torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
-    teacher = learner.teacher(learner.seen(state), noise)[:, :2]
+    teacher = learner.teacher(learner.see(state), noise)[:, :2]
     assert ((teacher.abs() - 0.5).abs() < 0.25).float().mean() > 0.75  # near a mode ...
     assert (teacher.abs() < 0.15).float().mean() < 0.15  # ... and seldom near their mean
     assert 0.25 < (teacher[:, 0] > 0).float().mean() < 0.75
-    student = learner.student(learner.seen(state), noise)[:, :2]
+    student = learner.student(learner.see(state), noise)[:, :2]
     assert (student.sign() == teacher.sign()).float().mean() > 0.9  # the same noise, the same mode
     assert (student - teacher).abs().mean() < 0.15
 
@@ -203,8 +203,8 @@ def test_realtime_flow_goes_on_from_the_running_chunk() -> None:
         learner.update(batches)
     state, g = torch.zeros(200, 1), torch.Generator().manual_seed(2)
     noise, previous = torch.randn(200, 4, generator=g), torch.full((200, 4, 1), 0.5)
-    free = learner.teacher(learner.seen(state), noise)
-    held = learner.continued(learner.seen(state), noise, previous, torch.ones(200, 4, dtype=torch.bool))
+    free = learner.teacher(learner.see(state), noise)
+    held = learner.continue_chunk(learner.see(state), noise, previous, torch.ones(200, 4, dtype=torch.bool))
     agree = [(x[:, 1:3].mean(1) > 0).float().mean().item() for x in (free, held)]
     assert agree[0] < 0.75
     assert agree[1] > agree[0] + 0.15  # the running chunk was of the upper mode: its continuation sooner is

@@ -110,7 +110,7 @@ def trained(learner: Any, buffer: ReplayBuffer, updates: int) -> Any:
 
 def values(learner: Any, states: np.ndarray, chunk: np.ndarray, mask: np.ndarray) -> np.ndarray:
     x = torch.cat(
-        [learner.seen(torch.as_tensor(states)), critic_action(torch.as_tensor(chunk), torch.as_tensor(mask))], 1
+        [learner.see(torch.as_tensor(states)), critic_action(torch.as_tensor(chunk), torch.as_tensor(mask))], 1
     )
     return learner.head.value(learner.critic(x)).detach().mean(0).numpy()
 

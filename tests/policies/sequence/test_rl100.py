@@ -36,7 +36,7 @@ def log(count: int = 300) -> ReplayBuffer:
 
 
 def mean_action(learner: Rl100, rows: int = 400) -> float:
-    state = learner.seen(torch.tensor([[0.0, 1.0]]).expand(rows, -1))
+    state = learner.see(torch.tensor([[0.0, 1.0]]).expand(rows, -1))
     noise = torch.randn(rows, 2, generator=torch.Generator().manual_seed(5))
     return float(learner.teacher(state, noise).mean())
 
@@ -49,7 +49,7 @@ def test_what_is_left_behind_the_improvement_teaches_the_student_alone() -> None
         learner.update(batches)
 
     def lag() -> float:
-        state = learner.seen(torch.tensor([[0.0, 1.0]]).expand(400, -1))
+        state = learner.see(torch.tensor([[0.0, 1.0]]).expand(400, -1))
         noise = torch.randn(400, 2, generator=torch.Generator().manual_seed(5))
         student = learner.student_net(state, noise)
         return float((student - learner.teacher(state, noise)).square().mean().detach())
@@ -162,7 +162,7 @@ def again(judged: tuple[Rl100, dict[str, Any]]) -> Rl100:
 
 def test_judge_knows_which_chunks_are_better(judged: tuple[Rl100, dict[str, Any]]) -> None:
     learner = again(judged)
-    state = learner.seen(torch.tensor([[0.0, 1.0]] * 3))
+    state = learner.see(torch.tensor([[0.0, 1.0]] * 3))
     q = learner.judge.q(state, torch.tensor([[0.5, 0.5], [0.0, 0.0], [-0.7, -0.7]]))
     assert q[0] > q[1] > q[2]
     assert q[0].item() == pytest.approx(1.0, abs=0.3)
@@ -170,7 +170,7 @@ def test_judge_knows_which_chunks_are_better(judged: tuple[Rl100, dict[str, Any]
 
 def test_chunks_on_which_the_models_disagree_count_as_poor_ones(judged: tuple[Rl100, dict[str, Any]]) -> None:
     learner = again(judged)
-    state, chunk = learner.seen(torch.tensor([[0.0, 1.0]] * 3)), torch.tensor([[0.5, 0.5], [0.0, 0.0], [-0.7, -0.7]])
+    state, chunk = learner.see(torch.tensor([[0.0, 1.0]] * 3)), torch.tensor([[0.5, 0.5], [0.0, 0.0], [-0.7, -0.7]])
     assert learner.judge.range.spread > 0
     learner.judge.range.spread.fill_(1e9)
     free, _, known = learner.judge.careful(state, chunk)
@@ -187,7 +187,7 @@ def test_gate_refuses_a_harmful_candidate_and_throws_it_away(judged: tuple[Rl100
     """The candidate is pushed towards action -0.7, the worst of the log: the policy that acts stays, bit for bit."""
     learner = again(judged)
     before = learner.acting.params.flat.clone()
-    state = learner.seen(torch.tensor([[0.0, 1.0]]).expand(64, -1))
+    state = learner.see(torch.tensor([[0.0, 1.0]]).expand(64, -1))
     learner.restart()
     for _ in range(60):  # clone the worst action into the candidate
         latents = learner.propose(state)

@@ -12,7 +12,7 @@ import torch
 
 from robot_rl.data.buffer import ReplayBuffer
 from robot_rl.loops.contract import every
-from robot_rl.policies.nets.rows import mapped
+from robot_rl.policies.nets.rows import map_columns
 from robot_rl.policies.sequence.srl import Srl, SrlOptions
 from robot_rl.types import EnvParts, IOSpec, Transitions
 
@@ -322,7 +322,7 @@ def test_time_limit_bootstraps() -> None:
 def test_rows_that_are_masked_out_are_not_learnt_from() -> None:
     whole, mask = batch(8), torch.arange(8) < 6
     absurd = replace(whole, reward=torch.where(mask, whole.reward, torch.nan), mask=mask)
-    assert build().update(iter([absurd])) == build().update(iter([mapped(whole, lambda x: x[:6])]))
+    assert build().update(iter([absurd])) == build().update(iter([map_columns(whole, lambda x: x[:6])]))
 
 
 def test_batch_without_previous_action_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from robot_rl.policies.nets.progress_net import CriticNet
-from robot_rl.policies.nets.reference import BOTH, SHOWN, TOLD, RefClip, announced, reference_indices
+from robot_rl.policies.nets.reference import BOTH, SHOWN, TOLD, RefClip, announced_progress, reference_indices
 from robot_rl.policies.vla.context import ContextCritic, ContextCriticOptions, ContextLearner
 from robot_rl.policies.vla.context_clips import ContextSampler, ShowOptions
 from robot_rl.policies.vla.context_net import ContextNet
@@ -92,7 +92,7 @@ def test_frames_of_a_reference_and_what_they_are_announced_as() -> None:
     # worked by hand: i * 19 / 5 = 0, 3.8, 7.6, 11.4, 15.2, 19, cut; 300 / 19 = 15.8, 700 / 19 = 36.8, ...
     index = reference_indices(20, 6)
     assert index.tolist() == [0, 3, 7, 11, 15, 19]
-    np.testing.assert_allclose(announced(index, 20), [0, 0.15, 0.36, 0.57, 0.78, 1.0], atol=1e-6)
+    np.testing.assert_allclose(announced_progress(index, 20), [0, 0.15, 0.36, 0.57, 0.78, 1.0], atol=1e-6)
     assert reference_indices(6, 6).tolist() == [0, 1, 2, 3, 4, 5]
     assert reference_indices(9, 1).tolist() == [8]  # a picture of the goal
     frames = pictures(20)
@@ -121,7 +121,7 @@ def test_frames_of_a_reference_and_what_they_are_announced_as() -> None:
 )
 def test_references_that_cannot_be_used_are_refused(frames: Any, progress: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
-        untrained().shown(RefClip(frames, np.asarray(progress, np.float32)))
+        untrained().with_reference(RefClip(frames, np.asarray(progress, np.float32)))
 
 
 def test_without_a_reference_it_answers_to_sentences_alone() -> None:
@@ -129,44 +129,48 @@ def test_without_a_reference_it_answers_to_sentences_alone() -> None:
     texts = ["to red", "to blue", "stop"]
     ref = RefClip.of(pictures(8, 2))
     told = critic(a, b, texts)
-    for other in (critic.shown(None), critic.shown(ref).shown(None)):
+    for other in (critic.with_reference(None), critic.with_reference(ref).with_reference(None)):
         again = other(a, b, texts)
         assert torch.equal(told.dlogw, again.dlogw)
         assert torch.equal(told.done, again.done)
     assert critic.reference is None  # showing makes another critic and leaves this one as it was
-    both, alone = critic.shown(ref)(a, b, texts), critic.shown(ref)(a, b, ["", "", ""])
+    both, alone = critic.with_reference(ref)(a, b, texts), critic.with_reference(ref)(a, b, ["", "", ""])
     assert not torch.allclose(told.done, both.done)
     assert not torch.allclose(both.done, alone.done)
-    mixed = critic.shown(ref)(a, b, ["to red", "", "stop"])
+    mixed = critic.with_reference(ref)(a, b, ["to red", "", "stop"])
     torch.testing.assert_close(mixed.done, torch.stack([both.done[0], alone.done[1], both.done[2]]))
     with pytest.raises(ValueError, match="goal 1 is empty"):
         critic(a, b, ["x", "", "y"])
     # the empty sentence says nothing, not even by its number
-    torch.testing.assert_close(critic.shown(ref)(a, b, [" "] * 3).done, alone.done)
+    torch.testing.assert_close(critic.with_reference(ref)(a, b, [" "] * 3).done, alone.done)
 
 
 def test_code_of_a_reference_knows_its_length_and_its_order() -> None:
     net, frames = ContextNet((SIZE, SIZE), width=32), torch.as_tensor(pictures(4))[None]
     progress, there = torch.tensor([[0, 0.3, 0.6, 1.0]]), torch.tensor([[True, True, True, True]])
-    whole = net.shown(frames, progress, there)
+    whole = net.encode_reference(frames, progress, there)
     filled = torch.cat([frames, torch.zeros_like(frames[:, :2])], dim=1)
-    same = net.shown(filled, torch.nn.functional.pad(progress, (0, 2)), torch.nn.functional.pad(there, (0, 2)))
+    same = net.encode_reference(
+        filled, torch.nn.functional.pad(progress, (0, 2)), torch.nn.functional.pad(there, (0, 2))
+    )
     torch.testing.assert_close(whole, same)  # what fills up is not looked at
-    assert not torch.allclose(whole, net.shown(frames.flip(1), progress, there))
-    assert not torch.allclose(whole, net.shown(frames[:, -1:], progress[:, -1:], there[:, -1:]))
+    assert not torch.allclose(whole, net.encode_reference(frames.flip(1), progress, there))
+    assert not torch.allclose(whole, net.encode_reference(frames[:, -1:], progress[:, -1:], there[:, -1:]))
 
 
 def test_a_critic_of_sentences_refuses_a_reference_and_an_ensemble_shows_it_to_all() -> None:
     ref = RefClip.of(pictures(8))
     plain = TinyCritic(CriticNet((SIZE, SIZE), width=32))
-    assert plain.shown(None) is plain
+    assert plain.with_reference(None) is plain
     with pytest.raises(ValueError, match=r"trained on sentences alone.*critic=in_context"):
-        plain.shown(ref)
+        plain.with_reference(ref)
     with pytest.raises(ValueError, match="trained on sentences alone"):
-        CriticEnsemble([untrained(), plain]).shown(ref)
+        CriticEnsemble([untrained(), plain]).with_reference(ref)
     one, frames = untrained(), pictures(5, 3)
-    together = CriticEnsemble([one, one], "wco").shown(ref)
-    np.testing.assert_allclose(together.trajectory(frames, "").u, one.shown(ref).trajectory(frames, "").u, atol=1e-6)
+    together = CriticEnsemble([one, one], "wco").with_reference(ref)
+    np.testing.assert_allclose(
+        together.trajectory(frames, "").u, one.with_reference(ref).trajectory(frames, "").u, atol=1e-6
+    )
 
 
 def test_clips_that_show_a_goal_met_it_alone_and_from_the_start_did_not() -> None:
@@ -175,7 +179,7 @@ def test_clips_that_show_a_goal_met_it_alone_and_from_the_start_did_not() -> Non
     for goal, rows in enumerate(pool):
         assert len(rows)
         assert (data.goal[rows] == goal).all()
-        assert data.succeeded()[rows].all()
+        assert data.meets_goal()[rows].all()
     work, done = data.work.copy(), data.done.copy()
     row = int(pool[0][0])
     done[data.start[row] + 3, 1] = True  # another goal was met on the way
@@ -221,7 +225,7 @@ def test_batches_label_what_is_asked_and_never_show_a_clip_itself() -> None:
     with pytest.raises(ValueError, match="references is 1, expected a whole number of at least 2"):
         ShowOptions(references=1)  # a clip is never its own reference
     with pytest.raises(ValueError, match="nothing can be shown"):
-        ContextSampler(data.part(np.flatnonzero(~data.succeeded())), options)
+        ContextSampler(data.part(np.flatnonzero(~data.meets_goal())), options)
 
 
 def test_training_resumes_exactly_and_saved_critics_answer_alike(tmp_path: Path) -> None:
@@ -248,7 +252,7 @@ def test_training_resumes_exactly_and_saved_critics_answer_alike(tmp_path: Path)
     assert third.platts == made.platts
     ref, frames = data.reference(int(data.showing()[0][0])), pictures(5)
     for text in ("", "go to the red side"):
-        one, two = (x.critic().shown(ref).trajectory(frames, text) for x in (made, third))
+        one, two = (x.critic().with_reference(ref).trajectory(frames, text) for x in (made, third))
         np.testing.assert_array_equal(one.done, two.done)
         np.testing.assert_array_equal(one.u, two.u)
 

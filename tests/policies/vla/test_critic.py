@@ -237,7 +237,7 @@ def test_sampler_labels_every_goal_of_an_item() -> None:
 def test_words_of_every_goal_may_be_missing_and_the_others_never() -> None:
     sampler = ClipSampler(clips(), DrawOptions(), seed=0)
     assert sampler._common == {"go", "to", "the", "side"}
-    said = [sampler._filled("go to the red side").split() for _ in range(200)]
+    said = [sampler._fill("go to the red side").split() for _ in range(200)]
     assert all("red" in words for words in said)
     assert any("the" not in words for words in said)
 
@@ -286,7 +286,7 @@ def test_training_resumes_exactly(tmp_path: Path) -> None:
 
 def test_training_that_could_not_be_calibrated_is_refused_before_its_first_update(tmp_path: Path) -> None:
     data, made = clips(), learner(steps=6)
-    failures = data.part(np.flatnonzero(~data.succeeded()))
+    failures = data.part(np.flatnonzero(~data.meets_goal()))
     with pytest.raises(ValueError, match=r"none of the \d+ clips kept for calibration is a success"):
         TrainingClips(data, failures)
     assert made.done_steps == 0
@@ -346,7 +346,7 @@ def test_critic_learns_a_line_and_tells_its_two_goals_apart() -> None:
     assert report["failure"]["rank_end"] > 0.8
     assert report["done"]["recall"] > 0.7
     json.dumps(report)  # plain numbers
-    row = int(np.flatnonzero(test.succeeded())[0])
+    row = int(np.flatnonzero(test.meets_goal())[0])
     frames, asked = test.frames[test.start[row] : test.start[row + 1]], int(test.goal[row])
     right, wrong = (FACTS["phrasings"][goal][0] for goal in (asked, 1 - asked))
     assert check_critic(made.critic(), frames, right, wrong) == []
@@ -443,7 +443,7 @@ def test_report_of_a_critic_that_knows_and_of_one_that_says_nothing() -> None:
     assert mute["success"]["voc_f1"] == 0.0
     assert mute["success"]["always_zero"] == 12
     with pytest.raises(ValueError, match="no success or no failure"):
-        evaluate(TinyCritic(net), data.part(np.flatnonzero(data.succeeded())))
+        evaluate(TinyCritic(net), data.part(np.flatnonzero(data.meets_goal())))
 
 
 def test_command_line_without_clips_is_one_line_and_leaves_no_run(tmp_path: Path, robot_rl) -> None:

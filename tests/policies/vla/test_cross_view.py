@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.data.goal_pictures import GoalPictures, unsaid
+from robot_rl.data.goal_pictures import GoalPictures, blank_sentences
 from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store, write_store
 from robot_rl.policies.vla.cross_view import CrossViewImitation, CrossViewOptions
@@ -66,7 +66,7 @@ def test_policy_does_what_the_picture_of_the_other_camera_shows(tmp_path: Path) 
         "state": np.zeros((40, 1), np.float32),
         "image.top": rng.integers(0, 60, (40, 16, 16, 3)).astype(np.uint8),
         "image.side": np.stack([side(4 * w, rng) for w in way]),
-        "instruction": unsaid(np.zeros((40, 30), np.uint8)),
+        "instruction": blank_sentences(np.zeros((40, 30), np.uint8)),
     }
     moved = made.policy.act(obs, deterministic=True).value[:, 0]
     np.testing.assert_allclose(moved, 0.8 * way, atol=0.25)

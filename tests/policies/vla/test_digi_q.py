@@ -269,7 +269,7 @@ def test_what_the_networks_read_at_play_is_what_they_read_of_the_log(
     ]  # fmt: skip
     store = write_store(tmp_path / "log.store", episodes, io=env.io)
     data = LogDataset(store, LogView(window=2), keys=("state",), derived={"features": features(store, learner.reader)})
-    log = learner._rows(chunk_rows(next(data.ordered(24))).obs).view(3, 8, -1)
+    log = learner._rows(chunk_rows(next(data.in_order(24))).obs).view(3, 8, -1)
     assert len(read) == 4  # decisions of two steps, and a new picture for each
     for decision, seen_at_play in enumerate(read):
         torch.testing.assert_close(seen_at_play, log[:, 2 * decision], atol=1e-5, rtol=1e-5)

@@ -147,7 +147,7 @@ def test_progress_of_a_log_stands_at_its_observations(tmp_path: Path) -> None:
     store = write_store(tmp_path / "log.store", made, io=IO)
     data, _ = logs.sampler(store, logs.LogSettings(data=str(tmp_path)), seed=0, need=Needs(progress="critic_progress"))
     np.testing.assert_allclose(data.derived["progress"][:, 0], [0, 0.1, 0.2, 0.3, 0, 1.1, 1.2], atol=1e-6)
-    batch = next(data.ordered(5))
+    batch = next(data.in_order(5))
     gained = (batch.next_obs["progress"] - batch.obs["progress"])[:, 0]
     np.testing.assert_allclose(gained, [0.1, 0.1, 0.1, 1.1, 0.1], atol=1e-6)
     with pytest.raises(ValueError, match="robot-rl critic label"):
