@@ -94,8 +94,8 @@ def test_a_policys_card_with_numbers_for_names_is_refused_in_words(tmp_path: Pat
     (tmp_path / "io.yaml").write_text("1: 2\n")
     with pytest.raises(Refused, match=r"io\.yaml"):
         policy_card.read(tmp_path / "io.yaml")
-    (tmp_path / "io.yaml").write_text("formt: onnx\n")
-    with pytest.raises(Refused, match="formt is no option of the card of a policy; did you mean format"):
+    (tmp_path / "io.yaml").write_text("formats: onnx\n")
+    with pytest.raises(Refused, match="formats is no option of the card of a policy; did you mean format"):
         policy_card.read(tmp_path / "io.yaml")
     (tmp_path / "g1.yaml").write_text("".join(f"{key}: [1]\n" for key in policy_card._NEEDED))
     with pytest.raises(Refused, match=r"num_actions is \[1\], expected a whole number"):

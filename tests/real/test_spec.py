@@ -110,8 +110,8 @@ def test_wrong_setting_is_named(change):
 
 
 def test_calibration_that_cannot_be_is_one_sentence(make_arm):
-    camera = {"topic": "top/image", "type": "sensor_msgs/Image", "calibration": {"widht": 640}}
-    with pytest.raises(SpecError, match=r"cameras.top.calibration: widht is no option of a calibration"):
+    camera = {"topic": "top/image", "type": "sensor_msgs/Image", "calibration": {"widths": 640}}
+    with pytest.raises(SpecError, match=r"cameras.top.calibration: widths is no option of a calibration"):
         make_arm(cameras={"top": camera})
 
 
