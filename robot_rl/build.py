@@ -50,7 +50,7 @@ PLACES: dict[str, dict[str, str]] = {
         "ros": "robot_rl.human.devices.ros:RosTeleop",
         "scripted": "robot_rl.human.devices.scripted:ScriptedHuman",
     },
-    "pilot": {"simulated": "robot_rl.human.pilot:simulated"},
+    "pilot": {"simulated": "robot_rl.human.pilot:simulated_pilot"},
     "rewarder": {
         "annotator": "robot_rl.policies.reward.annotator:annotator",
         "contrast": "robot_rl.policies.reward.contrast:contrast",

@@ -137,7 +137,7 @@ def test_rows_arrive_in_order_and_weights_come_back(ends):
     assert torch.equal(tensors["actor"], weights(0.25)["actor"])
     assert tensors["normalizer/count"].dtype == torch.float64
     assert actor.take() is None  # the newest once
-    assert until(learner.served)
+    assert until(learner.is_served)
     actor.done = True
     actor.notify()
     assert until(learner.complete)

@@ -47,7 +47,7 @@ class _Whole(Saved):
         self._rows = np.zeros((0, 4))
         self.doubled = 0.0
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         self.doubled = 2.0 * self.updates
 
     def work(self) -> list[float]:

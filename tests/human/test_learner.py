@@ -50,7 +50,7 @@ class Wire:
     def complete(self):
         return not self.pieces
 
-    def served(self):
+    def is_served(self):
         return True
 
     def close(self):
