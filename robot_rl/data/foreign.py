@@ -376,11 +376,11 @@ def numbers(path: Path, value: object) -> np.ndarray:
     return np.asarray(value)
 
 
-def csv(path: Path) -> tuple[list[str], np.ndarray]:
-    """Names in the first line, and the rows (N, columns) below it; `.gz` is unpacked.
+def csv(path: Path) -> tuple[list[str], np.ndarray, list[str]]:
+    """Names in the first line, the rows (N, columns) below it, and names of columns left out; `.gz` is unpacked.
 
     Between the numbers stand commas, or semicolons or tabs, with which a comma in a number is a decimal one. Columns
-    that begin with words are no part of the table.
+    whose first value is a word are left out.
 
     Raises:
         OSError: it cannot be unpacked.
@@ -413,9 +413,9 @@ def csv(path: Path) -> tuple[list[str], np.ndarray]:
         rows = file if between == "," else (line.replace(b",", b".") for line in file)
         try:
             if len(told) == len(cells) or len(cells) != len(names):
-                return names, np.loadtxt(rows, delimiter=between, ndmin=2)
+                return names, np.loadtxt(rows, delimiter=between, ndmin=2), []
             table = np.loadtxt(rows, delimiter=between, ndmin=2, usecols=told, quotechar='"')
-            return [names[i] for i in told], table
+            return [names[i] for i in told], table, [name for i, name in enumerate(names) if i not in told]
         except ValueError as problem:
             text = re.search(r"convert string (.*) to float64 at row (\d+), column (\d+)", str(problem))
             if text is None or int(text[3]) > len(names):
@@ -425,7 +425,7 @@ def csv(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 _WORDS = re.compile(r"\s*\"?(?!nan|inf)[^\W\d]{2}", re.IGNORECASE)
-"""How a cell of words begins; one letter may be a slip of the pen."""
+"""A cell that begins with two letters is a word; a single one is more probably a number that was mistyped."""
 
 
 def _binary(path: Path) -> gzip.GzipFile | BufferedReader:

@@ -201,12 +201,14 @@ def _variant(plan: dict[str, Any], file: Path) -> dict[str, Any]:
 
 def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
     try:
-        names, rows = foreign.csv(path)
+        names, rows, words = foreign.csv(path)
     except BadData:
         raise
     except (OSError, EOFError, ValueError) as problem:
         findings.append(error("bad_csv", f"{path} cannot be read: {problem}", sources.AGAIN, where=path.name))
         return None
+    if words and not any(found.case == "words" for found in findings):  # once, however many files a folder holds
+        findings.append(note("words", f"{path} has columns of words, which are left out: {', '.join(words)}"))
     if not rows.size:
         findings.append(warning("no_rows", f"{path} has no rows: left out", where=path.name))
         return None

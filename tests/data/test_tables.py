@@ -106,9 +106,18 @@ def test_columns_of_words_stand_beside_the_numbers(tmp_path: Path) -> None:
     _, *rows = (line.split(",") for line in plain.read_text().splitlines())
     lines = [f'{t},{q},"reach, then lift",{w},{u},ok,{c}' for t, q, w, u, c in rows]
     (tmp_path / "b.csv").write_text("\n".join(["t,q,phase,w,u,mark,c", *lines]) + "\n")
-    want, got = (tables.read(tmp_path / name, ReadOptions(map=MAP)).episodes[0] for name in ("a.csv", "b.csv"))
+    found = tables.read(tmp_path / "b.csv", ReadOptions(map=MAP))
+    (want,), (got,) = tables.read(plain, ReadOptions(map=MAP)).episodes, found.episodes
     np.testing.assert_array_equal(got.obs["state"], want.obs["state"])
     np.testing.assert_array_equal(got.action, want.action)
+    assert any("columns of words, which are left out: phase, mark" in str(item) for item in found.findings)
+    (tmp_path / "both").mkdir()
+    for name in ("c.csv", "d.csv"):
+        (tmp_path / "both" / name).write_text((tmp_path / "b.csv").read_text())
+    many = tables.read(tmp_path / "both", ReadOptions(map=MAP)).findings
+    assert sum("columns of words" in str(item) for item in many) == 1
+    with pytest.raises(BadData, match="'phase' is missing"):
+        tables.read(tmp_path / "b.csv", ReadOptions(map={**MAP, "info": ["phase"]}))
 
 
 def test_csv_map_with_a_wrong_expression_is_named_in_place_of_the_file(tmp_path: Path) -> None:

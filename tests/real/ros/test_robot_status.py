@@ -38,6 +38,15 @@ def refused(made):
     return made.station.diagnostic("safety_supervisor: safety")[1]
 
 
+def check_fault(made, since, *, within, numbers):
+    """The robot has come to rest by the driver's truth, and the fault says why."""
+    assert made.stopped_after(since) < within
+    made.station.wait_state("FAULT")
+    made.station.until(lambda: made.fault() == "robot_status", what="the fault")
+    assert numbers in made.told()["numbers"]
+    made.station.quiet()
+
+
 def test_driver_that_tells_its_modes_is_enabled_stopped_and_reset_by_them(cell):
     made = cell(spec=POSITION + UR)
     made.station.connected().wait_state("STARTUP", limit=60.0)
@@ -52,11 +61,7 @@ def test_driver_that_tells_its_modes_is_enabled_stopped_and_reset_by_them(cell):
     made.moving()
     since = now()
     modes.tell(PROTECTIVE_STOP)
-    assert made.stopped_after(since) < STOP
-    made.station.wait_state("FAULT")
-    made.station.until(lambda: made.fault() == "robot_status", what="the fault")
-    assert "safety_mode is 3, expected 1 or 2" in made.told()["numbers"]
-    made.station.quiet()
+    check_fault(made, since, within=STOP, numbers="safety_mode is 3, expected 1 or 2")
     assert "safety_mode is 3" in made.station.reset().message
     modes.tell()
     wait(lambda: made.station.reset().success, what="a reset")
@@ -81,11 +86,7 @@ def test_value_that_is_repeated_and_falls_silent_stops_the_robot(cell):
     made.moving()
     since = now()
     repeat.cancel()
-    assert made.stopped_after(since) < 0.3 + STOP
-    made.station.wait_state("FAULT")
-    made.station.until(lambda: made.fault() == "robot_status", what="the fault")
-    assert "nothing on robot_mode for" in made.told()["numbers"]
-    made.station.quiet()
+    check_fault(made, since, within=0.3 + STOP, numbers="nothing on robot_mode for")
     assert "allowed 0.3 s" in made.station.reset().message
     repeat.reset()
     wait(lambda: made.station.reset().success, what="a reset")
