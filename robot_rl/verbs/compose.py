@@ -7,13 +7,9 @@ file is the method's options at their defaults, and a preset builds on `/method/
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -21,13 +17,13 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, QuotedString
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from robot_rl import build, extras
+from robot_rl.verbs.items import OWN, OWN_NAMES, find_unreadable, take_own
 from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import Refused, describe_field, near
@@ -43,8 +39,6 @@ PLAIN = {
 
 VERB = "options"
 """Group of the options of verbs, on which their files build."""
-OWN = "own"
-_own: dict[str, str] = {}  # the option of a group that stands for a class of the user's own -> its name
 
 
 class ClassSource(ConfigSource):
@@ -66,12 +60,12 @@ class ClassSource(ConfigSource):
         if group == VERB:
             return self._result(build.values_of(OPTIONS[name]()))
         if group == "env" and name == OWN:
-            world = _own[f"world={OWN}"]
+            world = OWN_NAMES[f"world={OWN}"]
             node = build.defaults("engine", "mujoco")
             return self._result(node | {"world": build.defaults("world", world) | {"sha256": extras.file_hash(world)}})
         if not self.is_config(config_path):
             raise ConfigLoadError(f"there is no {group} '{name}'")
-        name = _own.get(f"{kind}={name}", name)
+        name = OWN_NAMES.get(f"{kind}={name}", name)
         node = build.defaults(kind, name)
         if ":" in name:
             node["sha256"] = extras.file_hash(name)
@@ -98,11 +92,11 @@ class ClassSource(ConfigSource):
         if group == VERB:
             return name in OPTIONS
         if group == "env" and name == OWN:
-            return f"world={OWN}" in _own
+            return f"world={OWN}" in OWN_NAMES
         if group not in BASES and (group not in PLAIN or _file(group, name)):
             return False
         kind = BASES.get(group, group)
-        return f"{kind}={name}" in _own or name in build.names(kind)
+        return f"{kind}={name}" in OWN_NAMES or name in build.names(kind)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Names and groups directly below a path."""
@@ -136,85 +130,6 @@ def register() -> None:
     if "classes" not in registry.types:
         registry.register(ClassSource)
         Plugins.instance().register(ClassPath)
-
-
-def names_code(item: str) -> bool:
-    """Whether an argument `key=value` names code of the user's own: "module:Name" or a Python file."""
-    _, equals, value = item.partition("=")
-    plain = value.strip("'\"")
-    foreign = plain.startswith(("http://", "https://", "[", "{"))
-    return bool(equals) and not foreign and (":" in plain or plain.endswith(".py"))
-
-
-def take_own(items: Sequence[str]) -> list[str]:
-    """Arguments in which names of the user's own code are allowed and stand under a name that Hydra can look up.
-
-    `policy=./my_method.py:MyLearner` becomes `policy=own`, `env=./my_world.py` (or `…:MyWorld`) `env=own`, where that
-    is a class of Gymnasium's or a function `env=gym id=<file>:<name>`; `id=module:Name-v0` and every other value with a
-    colon that names code stays as it is.
-
-    Raises:
-        Refused, ValueError: a method or world of the user's own that there is not, or that is none.
-    """
-    found = []
-    for item in items:
-        key, _, value = item.partition("=")
-        plain = value.strip("'\"")
-        if names_code(item) and ":" in plain:
-            extras.allow(plain, plain.removeprefix("python:"))
-        if key == "id" and plain.rpartition(":")[0].endswith(".py"):
-            plain = _resolve(plain)
-            extras.allow(plain)
-            item = f"id='{plain}'"
-        if key == "env" and (":" in plain or plain.endswith(".py")):
-            key, plain = "world", _resolve(plain if ":" in plain else f"{plain}:{_class_of(plain)}")
-            item = f"env={OWN}"
-        if key in build.ROOMS and ":" in plain and plain[0] not in "[{":
-            name = _resolve(plain)
-            extras.allow(name)
-            found_class = build.find(key, name)
-            if key == "world" and (_is_task(found_class) or inspect.isfunction(found_class)):
-                found += ["env=gym", f"id='{name}'"]
-                continue
-            _own[f"{key}={OWN}"] = name
-            item = f"env={OWN}" if item == f"env={OWN}" else f"{key}={OWN}"
-        found.append(item)
-    return found
-
-
-def quote_signs(items: Sequence[str]) -> list[str]:
-    """The same items; words with signs that Hydra's grammar lacks and names of files have (ü, &, #) stand in quotes."""
-    found = []
-    for item in items:
-        key, _, value = item.partition("=")
-        quoted = _WORD.sub(lambda word: word[0] if _PLAIN.fullmatch(word[0]) else f"'{word[0]}'", value)
-        mended = not _is_readable(item) and _is_readable(f"{key}={quoted}")
-        found.append(f"{key}={quoted}" if mended else item)
-    return found
-
-
-_WORD = re.compile(r"""[^\s,:=\[\]{}()'"][^,:=\[\]{}()'"]*""")
-_PLAIN = re.compile(r"[\w/\-\\+.$%*@?| ]*", re.ASCII)
-
-
-def _is_readable(item: str) -> bool:
-    if "=" not in item or item.startswith("--"):
-        return True
-    try:
-        OverridesParser.create().parse_override(item)
-    except (HydraException, ValueError):
-        return False
-    return True
-
-
-def find_unreadable(items: Sequence[str]) -> str:
-    """What is wrong with the first item that Hydra's grammar cannot read, or ""."""
-    for item in items:
-        if not _is_readable(item):  # Hydra's message counts tokens
-            key, _, value = item.partition("=")
-            quoted = "'\"" + value.strip("'\"") + "\"'"
-            return f"{item} cannot be read: quotes or brackets do not match, or a sign has to be quoted: {key}={quoted}"
-    return ""
 
 
 def find_wrong_value(config: str, items: Sequence[str]) -> str:
@@ -375,40 +290,6 @@ def _wrong_option(node: object, path: list[str]) -> str:
         unknown = OmegaConf.is_missing(node, part) or OmegaConf.is_interpolation(node, part)
         node = "" if unknown else node.get(part)
     return ""
-
-
-def _class_of(file: str) -> str:
-    """The world of a file: its only class, or the one that has the file's name.
-
-    Raises:
-        Refused: no such file, or no such class.
-    """
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise Refused(f"env={file}: there is no such file")
-    try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-    except SyntaxError as error:
-        raise Refused(f"env={file}: line {error.lineno} is no Python: {error.msg}") from error
-    classes = [item.name for item in body if isinstance(item, ast.ClassDef)]
-    own = [name for name in classes if name.lower() == path.stem.replace("_", "").lower()] or classes
-    if len(own) != 1:
-        raise Refused(
-            f"say which class of {file} is the world: env={file}:<class>; it has {', '.join(classes) or 'none'}"
-        )
-    return own[0]
-
-
-def _is_task(found: object) -> bool:
-    """Whether this is a class of Gymnasium's, told without loading Gymnasium: whoever made such a class has."""
-    names = [f"{base.__module__}.{base.__qualname__}" for base in found.__mro__] if isinstance(found, type) else []
-    return "gymnasium.core.Env" in names
-
-
-def _resolve(name: str) -> str:
-    """A file's name with its whole path: a run may be looked at from elsewhere."""
-    place, _, path = name.rpartition(":")
-    return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
 
 
 def _file(group: str, name: str) -> bool:

@@ -19,11 +19,13 @@ from robot_rl.expression import Expression
 from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
+from robot_rl.verbs.items import as_policy_option, quote_signs, take_own
 from robot_rl.verbs.options import VerbOptions
 from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import plain, read_options
 from robot_rl.verbs.robot import put_card
+from robot_rl.verbs.train import TrainOptions
 from robot_rl.words import Refused
 
 ATTEMPTS = "attempts.json"
@@ -286,19 +288,8 @@ def design(cfg: DictConfig) -> None:
 
 
 def _interface(overrides: list[str]) -> Any:
-    """The passport of the world that would be trained in.
-
-    Raises:
-        Refused: what robot-rl train would say of these words.
-    """
-    from robot_rl.verbs.compose import find_unreadable, find_wrong_name, quote_signs, take_own  # they know all verbs
-    from robot_rl.verbs.start import as_policy_option, find_unknown
-    from robot_rl.verbs.train import TrainOptions
-
+    """The passport of the world that would be trained in."""
     words = quote_signs(take_own([as_policy_option(item) for item in overrides]))
-    wrong = find_unknown("train", words) or find_unreadable(words) or find_wrong_name("train", words)
-    if wrong:
-        raise Refused(wrong)
     made = compose_config("train", words)
     OmegaConf.set_struct(made, False)
     read_options(TrainOptions, made, "train")

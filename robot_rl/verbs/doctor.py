@@ -24,6 +24,7 @@ from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Device, Positive
 from robot_rl.verbs import answer
+from robot_rl.verbs.option_rows import rows
 from robot_rl.verbs.reading import read_named, read_words, robot_file
 from robot_rl.version import VERSION
 from robot_rl.words import Refused
@@ -193,8 +194,6 @@ def doctor_page(what: str) -> str:
     Args:
         what: "ros", "run", "isaac", or anything else for that of this machine.
     """
-    from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
-
     if what == "ros":
         head = "robot-rl doctor ros <robot> [key=value ...]    a robot's topics, QoS, clocks and state, by its YAML"
         return "\n".join([head, "", "Options:", *rows(RosDoctorOptions, "")])

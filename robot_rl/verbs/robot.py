@@ -20,6 +20,7 @@ from robot_rl.types.card import DEFAULTS, OPEN, Card, ModelCard, SensorCard
 from robot_rl.types.card_model import with_model
 from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
+from robot_rl.verbs.option_rows import rows
 from robot_rl.verbs.reading import read_named
 from robot_rl.verbs.robot_arm import CalibrateArmOptions, LeaderOptions, MotorsOptions, calibrate_arm, leader, motors
 from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
@@ -113,8 +114,6 @@ def robot(arguments: list[str]) -> None:
 
 def _page(verb: str) -> str:
     """What a line takes, out of the classes of its options."""
-    from robot_rl.verbs.help import rows  # knows all verbs: only for whoever asks
-
     models = {"new": NewOptions, "policy": PolicyOptions, "bounds": BoundsOptions, "calibrate": CalibrateOptions}
     models |= {
         "steer": SteerOptions,

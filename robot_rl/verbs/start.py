@@ -20,19 +20,11 @@ from omegaconf.errors import OmegaConfBaseException
 from robot_rl import extras
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import REFUSALS, clear_refused, keep_planned
-from robot_rl.verbs.compose import (
-    choices,
-    find_unreadable,
-    find_wrong_name,
-    find_wrong_value,
-    groups_of,
-    other_keys,
-    quote_signs,
-    take_own,
-)
+from robot_rl.verbs.compose import choices, find_wrong_name, find_wrong_value, groups_of, other_keys
 from robot_rl.verbs.data import name_positions, session
 from robot_rl.verbs.doctor import doctor
 from robot_rl.verbs.help import page
+from robot_rl.verbs.items import as_policy_option, find_unreadable, quote_signs, take_own
 from robot_rl.verbs.lines import WORDED, find_slip, nearest
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.packaged import compose_config
@@ -81,6 +73,8 @@ def _guard(verb: Verb, debug: bool, several: _Several) -> Callable[[DictConfig],
                 if issubclass(verb.options(), Env):
                     put_card(cfg)
                 put_pictures(cfg)
+            if verb.config == "design":
+                check_training(cfg.train)
             extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb.run(cfg)
             several.add(answer.folder())
@@ -114,11 +108,6 @@ def missing_options(cfg: DictConfig, error: BaseException | None) -> str:
     all_open = [key for key in sorted(OmegaConf.missing_keys(cfg)) if key.rpartition(".")[0] in groups] or [name]
     verb = "this has" if len(all_open) == 1 else "these have"
     return f"{verb} to be given: {' '.join(f'{key}=<...>' for key in all_open)}"
-
-
-def as_policy_option(item: str) -> str:
-    """`advantage=NAME` as the option of the policy that it is, so that a policy without one refuses it."""
-    return f"policy.{item}" if item.startswith("advantage=") else item
 
 
 def add_to_env_of_run(items: list[str]) -> list[str]:
@@ -172,6 +161,18 @@ def find_unknown(verb: str, overrides: list[str]) -> str:
         hint = f"; did you mean {SYNONYMS[top]}?" if SYNONYMS.get(top) in keys else nearest(top, keys)
         return f"robot-rl {verb} has no key '{top}'{hint} all keys: robot-rl {verb} --help"
     return ""
+
+
+def check_training(items: Sequence[str]) -> None:
+    """Refuse what robot-rl train would refuse, before a search that trains with these words begins.
+
+    Raises:
+        Refused: with what train would say.
+    """
+    words = quote_signs(take_own([as_policy_option(str(item)) for item in items]))
+    wrong = find_unknown("train", words) or find_unreadable(words) or find_wrong_name("train", words)
+    if wrong:
+        raise Refused(wrong)
 
 
 def start(verb: str, rest: list[str], *, debug: bool) -> None:

@@ -21,8 +21,9 @@ from robot_rl.loops.cluster import start
 from robot_rl.types import Options
 from robot_rl.types.options import NotNegative, Positive, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.compose import names_code
+from robot_rl.verbs.items import names_code
 from robot_rl.verbs.lines import split_values
+from robot_rl.verbs.option_rows import words_page
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.sweep_curves import conclude
 from robot_rl.words import Refused
@@ -189,8 +190,6 @@ Example: robot-rl sweep train env=reach policy=online/sac,online/ppo seed=0,1,2 
 def sweep(arguments: list[str]) -> int:
     """Run a sweep from the command line; returns the exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        from robot_rl.verbs.help import words_page  # knows all verbs: only for whoever asks
-
         print(words_page(USAGE, SweepOptions))
         return 0
     if arguments[0] not in VERBS:

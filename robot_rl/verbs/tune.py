@@ -30,7 +30,8 @@ from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.compose import names_code
+from robot_rl.verbs.items import names_code
+from robot_rl.verbs.option_rows import words_page
 from robot_rl.verbs.reading import read_words
 from robot_rl.verbs.tune_plot import draw
 from robot_rl.words import Refused
@@ -424,8 +425,6 @@ Example: robot-rl tune train env=pendulum policy=online/sac total_steps=3000 eva
 def tune(arguments: list[str]) -> int:
     """Search from the command line; returns the exit code."""
     if not arguments or {"-h", "--help"} & set(arguments):
-        from robot_rl.verbs.help import words_page  # knows all verbs: only for whoever asks
-
         print(words_page(USAGE, TuneOptions))
         return 0
     options = read_words(TuneOptions, [item[2:] for item in arguments if item.startswith("--")], "tune")

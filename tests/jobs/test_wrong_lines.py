@@ -9,8 +9,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from robot_rl import cli
-from robot_rl.verbs.compose import find_wrong_name, find_wrong_value, quote_signs
+from robot_rl.verbs.compose import find_wrong_name, find_wrong_value
 from robot_rl.verbs.data import name_positions
+from robot_rl.verbs.items import quote_signs
 
 # line -> what the answer has to hold: the fix, or the range
 WRONG = r"""
