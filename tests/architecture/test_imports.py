@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,27 @@ def test_policies_files_import_only_the_method_that_they_extend() -> None:
         # the family's contracts are no method
         others = {name for name in siblings if not name.startswith((own, "robot_rl.policies.vla.interface"))}
         assert len(others) <= 1, f"{path.name} imports several methods: {sorted(others)}"
+
+
+def module_of(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return name if name.startswith("robot_rl") else f"robot_rl.{name}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions count."""
+    modules = {module_of(path): path for path in sources()}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        targets = graph.setdefault(name, set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = f"{package}.{node.module}" if node.level and node.module else node.module or package
+                targets |= {f"{base}.{x.name}" if f"{base}.{x.name}" in modules else base for x in node.names}
+    TopologicalSorter({name: (targets & set(modules)) - {name} for name, targets in graph.items()}).prepare()
 
 
 def test_advantage_alone_loads_no_simulator_and_no_hydra() -> None:
