@@ -56,7 +56,7 @@ class Link:
     def setpoint(self, now: float) -> np.ndarray:
         return self.targets[-1]
 
-    def sent(self, state: RobotState) -> np.ndarray:
+    def last_command(self, state: RobotState) -> np.ndarray:
         return self.place.copy()
 
     def variables(self, state: RobotState) -> dict[str, np.ndarray]:
@@ -123,7 +123,9 @@ def test_what_training_saw_of_a_picture_travels_with_its_interface(monkeypatch):
 
 def test_a_camera_of_distances_is_named_before_anything_moves(monkeypatch):
     kept = []
-    clocks = SimpleNamespace(receipt=lambda info, now, clock: now, acquired=lambda name, message, receipt: receipt)
+    clocks = SimpleNamespace(
+        receipt=lambda info, now, clock: now, acquisition_time=lambda name, message, receipt: receipt
+    )
     monkeypatch.setattr(camera_inputs, "subscribe", lambda node, kind, topic, keep, *rest: kept.append(keep))
     monkeypatch.setattr(camera_inputs, "SenderClocks", lambda node: clocks)
     cameras = camera_inputs.CameraInputs(None, None, {"depth": CameraSpec("depth/raw", "sensor_msgs/Image")})

@@ -132,7 +132,7 @@ def test_10_first_command_far_from_the_robot_stays_armed_with_a_warning(live):
 def test_11_joint_states_stop_fault_in_time_and_no_recovery_by_itself(live):
     live.moving()
     since = time.monotonic()
-    live.inject(frozen=True)
+    live.inject(freeze=True)
     live.wait_state("FAULT", limit=TIMEOUT + SLACK)
     live.stopped_after(since, TIMEOUT + STOP + SLACK)
     wait(lambda: live.diagnostic("safety_supervisor: safety")[2].get("fault") == "state_stale")
