@@ -220,6 +220,27 @@ def test_a_go_that_the_link_held_back_moves_nothing(tmp_path):
         session.close()
 
 
+def test_a_press_that_went_into_a_dead_connection_is_told(tmp_path):
+    session = Session(tmp_path / "log", deadman_ms=60_000.0)
+    wire = Wire(session.human.server.port)
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            page = Page(browser, session, f"http://127.0.0.1:{wire.port}/?token=t0ken")
+            page.drives("HOLD")
+            wire.strand()
+            page.click("go")  # at once, before the page can know
+            page.shows("notice", "'resume' has had no answer")
+            page.shows("link", "you are the operator")  # over a new connection
+            session.until(lambda: not browser.execute_script("return isStale()"))
+            assert session.pilot.driver == "HOLD"
+            page.click("go")
+            page.drives("POLICY")
+            assert page.text("notice") == ""
+    finally:
+        wire.close()
+        session.close()
+
+
 def test_stop_counts_when_the_robot_says_so_and_not_before(tmp_path):
     stuck, go_on = threading.Event(), threading.Event()
 

@@ -1,7 +1,7 @@
 "use strict";
 // Sends the state of the hands 30 times a second and at every change; silence is what stops the robot.
 // What it shows is grey as soon as it is old: as old as it is at the robot, not since it arrived here.
-const CAMERAS = 64, GHOST = 128, PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000, DEAD_MS = 3000;
+const CAMERAS = 64, GHOST = 128, PERIOD = 33, NEWS_MS = 500, PICTURE_MS = 1000, DEAD_MS = 3000, ANSWER_MS = 1000;
 const MOVES = ["resume", "reset", "toggle", "scene"];  // nobody frees a robot that they do not see
 const at = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token") || "";
@@ -11,6 +11,7 @@ let socket = null, sequence = 0, operator = false, state = null, pending = "", a
 let news = -Infinity, drawn = -Infinity, trip = null, frames = 0, rate = 0, points = [], pictures = {}, speeds = [];
 let sync = null, alive = -Infinity, dialed = -Infinity;  // the robot's clock and ours; when anything came; when we called
 let over = false;  // the session has ended
+let unanswered = null;  // a press of which the console has not said that it came
 let shape = null;  // width and height of the large picture; between two of them the element knows none
 let large = 0;  // number of the camera that is shown large
 let sound = null, muted = false, alarmed = { help: "", fault: "" }, listed = "", replaying = null;
@@ -27,6 +28,9 @@ function press(kind, episode = -1) {
   } else if (over) {
     notice("Not done: the session has ended.");
     return;
+  } else if (!open()) {
+    notice("Not done: there is no connection.");
+    return;
   } else if (!operator && kind !== "hold") {
     notice("Not done: this page watches. Take the seat first; STOP and hold work from here.");
     return;
@@ -35,6 +39,7 @@ function press(kind, episode = -1) {
     return;
   }
   send({ type: "press", kind, episode, ...times() });
+  if (kind !== "estop") unanswered = { kind, since: performance.now() };
 }
 
 // ------------------------------------------------------------ what time it is at the robot
@@ -165,6 +170,10 @@ function paint(bytes) {  // which (0 the large picture, others what the policy s
 function fresh() {  // ten times a second: what is old must not look live
   const now = performance.now(), quiet = now - news, stale = isStale();
   if (now - Math.max(alive, dialed) > DEAD_MS) connect();  // a connection that nobody closed, and nothing comes from
+  if (unanswered && now - unanswered.since > ANSWER_MS) {
+    notice("Not done, as far as this page knows: '" + unanswered.kind + "' has had no answer. Press it again.");
+    unanswered = null;
+  }
   document.body.classList.toggle("stale", stale);
   at("news").textContent = stale ? (Number.isFinite(quiet) ? "no news for " + (quiet / 1000).toFixed(1) + " s" : "no news yet") : "";
   if (stale) {
@@ -338,7 +347,7 @@ function connect() {
     const message = JSON.parse(event.data);
     if (message.type === "state") show(message);
     else if (message.type === "echo") { told(message); if (message.kind) heard(message.kind); }
-    else if (message.type === "refused") notice("Not done: " + message.why);
+    else if (message.type === "refused") { unanswered = null; notice("Not done: " + message.why); }
     else if (message.type === "history") { points.push(...message.points); draw(); }
     else if (message.type === "role") role(message);
     else if (message.type === "over") { over = true; notice("The session has ended; the terminal says how it went."); }
@@ -369,6 +378,7 @@ function lost() {
 function ping() { send({ type: "ping", sent: performance.now() }); }
 
 function heard(kind) {  // by the console; a stop counts when the robot says that it stands
+  if (unanswered && unanswered.kind === kind) unanswered = null;
   if (kind !== "estop") notice("");
   else if (pending) notice("STOP has reached the console; the robot has not confirmed it yet");
 }

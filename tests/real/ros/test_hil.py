@@ -119,12 +119,13 @@ def state(browser):
 
 
 def press(hil, name):
-    """Press a button; where the page says that it had no news of the robot just then, as it says: again."""
-    hil.until(lambda: not hil.page.browser.execute_script("return isStale()"))
-    hil.page.click(name)
-    while "Not done" in hil.page.text("notice"):
+    """Press a button; where the page says that it is not done (no news of the robot just then), as it says: again."""
+    while True:
         hil.until(lambda: not hil.page.browser.execute_script("return isStale()"))
         hil.page.click(name)
+        hil.until(lambda: hil.page.browser.execute_script("return unanswered === null"))
+        if "Not done" not in hil.page.text("notice"):
+            return
 
 
 def drag(browser, camera, begin, end):
