@@ -25,6 +25,7 @@ _LEAST = 0.006  # ... and at least [m]
 _SLIP = 0.006  # by which a cube that is held may sink in a second [m]
 _FORCE = 25.0  # of one finger on the cube [N]: less slips when the arm hurries, more bends linkages and soft contacts
 _GAIN = (0.05, 8.0)  # what servos are made weaker or stiffer by for it
+_UNSTRAINED = 0.7  # part of their largest effort with which fingers press at most that have a servo each
 _LAG, _SPEED = 0.06, 60.0  # s that fingers are behind their command, and rad/s at which they would swing without
 _AWAY = (0.0, 0.0, 50.0)
 _SIDE, _STEP = 0.12, 0.002  # how far aside the cube is looked for, and how densely [m]
@@ -68,12 +69,13 @@ class HandTrial:
         slab.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.2, 0.2, 0.01], friction=[0.4, 0.005, 0.0001])
         self._card, self._half, self._model = card, half, spec.compile()
         self._rest = {int(self._model.joint(name).qposadr[0]): value for name, value in rest.items()}
-        self._cube, self._slab = self._model.body(CUBE), self._model.body(_SLAB)
+        self._cube, self._slab = self._model.body(CUBE), int(self._model.body(_SLAB).mocapid[0])
         self._free = int(self._model.joint(CUBE).qposadr[0])
         self._finger = int(self._model.joint(card.joints[0]).qposadr[0])
         self._arm = [i for i in range(self._model.nu) if self._model.actuator(i).name in rest]
         self._hand = [(self._model.actuator(n).id, int(self._model.joint(n).dofadr[0])) for n in card.joints]
         self._armature = self._model.dof_armature.copy()
+        self._press(1.0)
         self._site = self._model.site(GRASP).id
         self._moving = bodies_below(
             self._model, [int(self._model.jnt_bodyid[self._model.joint(name).id]) for name in card.joints]
@@ -82,18 +84,16 @@ class HandTrial:
     def find(self) -> Grip | str:
         """The grip, or what is wrong: a sentence without the arm's name."""
         settled = [(share, self._settle(share)) for share in (0.4, 0.6, 0.8, 1.0)]
-        end = max(self._end(data) for _, data in settled)
+        end = max(self._end(data) for _, data in (*settled, (0.2, self._settle(0.2))))
         slackest = 0.0
         holds: list[tuple[float, Grip]] = []
         for depth in end + self._half * np.array([0.25, 0.0, -0.25, -0.5, -0.75, -1.0]):
-            for share, data in settled:
-                middle, slack = self._gap(data, float(depth))
-                slackest = max(slack, slackest)
-                if slack < (_LEAST if share == 1.0 else _SLACK):
-                    continue
-                if (grip := self._try(share, middle, float(depth))) is not None:
-                    holds.append((float(depth), grip))
-                break
+            gaps = [(share, *self._gap(data, float(depth))) for share, data in settled]
+            # the least that is wide enough; a jaw that opens far has the most room half open
+            share, middle, slack = next((gap for gap in gaps if gap[2] >= _SLACK), max(gaps, key=lambda gap: gap[2]))
+            slackest = max(slack, slackest)
+            if slack >= _LEAST and (grip := self._try(share, middle, float(depth))) is not None:
+                holds.append((float(depth), grip))
         if not holds:
             edge = 200.0 * self._half
             if slackest < _LEAST:
@@ -107,7 +107,7 @@ class HandTrial:
             data.qpos[at] = value
         data.ctrl[self._arm] = list(self._rest.values())
         self._command(data, share)
-        data.mocap_pos[0], data.qpos[self._free : self._free + 3] = _AWAY, (0.0, 0.0, 40.0)
+        data.mocap_pos[self._slab], data.qpos[self._free : self._free + 3] = _AWAY, (0.0, 0.0, 40.0)
         return data
 
     def _command(self, data: MjData, share: float) -> None:
@@ -121,6 +121,13 @@ class HandTrial:
     def _run(self, data: MjData, seconds: float) -> None:
         for _ in range(round(seconds / self._model.opt.timestep)):
             mujoco.mj_step(self._model, data)
+
+    def _press(self, gain: float) -> None:
+        """Give the fingers servos of a gain."""
+        kp, kd, armature = servo_of(self._card, gain)
+        for servo, dof in self._hand:
+            self._model.actuator_gainprm[servo, 0], self._model.actuator_biasprm[servo, 1:3] = kp, (-kp, -kd)
+            self._model.dof_armature[dof] = max(armature, self._armature[dof])
 
     def _settle(self, share: float) -> MjData:
         """The hand alone with its fingers at a share."""
@@ -138,8 +145,8 @@ class HandTrial:
         mujoco.mju_mat2Quat(quat, turn.flatten())
         data.qpos[self._free : self._free + 3] = origin + turn @ (0.0, aside, depth)
         data.qvel[self._cube.dofadr[0] : self._cube.dofadr[0] + 6] = 0.0
-        data.qpos[self._free + 3 : self._free + 7] = data.mocap_quat[0] = quat
-        data.mocap_pos[0] = origin + turn @ (0.0, aside, depth + self._half + 0.0105)
+        data.qpos[self._free + 3 : self._free + 7] = data.mocap_quat[self._slab] = quat
+        data.mocap_pos[self._slab] = origin + turn @ (0.0, aside, depth + self._half + 0.0105)
 
     def _end(self, data: MjData) -> float:
         """How far the fingers reach along the frame's z [m]."""
@@ -158,23 +165,28 @@ class HandTrial:
         return far
 
     def _gap(self, data: MjData, depth: float) -> tuple[float, float]:
-        """Middle of where the cube is free between the fingers, aside of the frame, and how long that is [m]."""
+        """Middle of where the cube is free between the fingers, aside of the frame, and how long that is [m]: of the
+        longest gap that the commanded finger closes, along y, or of the longest of all where it closes none."""
         asides, probe = np.arange(-_SIDE, _SIDE, _STEP), copy(data)
-        free = np.array([self._fits(probe, float(aside), depth) for aside in asides])
-        edges = np.flatnonzero(np.diff(free.astype(int)))
-        best = (0.0, 0.0)
+        blockers = [self._blockers(probe, float(aside), depth) for aside in asides]
+        edges = np.flatnonzero(np.diff([not found for found in blockers]))
+        best = (False, 0.0, 0.0)
         for first, last in pairwise(edges):
-            if free[last]:  # blocked on either side
+            if not blockers[last]:  # blocked on either side
                 low, high = asides[first + 1], asides[last]
-                if high - low + _STEP > best[1]:
-                    best = float(0.5 * (low + high)), float(high - low + _STEP)
-        return best
+                closes = bool(blockers[first] & self._moving)
+                best = max(
+                    best, (closes, float(high - low + _STEP), float(0.5 * (low + high))), key=lambda gap: gap[:2]
+                )
+        return best[2], best[1]
 
-    def _fits(self, data: MjData, aside: float, depth: float) -> bool:
+    def _blockers(self, data: MjData, aside: float, depth: float) -> set[int]:
+        """Bodies that touch a cube at a place of the frame."""
         self._put(data, aside, depth)
-        data.mocap_pos[0] = _AWAY
+        data.mocap_pos[self._slab] = _AWAY
         mujoco.mj_fwdPosition(self._model, data)
-        return not self._touching(data)
+        geoms = {int(geom) for i in self._touching(data) for geom in data.contact[i].geom}
+        return {int(self._model.geom_bodyid[geom]) for geom in geoms} - {int(self._cube.id)}
 
     def _touching(self, data: MjData) -> list[int]:
         """Contacts of the cube."""
@@ -190,6 +202,9 @@ class HandTrial:
                 break
             gain = float(np.clip(gain * _FORCE / max(found[1], 1.0), *_GAIN))
             found = self._close(share, aside, depth, gain)
+        if found is not None and gain > (most := self._most(found[2])):
+            gain = most
+            found = self._close(share, aside, depth, gain)
         if found is None:
             return None
         (_, y, z), _, held, sunk = found
@@ -199,15 +214,23 @@ class HandTrial:
         beside = float(np.clip(aside - y, -0.25 * _SLACK, 0.25 * _SLACK))
         return Grip(place=(0.0, float(y) + beside, float(z)), beside=beside, opened=share, held=held, gain=gain)
 
+    def _most(self, held: float) -> float:
+        """The gain up to which fingers with servos of their own hold what is between them where it is: beyond their
+        largest effort two that press alike let it slide to either side."""
+        if len(self._hand) == 1:
+            return _GAIN[1]
+        limits = [float(self._model.actuator_forcerange[servo, 1]) for servo, _ in self._hand]
+        pulls = [self._card.kp * held * abs(a - b) for a, b in zip(self._card.open, self._card.closed, strict=True)]
+        return max(
+            _UNSTRAINED * min(limit / max(pull, 1e-9) for limit, pull in zip(limits, pulls, strict=True)), _GAIN[0]
+        )
+
     def _close(
         self, share: float, aside: float, depth: float, gain: float
     ) -> tuple[np.ndarray, float, float, float] | None:
         """Where the cube is held (3,) [m], force of a finger [N], share of open, how far it sinks in a second [m]."""
         model = self._model
-        for servo, dof in self._hand:
-            kp, kd, armature = servo_of(self._card, gain)
-            model.actuator_gainprm[servo, 0], model.actuator_biasprm[servo, 1:3] = kp, (-kp, -kd)
-            model.dof_armature[dof] = max(armature, self._armature[dof])
+        self._press(gain)
         data = self._settle(share)
         self._put(data, aside, depth)
         turn = self._frame(data)[1]
@@ -215,7 +238,7 @@ class HandTrial:
         self._command(data, 0.0)
         self._run(data, 0.8)
         before, held, force = self._observe(data), self._share(data), self._force(data)
-        data.mocap_pos[0] = _AWAY
+        data.mocap_pos[self._slab] = _AWAY
         model.body_gravcomp[self._cube.id] = 0.0
         self._run(data, 1.0)
         after = self._observe(data)

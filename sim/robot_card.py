@@ -25,7 +25,7 @@ from robot_rl.sim.robot_model import (
     mujoco,
 )
 from robot_rl.sim.robot_probe import RobotProbe, limits_of
-from robot_rl.types.card import DEFAULTS, OPEN, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
+from robot_rl.types.card import DEFAULTS, OPEN, SERVO_SPEED, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel
@@ -35,8 +35,6 @@ _TOOLS = ("tcp", "tool0", "grasp", "grip_?site", "gripper_?frame", "pinch", "att
 """Names of tool frames, the best first; those that end in _x, _y or _z draw the axes of one."""
 _JAW, _WITH_JAW = "jaw|gripper|claw|finger", 5
 """What a single jaw is called, and the fewest joints of an arm with one: it is the gripper, no part of the arm."""
-_SPEED = 25.0
-"""Natural frequency of simulated servos that no file describes [rad/s]."""
 _STIFF = 5.0
 """Their gain is at least this part of the largest effort [1/rad], so that friction does not hold small joints."""
 _HELD = 0.01
@@ -249,16 +247,16 @@ def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float, least: 
     friction = float(model.dof_frictionloss[dof]) / _HELD
     if own is not None and own[0] < friction:
         own = None  # it would stop where friction holds it, far from where it should be
-    kp, kd = own or (max(inertia * _SPEED**2, _STIFF * (effort or DEFAULTS["effort"]), friction), 0.0)
+    kp, kd = own or (max(inertia * SERVO_SPEED**2, _STIFF * (effort or DEFAULTS["effort"]), friction), 0.0)
     # At its largest effort a servo is stepped as a plain force: a joint lighter than kd dt / 2 would shake by itself.
-    lack = 0.5 * kd * TIMESTEP - least if own else kp / _SPEED**2 - inertia
+    lack = 0.5 * kd * TIMESTEP - least if own else kp / SERVO_SPEED**2 - inertia
     rotor = float(model.dof_armature[dof])
     return joint_card(
         model,
         made,
         joint,
         kp=_short(kp),
-        kd=_short(kd if own else 2.0 * kp / _SPEED),
+        kd=_short(kd if own else 2.0 * kp / SERVO_SPEED),
         armature=round(rotor + lack, 5) if lack > 0.0 else 0.0,
     )
 
@@ -418,8 +416,8 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
         open=_round(opened),
         closed=_round(closed),
         effort=min(known) if known else OPEN,
-        kp=_short(max(4.0 * inertia * _SPEED**2, stiff)),
-        kd=_short(max(4.0 * inertia * _SPEED, stiff / _SPEED)),
+        kp=_short(max(4.0 * inertia * SERVO_SPEED**2, stiff)),
+        kd=_short(max(4.0 * inertia * SERVO_SPEED, stiff / SERVO_SPEED)),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from robot_rl.extras import require_foreign
-from robot_rl.sim import urdf
+from robot_rl.sim import robot_shapes, urdf
 from robot_rl.sim.headless import load_mujoco
-from robot_rl.types.card import DEFAULTS, OPEN, JointCard
+from robot_rl.types.card import DEFAULTS, OPEN, JointCard, simulated_effort
 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel, MjsElement, MjSpec
@@ -27,8 +26,6 @@ SCALAR = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 """Types of joints that have one number."""
 FLOOR = "robot_rl_floor"
 """Body of the floor that `add_floor` puts in."""
-_PROXY = 0.03
-"""Radius of the capsule that stands for a link whose shapes are all absent [m]."""
 _PLAIN = (
     (
         *("type", "size", "pos", "quat", "contype", "conaffinity", "condim", "friction", "priority", "margin", "gap"),
@@ -39,8 +36,6 @@ _PLAIN = (
     ("gear", "armature", "damping", "delay", "nsample"),
 )
 """Of geoms, meshes, sites, actuators: what ours have as MuJoCo has it, and not as the classes of a file do."""
-_LIMB = 2
-"""Joints that a limb has at least, the free one of a trunk counted."""
 
 
 @dataclass
@@ -89,10 +84,10 @@ def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
             made.spec.compiler.fusestatic = False  # bodies are found by their names
             for i, body in enumerate(made.spec.bodies):
                 body.name = body.name or f"body_{i}"  # what is put on a body is put there by its name
-            _fit_capsules(made.spec, soles=legs, hand=_hand(made.spec, hand))
+            robot_shapes.fit_capsules(made.spec, soles=legs, hand=hand)
             if legs:
-                _miss_one_another(made.spec)
-            _weigh_flat_meshes(made)
+                robot_shapes.miss_one_another(made.spec)
+            made.notes += robot_shapes.weigh_flat_meshes(made.spec)
             return made
     except (ValueError, RuntimeError) as error:
         told = "".join(f"; {note}" for note in ([] if made is None else made.notes))
@@ -173,7 +168,15 @@ def strip(spec: MjSpec, *kinds: Iterable[MjsElement]) -> None:
 
 
 def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort: float | str) -> MjsElement:
-    """A position servo of a joint; its card states gains and largest effort.
+    """A position servo of a joint.
+
+    Args:
+        spec: of the model; changed.
+        robot: its name.
+        joint: name of the joint.
+        kp: gain.
+        kd: damping.
+        effort: largest torque or force; `?`: `DEFAULTS`, or what overcomes its friction.
 
     Returns:
         The joint.
@@ -186,10 +189,9 @@ def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort
         raise ValueError(f"the model of {robot} has no joint '{joint}', which its card lists")
     servo = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
     servo.set_to_position(kp=kp, kv=kd)
-    usual = DEFAULTS["effort"]
-    if found.frictionloss >= usual:  # which would not move it
-        usual = 3.0 * found.frictionloss
-    most = usual if effort == OPEN else float(effort)
+    most = DEFAULTS["effort"] if effort == OPEN else float(effort)
+    if effort == OPEN and found.frictionloss >= most:
+        most = 3.0 * found.frictionloss
     servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     return found
@@ -207,6 +209,9 @@ def add_joint(spec: MjSpec, robot: str, joint: JointCard) -> None:
     found.range = [unit * (joint.lower or 0.0), unit * (joint.upper or 0.0)]
     found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
     found.armature = joint.armature or found.armature
+    if joint.effort == OPEN:
+        most = max(spec.actuator(joint.name).forcerange[1], simulated_effort(joint.effort, joint.kp))
+        spec.actuator(joint.name).forcerange = [-most, most]
 
 
 def calm_springs(spec: MjSpec) -> None:
@@ -308,7 +313,7 @@ def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
     _say_absent(made, read.absent)
     for name in read.bare:
         body = spec.body(name)
-        if body is None or not _proxies(body):
+        if body is None or not robot_shapes.add_bones(body):
             continue
         made.notes.append(f"link {name} has no shape that can be read: capsules along its bones stand for it")
     return made
@@ -322,6 +327,7 @@ def _mjcf(path: Path) -> RobotModel:
     for (mine, theirs), names in zip(kinds, _PLAIN):  # the file's elements have taken theirs from its classes already
         for name in names:
             setattr(mine, name, getattr(theirs, name))
+    robot_shapes.touch_by_pairs(spec)
     _leave_objects(made)
     low, high = spec.compiler.inertiagrouprange
     for geom in spec.geoms:
@@ -357,9 +363,22 @@ def _mjcf(path: Path) -> RobotModel:
             spec.mesh(geom.meshname).inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
     strip(spec, *absent.values())
     for body in bodies:
-        if not list(body.geoms) and _proxies(body):
+        if body.name != "world" and not list(body.geoms) and robot_shapes.add_bones(body):
             made.notes.append(f"body {body.name} has no shape that can be read: capsules along its bones stand for it")
+    _drop_dangling(spec)
     return made
+
+
+def _drop_dangling(spec: MjSpec) -> None:
+    """Take out pairs and sensors of what is not in the file, such as the floor of a scene that includes it."""
+    strip(spec, [pair for pair in spec.pairs if None in (spec.geom(pair.geomname1), spec.geom(pair.geomname2))])
+    types = mujoco.mjtObj
+    kinds = {types.mjOBJ_GEOM: spec.geom, types.mjOBJ_SITE: spec.site, types.mjOBJ_JOINT: spec.joint}
+    kinds |= dict.fromkeys((types.mjOBJ_BODY, types.mjOBJ_XBODY), spec.body)
+    for item in list(spec.sensors):
+        watched = (item.objtype, item.objname), (item.reftype, item.refname)
+        if any(name and kind in kinds and kinds[kind](name) is None for kind, name in watched):
+            spec.delete(item)
 
 
 def _leave_objects(made: RobotModel) -> None:
@@ -400,73 +419,6 @@ def _locate(item: MjsElement, folder: Path, strip_path: bool, what: str) -> bool
     return all(file.is_file() for file in files)
 
 
-def _hand(spec: MjSpec, joint: str) -> set[str]:
-    """Names of the bodies that a joint moves."""
-    found = spec.joint(joint) if joint else None
-    return set() if found is None else {found.parent.name, *(body.name for body in found.parent.find_all("body"))}
-
-
-def _fit_capsules(spec: MjSpec, *, soles: bool, hand: set[str]) -> None:
-    """Give meshes that touch a capsule of their size to touch in their place, but not those of last links (`soles`) nor
-    of the bodies `hand`, where what is drawn touches if nothing else does."""
-    drawn = [geom for geom in spec.geoms if geom.parent.name in hand]
-    if not any(geom.contype or geom.conaffinity for geom in drawn):
-        for geom in drawn:
-            geom.contype = geom.conaffinity = 1
-    for geom in list(spec.geoms):
-        if geom.type != mujoco.mjtGeom.mjGEOM_MESH or not (geom.contype or geom.conaffinity):
-            continue
-        if geom.parent.name in hand or (soles and _ends_a_limb(geom.parent)):
-            continue
-        proxy = geom.parent.add_geom()
-        proxy.type, proxy.meshname = mujoco.mjtGeom.mjGEOM_CAPSULE, geom.meshname
-        proxy.pos, proxy.quat, proxy.alt = geom.pos, geom.quat, geom.alt
-        proxy.contype, proxy.conaffinity, proxy.friction = geom.contype, geom.conaffinity, geom.friction
-        proxy.mass, proxy.group, proxy.rgba = 0.0, 4, [0.2, 0.5, 0.9, 0.4]
-        geom.contype = geom.conaffinity = 0
-
-
-def _ends_a_limb(body: MjsElement) -> bool:
-    """Whether two joints or more carry a body, and none moves on it."""
-    below, above = list(body.bodies), 0
-    while below:
-        part = below.pop()
-        if list(part.joints):
-            return False
-        below.extend(part.bodies)
-    while body.name != "world":
-        above += len(list(body.joints))
-        body = body.parent
-    return above >= _LIMB
-
-
-def _miss_one_another(spec: MjSpec) -> None:
-    """Let the shapes of a model touch others, such as a floor, and not one another."""
-    for geom in spec.geoms:
-        if geom.contype or geom.conaffinity:
-            geom.contype, geom.conaffinity = 1, 0
-
-
-def _weigh_flat_meshes(made: RobotModel) -> None:
-    """Take meshes without a volume, such as sheets and open shells, by their surface: MuJoCo refuses them otherwise."""
-    flat: list[str] = []
-    while True:
-        try:
-            made.spec.compile()
-            break
-        except ValueError as error:
-            found = re.search(r"mesh volume is too small: (\S+)", str(error))
-            mesh = made.spec.mesh(found[1]) if found is not None else None
-            if mesh is None or mesh.name in flat:
-                raise
-            flat.append(mesh.name)
-            mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
-    if flat:
-        made.notes.append(
-            f"{len(flat)} meshes enclose no volume and are weighed by their surface: {', '.join(flat[:4])}"
-        )
-
-
 def _name_of(item: MjsElement) -> str:
     """Name of a mesh or texture, which is that of its file where none is given."""
     return item.name or Path(item.file).stem
@@ -476,18 +428,3 @@ def _say_absent(made: RobotModel, absent: list[str], what: str = "meshes") -> No
     if absent:
         few = ", ".join(dict.fromkeys(absent[:4])) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
         made.notes.append(f"{len(absent)} {what} are absent or of a form that is not read, and left out: {few}")
-
-
-def _proxies(body: MjsElement) -> int:
-    """Capsules from a body's origin to its children's; how many."""
-    count = 0
-    for child in body.bodies:
-        end = child.pos
-        if (end**2).sum() > (2.0 * _PROXY) ** 2:
-            geom = body.add_geom()
-            geom.type = mujoco.mjtGeom.mjGEOM_CAPSULE
-            geom.fromto = [0.0, 0.0, 0.0, *end]
-            geom.size = [_PROXY, 0.0, 0.0]
-            geom.mass = 0.0
-            count += 1
-    return count

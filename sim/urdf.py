@@ -130,10 +130,10 @@ def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path, folder: str 
     shapes = [(kind, shape) for kind in ("visual", "collision") for shape in link.findall(kind)]
     for kind, shape in shapes:
         shape.attrib.pop("name", None)  # makers repeat these names, and MuJoCo warns of each
-        mesh, sphere = shape.find("geometry/mesh"), shape.find("geometry/sphere")
-        if sphere is not None and not float(sphere.get("radius", 0.0)):
+        mesh, solid = shape.find("geometry/mesh"), _empty_solid(shape)
+        if solid:
             link.remove(shape)
-            made.absent.append(f"{kind} of radius 0")
+            made.absent.append(f"{kind} {solid} of size 0")
         if mesh is None:
             continue
         name = mesh.get("filename", "")
@@ -148,6 +148,15 @@ def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path, folder: str 
         mesh.set("filename", short)
     if shapes and not (link.findall("visual") or link.findall("collision")):
         made.bare.append(link.get("name", ""))
+
+
+def _empty_solid(shape: ElementTree.Element) -> str:
+    """Kind of a sphere, box or cylinder of which one side is 0, or ""."""
+    for kind, keys in (("sphere", ("radius",)), ("box", ("size",)), ("cylinder", ("radius", "length"))):
+        solid = shape.find(f"geometry/{kind}")
+        if solid is not None and not all(float(side) for key in keys for side in solid.get(key, "0").split()):
+            return kind
+    return ""
 
 
 def _readable(mesh: Path) -> bool:
@@ -171,7 +180,7 @@ def _mend_inertias(made: Urdf) -> None:
         name, inertial = link.get("name", ""), link.find("inertial")
         mass = inertial.find("mass") if inertial is not None else None
         value = float(mass.get("value", 0.0)) if mass is not None else 0.0
-        if value <= 0.0 and (inertial is not None or not link.findall("visual") + link.findall("collision")):
+        if value <= 0.0 and (inertial is not None or not link.findall("collision")):  # what is seen weighs nothing
             if inertial is not None:
                 link.remove(inertial)
             if name in moved:

@@ -25,7 +25,24 @@ Place = tuple[float, float, float]
 """x, y, z [m]."""
 
 DEFAULTS: dict[str, float] = {"velocity": 1.5, "acceleration": 10.0, "effort": 50.0}
-"""What simulation takes for limits that are `?` [rad/s, rad/s2, N m]."""
+"""What simulation takes for limits that are `?` [rad/s, rad/s2, N m]; heavy joints get more, `simulated_effort`."""
+SERVO_SPEED = 25.0
+"""Natural frequency of simulated servos whose gains no file states [rad/s]."""
+
+
+def simulated_effort(effort: float | str, kp: float) -> float:
+    """The effort of a joint in simulation: what its card states, else `DEFAULTS`, or what accelerates it.
+
+    A servo's gain is that for its joint's inertia, kp = I w^2; industrial arms, whose URDFs state an effort of 0, would
+    stand still under 50 N m. Half as much again as the default acceleration takes is for the motion of its neighbours.
+
+    Args:
+        effort: of the card [N m or N], or `?`.
+        kp: gain of the simulated servo.
+    """
+    if effort != OPEN:
+        return float(effort)
+    return max(DEFAULTS["effort"], 1.5 * DEFAULTS["acceleration"] * kp / SERVO_SPEED**2)
 
 
 class ModelCard(Options):
@@ -434,9 +451,9 @@ class Card(Options):
 
     def limit(self, key: Literal["velocity", "acceleration", "effort"]) -> tuple[float, ...]:
         """A limit of every joint, with the default of simulation where it is `?`."""
-        values = (
-            {"velocity": j.velocity, "acceleration": j.acceleration, "effort": j.effort}[key] for j in self.joints
-        )
+        if key == "effort":
+            return tuple(simulated_effort(joint.effort, joint.kp) for joint in self.joints)
+        values = ({"velocity": j.velocity, "acceleration": j.acceleration}[key] for j in self.joints)
         return tuple(DEFAULTS[key] if value == OPEN else float(value) for value in values)
 
 

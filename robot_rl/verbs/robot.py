@@ -348,9 +348,13 @@ def put_card(cfg: DictConfig) -> None:
         )
     found = found.model_copy(update={"model": found.model.model_copy(update={"sha256": now})})
     for key in ("velocity", "effort"):
-        names = [joint.name for joint in found.joints if joint.model_dump()[key] == OPEN]
-        if names:
-            print(f"  {key} of {_few(names)} is ? in the card: simulation takes {DEFAULTS[key]:g}")
+        taken = zip(found.joints, found.limit(key), strict=True)
+        unstated = {joint.name: limit for joint, limit in taken if joint.model_dump()[key] == OPEN}
+        if unstated:
+            values = " to ".join(
+                dict.fromkeys(f"{limit:.4g}" for limit in (min(unstated.values()), max(unstated.values())))
+            )
+            print(f"  {key} of {_few(list(unstated))} is ? in the card: simulation takes {values}")
     # Every key, also those that are null: an older card in a saved run is replaced as a whole.
     whole = {"robot": found.model_dump(mode="json")}
     if over_ros:  # the world's terms on the robot behind topics, which the same card describes

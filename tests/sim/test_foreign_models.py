@@ -167,7 +167,7 @@ def test_shapes_of_a_urdf_that_mujoco_does_not_take_are_left_out(tmp_path: Path)
     (tmp_path / "arm.urdf").write_text(head + link + text + rest)
     made = load(tmp_path / "arm.urdf")
     assert made.notes[0].startswith(
-        "4 meshes are absent or of a form that is not read, and left out: visual of radius 0"
+        "4 meshes are absent or of a form that is not read, and left out: visual sphere of size 0"
     )
     assert made.spec.compile().ngeom == 8
 
