@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,8 @@ _GAIN = (0.05, 8.0)  # what servos are made weaker or stiffer by for it
 _UNSTRAINED = 0.7  # part of their largest effort with which fingers press at most that have a servo each
 _LAG, _SPEED = 0.06, 60.0  # s that fingers are behind their command, and rad/s at which they would swing without
 _AWAY = (0.0, 0.0, 50.0)
+_TIP = 0.02  # of the fingers, in whose middle the cube is held [m]
+_CUBE_CORNERS = np.array(list(product((-1.0, 1.0), repeat=3)))
 _SIDE, _STEP = 0.12, 0.002  # how far aside the cube is looked for, and how densely [m]
 
 
@@ -75,6 +77,7 @@ class HandTrial:
         self._arm = [i for i in range(self._model.nu) if self._model.actuator(i).name in rest]
         self._hand = [(self._model.actuator(n).id, int(self._model.joint(n).dofadr[0])) for n in card.joints]
         self._armature = self._model.dof_armature.copy()
+        self._across = 0.0  # where the tips are along the frame's x [m]
         self._press(1.0)
         self._site = self._model.site(GRASP).id
         self._moving = bodies_below(
@@ -84,7 +87,10 @@ class HandTrial:
     def find(self) -> Grip | str:
         """The grip, or what is wrong: a sentence without the arm's name."""
         settled = [(share, self._settle(share)) for share in (0.4, 0.6, 0.8, 1.0)]
-        end = max(self._end(data) for _, data in (*settled, (0.2, self._settle(0.2))))
+        corners = [self._corners(data) for data in (*(data for _, data in settled), self._settle(0.2))]
+        end = float(max(points[:, 2].max() for points in corners))
+        tips = corners[0][corners[0][:, 2] > corners[0][:, 2].max() - _TIP, 0]
+        self._across = float(0.5 * (tips.min() + tips.max()))
         slackest = 0.0
         holds: list[tuple[float, Grip]] = []
         for depth in end + self._half * np.array([0.25, 0.0, -0.25, -0.5, -0.75, -1.0]):
@@ -143,26 +149,22 @@ class HandTrial:
         origin, turn = self._frame(data)
         quat = np.zeros(4)
         mujoco.mju_mat2Quat(quat, turn.flatten())
-        data.qpos[self._free : self._free + 3] = origin + turn @ (0.0, aside, depth)
+        data.qpos[self._free : self._free + 3] = origin + turn @ (self._across, aside, depth)
         data.qvel[self._cube.dofadr[0] : self._cube.dofadr[0] + 6] = 0.0
         data.qpos[self._free + 3 : self._free + 7] = data.mocap_quat[self._slab] = quat
-        data.mocap_pos[self._slab] = origin + turn @ (0.0, aside, depth + self._half + 0.0105)
+        data.mocap_pos[self._slab] = origin + turn @ (self._across, aside, depth + self._half + 0.0105)
 
-    def _end(self, data: MjData) -> float:
-        """How far the fingers reach along the frame's z [m]."""
-        model, (origin, turn) = self._model, self._frame(data)
-        far = -np.inf
-        for geom in range(model.ngeom):
-            if int(model.geom_bodyid[geom]) in self._moving and (
-                model.geom_contype[geom] or model.geom_conaffinity[geom]
-            ):
-                own = data.geom_xmat[geom].reshape(3, 3)
-                middle, size = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
-                along = turn[:, 2] @ own
-                far = max(
-                    far, float(turn[:, 2] @ (data.geom_xpos[geom] - origin) + along @ middle + np.abs(along) @ size)
-                )
-        return far
+    def _corners(self, data: MjData) -> np.ndarray:
+        """(K, 3) corners of the fingers in the frame [m]."""
+        model, (origin, turn), found = self._model, self._frame(data), []
+        for geom in np.flatnonzero(model.geom_contype | model.geom_conaffinity):
+            if int(model.geom_bodyid[geom]) in self._moving:
+                own = model.geom_aabb[geom, :3] + model.geom_aabb[geom, 3:] * _CUBE_CORNERS
+                if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH:  # whose box sticks out where it is turned
+                    first = int(model.mesh_vertadr[model.geom_dataid[geom]])
+                    own = model.mesh_vert[first : first + int(model.mesh_vertnum[model.geom_dataid[geom]])]
+                found.append((data.geom_xpos[geom] - origin + own @ data.geom_xmat[geom].reshape(3, 3).T) @ turn)
+        return np.concatenate(found or [np.zeros((1, 3))])
 
     def _gap(self, data: MjData, depth: float) -> tuple[float, float]:
         """Middle of where the cube is free between the fingers, aside of the frame, and how long that is [m]: of the
@@ -212,7 +214,9 @@ class HandTrial:
             return None
         # A finger that stands still pushes nothing: the cube waits a little off it.
         beside = float(np.clip(aside - y, -0.25 * _SLACK, 0.25 * _SLACK))
-        return Grip(place=(0.0, float(y) + beside, float(z)), beside=beside, opened=share, held=held, gain=gain)
+        return Grip(
+            place=(self._across, float(y) + beside, float(z)), beside=beside, opened=share, held=held, gain=gain
+        )
 
     def _most(self, held: float) -> float:
         """The gain up to which fingers with servos of their own hold what is between them where it is: beyond their
