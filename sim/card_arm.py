@@ -193,7 +193,7 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
         add_joint(spec, card.name, joint)
     if card.gripper is not None:
         for name in card.gripper.joints:
-            add_servo(spec, card.name, name, card.gripper.kp, card.gripper.kd, card.gripper.effort)
+            add_servo(spec, card.name, name, (card.gripper.kp, card.gripper.kd), card.gripper.effort)
     site = spec.site(card.tool)
     body = site.parent if site is not None else spec.body(card.tool)
     if body is None:

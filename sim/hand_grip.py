@@ -71,7 +71,8 @@ class HandTrial:
         slab.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.2, 0.2, 0.01], friction=[0.4, 0.005, 0.0001])
         self._card, self._half, self._model = card, half, spec.compile()
         self._rest = {int(self._model.joint(name).qposadr[0]): value for name, value in rest.items()}
-        self._cube, self._slab = self._model.body(CUBE), int(self._model.body(_SLAB).mocapid[0])
+        self._cube = self._model.body(CUBE)
+        self._slab = int(self._model.body_mocapid[self._model.body(_SLAB).id])
         self._free = int(self._model.joint(CUBE).qposadr[0])
         self._finger = int(self._model.joint(card.joints[0]).qposadr[0])
         self._arm = [i for i in range(self._model.nu) if self._model.actuator(i).name in rest]
@@ -92,20 +93,21 @@ class HandTrial:
         tips = corners[0][corners[0][:, 2] > corners[0][:, 2].max() - _TIP, 0]
         self._across = float(0.5 * (tips.min() + tips.max()))
         slackest = 0.0
-        holds: list[tuple[float, Grip]] = []
+        holds: list[tuple[bool, Grip]] = []
         for depth in end + self._half * np.array([0.25, 0.0, -0.25, -0.5, -0.75, -1.0]):
             gaps = [(share, *self._gap(data, float(depth))) for share, data in settled]
             # the least that is wide enough; a jaw that opens far has the most room half open
             share, middle, slack = next((gap for gap in gaps if gap[2] >= _SLACK), max(gaps, key=lambda gap: gap[2]))
             slackest = max(slack, slackest)
             if slack >= _LEAST and (grip := self._try(share, middle, float(depth))) is not None:
-                holds.append((float(depth), grip))
+                holds.append((slack >= _SLACK, grip))
         if not holds:
             edge = 200.0 * self._half
             if slackest < _LEAST:
                 return f"its open fingers leave no room for a cube of {edge:.1f} cm and 0.6 cm beside it"
             return f"its fingers go around a cube of {edge:.1f} cm and do not hold it: not grasped, or dropped"
-        return holds[len(holds) // 2][1]
+        roomy = [grip for wide, grip in holds if wide] or [grip for _, grip in holds]
+        return roomy[len(roomy) // 2]
 
     def _start(self, share: float) -> MjData:
         data = mujoco.MjData(self._model)
@@ -168,11 +170,14 @@ class HandTrial:
 
     def _gap(self, data: MjData, depth: float) -> tuple[float, float]:
         """Middle of where the cube is free between the fingers, aside of the frame, and how long that is [m]: of the
-        longest gap that the commanded finger closes, along y, or of the longest of all where it closes none."""
+        longest gap that the commanded finger closes, along y, or of the longest of all where it closes none. A jaw that
+        stands out of the way leaves one of nearly `_SLACK` before what it closes on."""
         asides, probe = np.arange(-_SIDE, _SIDE, _STEP), copy(data)
         blockers = [self._blockers(probe, float(aside), depth) for aside in asides]
         edges = np.flatnonzero(np.diff([not found for found in blockers]))
         best = (False, 0.0, 0.0)
+        if len(self._hand) == 1 and len(edges) and not blockers[0] and not blockers[edges[0] + 1] & self._moving:
+            best = (True, _SLACK - _STEP, float(asides[edges[0]] - 0.5 * _SLACK))
         for first, last in pairwise(edges):
             if not blockers[last]:  # blocked on either side
                 low, high = asides[first + 1], asides[last]

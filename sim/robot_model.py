@@ -167,16 +167,18 @@ def strip(spec: MjSpec, *kinds: Iterable[MjsElement]) -> None:
             spec.delete(item)
 
 
-def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort: float | str) -> MjsElement:
+def add_servo(
+    spec: MjSpec, robot: str, joint: str, gains: tuple[float, float], effort: float | str, usual: float | None = None
+) -> MjsElement:
     """A position servo of a joint.
 
     Args:
         spec: of the model; changed.
         robot: its name.
         joint: name of the joint.
-        kp: gain.
-        kd: damping.
-        effort: largest torque or force; `?`: `DEFAULTS`, or what overcomes its friction.
+        gains: (kp, kd).
+        effort: largest torque or force; `?`: `usual`, or what overcomes the joint's friction.
+        usual: None for `DEFAULTS`.
 
     Returns:
         The joint.
@@ -188,10 +190,9 @@ def add_servo(spec: MjSpec, robot: str, joint: str, kp: float, kd: float, effort
     if found is None:
         raise ValueError(f"the model of {robot} has no joint '{joint}', which its card lists")
     servo = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
-    servo.set_to_position(kp=kp, kv=kd)
-    most = DEFAULTS["effort"] if effort == OPEN else float(effort)
-    if effort == OPEN and found.frictionloss >= most:
-        most = 3.0 * found.frictionloss
+    servo.set_to_position(kp=gains[0], kv=gains[1])
+    overcome = 3.0 * found.frictionloss if found.frictionloss >= DEFAULTS["effort"] else 0.0
+    most = max(usual or DEFAULTS["effort"], overcome) if effort == OPEN else float(effort)
     servo.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE  # whatever the file's default class says
     servo.forcelimited, servo.forcerange = mujoco.mjtLimited.mjLIMITED_TRUE, [-most, most]
     return found
@@ -203,15 +204,14 @@ def add_joint(spec: MjSpec, robot: str, joint: JointCard) -> None:
     Raises:
         ValueError: the model of `robot` has no such joint.
     """
-    found = add_servo(spec, robot, joint.name, joint.kp, joint.kd, joint.effort)
+    found = add_servo(
+        spec, robot, joint.name, (joint.kp, joint.kd), joint.effort, simulated_effort(joint.effort, joint.kp)
+    )
     degrees = found.type == mujoco.mjtJoint.mjJNT_HINGE and found.compiler.degree  # as its file counts
     unit = math.degrees(1.0) if degrees else 1.0
     found.range = [unit * (joint.lower or 0.0), unit * (joint.upper or 0.0)]
     found.limited = mujoco.mjtLimited.mjLIMITED_FALSE if joint.continuous else mujoco.mjtLimited.mjLIMITED_TRUE
     found.armature = joint.armature or found.armature
-    if joint.effort == OPEN:
-        most = max(spec.actuator(joint.name).forcerange[1], simulated_effort(joint.effort, joint.kp))
-        spec.actuator(joint.name).forcerange = [-most, most]
 
 
 def calm_springs(spec: MjSpec) -> None:
