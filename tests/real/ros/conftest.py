@@ -43,11 +43,14 @@ from rclpy.node import Node  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from ros_harness import RT, SUPERVISOR, Processes, Station  # noqa: E402
 
-ALONE = ("test_executor.py", "test_launch.py", "test_messages.py", "test_wiggle.py")
+ALONE = tuple(
+    f"test_{name}.py" for name in ("controller_check", "env_alone", "executor", "launch", "messages", "wiggle")
+)
+"""Their tests start no processes."""
 
 
 def pytest_collection_modifyitems(items):
-    """What starts processes here is live; the rest runs with the other tests."""
+    """What starts processes here is live; the rest runs with the other tests, which every change sees."""
     here = Path(__file__).parent
     for item in items:
         if item.path.parent == here and item.path.name not in ALONE:
