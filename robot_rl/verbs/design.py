@@ -19,7 +19,7 @@ from robot_rl.expression import Expression
 from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
-from robot_rl.verbs.items import as_policy_option, quote_signs, take_own
+from robot_rl.verbs.items import train_words
 from robot_rl.verbs.options import VerbOptions
 from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.pictures import put_pictures
@@ -289,8 +289,7 @@ def design(cfg: DictConfig) -> None:
 
 def _interface(overrides: list[str]) -> Any:
     """The passport of the world that would be trained in."""
-    words = quote_signs(take_own([as_policy_option(item) for item in overrides]))
-    made = compose_config("train", words)
+    made = compose_config("train", train_words(overrides))
     OmegaConf.set_struct(made, False)
     read_options(TrainOptions, made, "train")
     put_card(made)

@@ -25,6 +25,15 @@ def as_policy_option(item: str) -> str:
     return f"policy.{item}" if item.startswith("advantage=") else item
 
 
+def train_words(items: Sequence[str]) -> list[str]:
+    """What robot-rl train is given, as Hydra reads it.
+
+    Raises:
+        Refused, ValueError: see `take_own`.
+    """
+    return quote_signs(take_own([as_policy_option(item) for item in items]))
+
+
 def names_code(item: str) -> bool:
     """Whether an argument `key=value` names code of the user's own: "module:Name" or a Python file."""
     _, equals, value = item.partition("=")

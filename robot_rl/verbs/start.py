@@ -24,7 +24,7 @@ from robot_rl.verbs.compose import choices, find_wrong_name, find_wrong_value, g
 from robot_rl.verbs.data import name_positions, session
 from robot_rl.verbs.doctor import doctor
 from robot_rl.verbs.help import page
-from robot_rl.verbs.items import as_policy_option, find_unreadable, quote_signs, take_own
+from robot_rl.verbs.items import as_policy_option, find_unreadable, quote_signs, take_own, train_words
 from robot_rl.verbs.lines import WORDED, find_slip, nearest
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.packaged import compose_config
@@ -73,9 +73,9 @@ def _guard(verb: Verb, debug: bool, several: _Several) -> Callable[[DictConfig],
                 if issubclass(verb.options(), Env):
                     put_card(cfg)
                 put_pictures(cfg)
+            extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             if verb.config == "design":
                 check_training(cfg.train)
-            extras.allow(everything=cfg.trust is True, changed=cfg.trust == "changed")
             verb.run(cfg)
             several.add(answer.folder())
             keep_planned()
@@ -169,7 +169,7 @@ def check_training(items: Sequence[str]) -> None:
     Raises:
         Refused: with what train would say.
     """
-    words = quote_signs(take_own([as_policy_option(str(item)) for item in items]))
+    words = train_words([str(item) for item in items])
     wrong = find_unknown("train", words) or find_unreadable(words) or find_wrong_name("train", words)
     if wrong:
         raise Refused(wrong)
