@@ -261,6 +261,11 @@ def to_episode(steps: Sequence[ControlStep], reason: EndReason, meta: Mapping[st
     )
 
 
+def is_unaided(human_steps: int, reason: EndReason) -> bool:
+    """The policy drove an episode alone, to its end."""
+    return human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
+
+
 def valid_pieces(episode: Episode) -> list[Episode]:
     """The runs of valid steps of a recorded episode, for formats that cannot mark a step as invalid.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from robot_rl.data.hil_episode import EpisodeRules, relabel, to_steps
+from robot_rl.data.hil_episode import EpisodeRules, is_unaided, relabel, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, RewardSource
 from robot_rl.data.hil_words import episode_key, read_corrections
 from robot_rl.human.log import HilLog
@@ -246,11 +246,6 @@ class Labels:
 def total_reward(steps: Sequence[ControlStep]) -> float:
     """Task reward of the steps that count, undiscounted."""
     return sum(step.reward_task for step in steps if step.valid)
-
-
-def is_unaided(human_steps: int, reason: EndReason) -> bool:
-    """The policy drove an episode alone, to its end."""
-    return human_steps == 0 and reason not in (EndReason.HUMAN_STOP, EndReason.COMMS)
 
 
 def last_word(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | None) -> ControlStep | None:

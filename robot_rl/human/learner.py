@@ -208,9 +208,9 @@ class HilLearner:
             if len(self.memory.views["online"]) >= self._starts:
                 self.improver.earn()
             self.improver.poisoned |= step.invalid_reason == Invalid.NONFINITE
-        kept.alone = kept.alone and not any(step.human for step in received.steps)
-        if self._promote and head.final and head.success and kept.alone:
-            self.memory.promote(kept.rows)
+        kept.alone = head.alone  # read once the episode is whole: before that nobody knows
+        if self._promote and head.success:
+            kept.promote(self.memory, True)
 
     def _hear(self) -> None:
         """What people said about episodes after their end, once all of such an episode is here."""

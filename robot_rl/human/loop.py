@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from robot_rl.arbiter import Press
-from robot_rl.data.hil_episode import EpisodeDraft
+from robot_rl.data.hil_episode import EpisodeDraft, is_unaided
 from robot_rl.data.hil_record import ControlStep, EndReason, Invalid, RewardSource, Source
-from robot_rl.human.labels import WORDS, is_unaided, total_reward
+from robot_rl.human.labels import WORDS, total_reward
 from robot_rl.human.log import FULL
 from robot_rl.human.pilot import Driven
 from robot_rl.human.screen import telemetry, views

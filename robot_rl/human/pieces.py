@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.atomic import append_line, write_json
-from robot_rl.data.hil_episode import to_episode, to_steps
+from robot_rl.data.hil_episode import is_unaided, to_episode, to_steps
 from robot_rl.data.hil_record import ControlStep, EndReason, Key
 from robot_rl.data.hil_words import read_lines
 from robot_rl.data.recorder import Recorder, Recording, pack, unpack
@@ -45,6 +45,7 @@ class PieceHead:
         demo: the episode is a demonstration that counts (demonstrations are sent when they have ended).
         discarded: the episode is thrown away; known once it has ended.
         success: it ended in success; known when it is final.
+        alone: nobody helped and nobody stopped it; known when it is final.
     """
 
     actor: int
@@ -55,6 +56,7 @@ class PieceHead:
     demo: bool = False
     discarded: bool = False
     success: bool = False
+    alone: bool = False
 
     @property
     def after(self) -> Place:
@@ -158,8 +160,8 @@ class Outbox:
             return head, pack(to_episode(running, EndReason.NONE, facts))
         if episode is None:
             episode = self._log.read(number)
-        told = episode.meta
-        steps = to_steps(episode)[first : first + most]
+        told, whole = episode.meta, to_steps(episode)
+        steps = whole[first : first + most]
         final = first + len(steps) >= len(episode)
         head = PieceHead(
             self._log.actor_id,
@@ -170,6 +172,7 @@ class Outbox:
             demo=bool(told.get("demo")),
             discarded=bool(told.get("discarded")),
             success=final and bool(told.get("success")),
+            alone=final and is_unaided(sum(step.human for step in whole), EndReason(told["end_reason"])),
         )
         if not steps:  # the learner has more of it than the log: the machine lost power before the log was on its disk
             return head, b""

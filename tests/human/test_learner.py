@@ -57,13 +57,13 @@ class Wire:
         pass
 
 
-def record(folder, traces_of, demos=()):
+def record(folder, traces_of, demos=(), ends=None):
     log = HilLog(folder, traces.io())
     outbox, place, out = Outbox(log), (0, 0), []
     for number, letters in enumerate(traces_of):
         log.begin()
         draft = traces.draft(letters)
-        draft.close(EndReason.SUCCESS)
+        draft.close((ends or {}).get(number, EndReason.SUCCESS))
         outbox.finish(number, log.commit(draft, {"demo": number in demos}))
     while (found := outbox.piece(place, 7)) is not None:
         out.append((asdict(found[0]), found[1]))
@@ -195,6 +195,15 @@ def test_unaided_successes_are_promoted_across_pieces(tmp_path):
     loop.link.said = {0: (True, False), 1: (True, False)}
     loop.receive()
     assert loop.memory.views["demo"].rows().tolist() == demo
+
+
+def test_an_episode_that_a_person_stopped_is_not_promoted_by_a_word_about_it(tmp_path):
+    """Called a success later it counts as one, and stays out of the demonstrations, as where the learner is at hand."""
+    pieces = record(tmp_path / "log", ["p" * 10, "p" * 10], ends={0: EndReason.HUMAN_STOP, 1: EndReason.TIMEOUT})
+    loop = build(tmp_path / "rows", Wire(pieces), demos=0, promote_success=True)
+    loop.link.said = {0: (True, False), 1: (True, False)}
+    loop.receive()
+    assert loop.memory.views["demo"].rows().tolist() == list(range(10, 20))
 
 
 def test_damaged_piece_is_refused_and_the_rest_goes_on(tmp_path):
