@@ -319,6 +319,9 @@ CHECKS: tuple[Check, ...] = (
 )
 """In the order of the answer."""
 
+OF_REWARD = {horizon, clipped, late, noisy, penalty, flat, constant, scale, dead_term, sign, other_task}
+"""Checks that blame the reward or its discount, which keep no learner from learning that reads neither."""
+
 
 def diagnose(rows: Sequence[Mapping[str, object]], config: Mapping[str, object]) -> list[Cause]:
     """What keeps a run from learning, the likeliest first; empty where nothing is seen.
@@ -330,4 +333,5 @@ def diagnose(rows: Sequence[Mapping[str, object]], config: Mapping[str, object])
     record = RunFigures(rows, config)
     if not record.all("rollout/episodes"):
         return []  # a run that steps no environment, or has not begun
-    return [found for check in CHECKS if (found := check(record)) is not None]
+    unread = OF_REWARD if record.all("rollout/rewardless") else set()
+    return [found for check in CHECKS if check not in unread and (found := check(record)) is not None]

@@ -78,6 +78,13 @@ def test_a_fault_is_named_first(cause: str) -> None:
     assert causes(rows(REWARDS[cause]))[0] == cause
 
 
+@pytest.mark.parametrize("cause", [cause for cause in REWARDS if "reward" in cause or cause == "dead term"])
+def test_a_reward_that_the_learner_does_not_read_is_not_blamed(cause: str) -> None:
+    """A student that is told by a teacher: what else is wrong is still named."""
+    unread = {"rollout/rewardless": 1.0, "steps/idle_actions": 1.0, "rollout/success": 0.0, "steps/success_pays": None}
+    assert set(causes(rows(REWARDS[cause], unread))) == {"dead action", "success never seen"}
+
+
 def test_success_that_rises_with_the_reward_is_what_the_reward_is_for() -> None:
     # walk pays for each step, and success is told in the last one alone
     assert causes(rows({"rollout/success": 0.65, "steps/success_steps": 6.0, "steps/success_pays": 0.4})) == []

@@ -19,11 +19,13 @@ class EpisodeStats(Saved):
         num_envs: N.
         window: number of finished episodes averaged over.
         choices: whether an action is one of several choices (`IOSpec.action_choices`).
+        rewardless: whether the learner reads no reward (`Needs.rewardless`).
     """
 
     saved = ("episodes", "_return", "_length", "_returns", "_lengths", "_successes", "_claims", "_terms", "_signs")
 
-    def __init__(self, num_envs: int, window: int = 100, *, choices: bool = False) -> None:
+    def __init__(self, num_envs: int, window: int = 100, *, choices: bool = False, rewardless: bool = False) -> None:
+        self._rewardless = rewardless
         self.episodes, self._terms, self._signs = 0, RewardTerms(), StepSigns(choices)
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
@@ -64,8 +66,11 @@ class EpisodeStats(Saved):
         """Means over the window: `rollout/return`, `rollout/length`, `rollout/success` (where environments report
         it), `rollout/critic_success` (where a critic pays) and the number of finished episodes so far; only the last
         before the first episode has ended. Reward terms (`RewardTerms`) and signs
-        (`StepSigns`) are of the steps since the last reading."""
+        (`StepSigns`) are of the steps since the last reading. `rollout/rewardless` is 1 where the learner reads no
+        reward, and is left out elsewhere."""
         row = {"rollout/episodes": float(self.episodes), **self._terms.metrics(), **self._signs.metrics()}
+        if self._rewardless:
+            row["rollout/rewardless"] = 1.0
         kept = {"return": self._returns, "length": self._lengths, "success": self._successes}
         for name, values in {**kept, "critic_success": self._claims}.items():
             if values:

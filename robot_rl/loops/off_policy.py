@@ -69,7 +69,8 @@ class OffPolicy(Saved):
         self.updates = 0
         self._update_credit = 0.0
         self._rng = np.random.default_rng(seed)
-        self.stats = EpisodeStats(env.num_envs, choices=bool(env.io.action_choices))
+        rewardless = learner.need.rewardless
+        self.stats = EpisodeStats(env.num_envs, choices=bool(env.io.action_choices), rewardless=rewardless)
         self._stepper = Stepper(env, save_to=failure_folder)
         self._previous: np.ndarray | None = None
         if "previous_action" in learner.need.columns:  # executed before, zeros after a reset

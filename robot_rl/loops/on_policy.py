@@ -38,7 +38,8 @@ class OnPolicy(Saved):
     ) -> None:
         self.env_steps = 0
         self.iterations = 0
-        self.stats = EpisodeStats(env.num_envs, choices=bool(env.io.action_choices))
+        rewardless = learner.need.rewardless
+        self.stats = EpisodeStats(env.num_envs, choices=bool(env.io.action_choices), rewardless=rewardless)
         self.rows = RowSample()
         learner.policy.io.check(env.io)
         self._learner, self._seed = learner, seed
