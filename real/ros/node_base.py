@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import logging
@@ -45,6 +46,9 @@ from robot_rl.real.ros.transport import spare_shared_memory  # noqa: E402
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
 PARENT = "ROBOT_RL_PARENT"
 """Environment variable with the process id of the launcher; a node ends when that process is gone."""
+END_WITHIN = 20
+"""Whole seconds that a node's end may take, its brake included, before the kernel ends the process."""
+_PR_SET_PDEATHSIG = 1
 
 
 def steady_timer(node: Node, seconds: float, callback: Callable[[], Any]) -> Any:
@@ -341,6 +345,16 @@ def note_mismatch(health: Health, topic: str, event: object, *, listener: bool =
 # ---------------------------------------------------------------- life of a process
 
 
+def die_with_parent(sign: int) -> None:
+    """Have the kernel send this process a signal when its parent is gone; 0 asks for none.
+
+    No thread of Python can see to it while a library holds the interpreter: Fast DDS 3.2 locks up for good where a
+    peer leaves at the moment of an announcement (eProsima/Fast-DDS issue 6502), also while a node is being made.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sign)
+
+
 def run(
     make: Callable[[], Any],
     args: Sequence[str] | None = None,
@@ -373,6 +387,10 @@ def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     parent = int(os.environ.get(PARENT) or 0)
+    if parent:  # nothing moves before the node is made: end at once
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            return 0
     if not shared_memory:
         spare_shared_memory()
     rclpy.init(args=list(args) if args is not None else None, signal_handler_options=SignalHandlerOptions.NO)
@@ -380,6 +398,7 @@ def run(
     try:
         node = make()
         made = True
+        die_with_parent(0)  # from here on it brakes first
         executor = TopicExecutor()
         executor.add_node(node)
         work = functools.partial(survive, node) if survive is not None else None
@@ -390,6 +409,8 @@ def run(
             if not spinning.is_alive() or (parent and os.getppid() != parent):
                 break
         healthy = spinning.is_alive()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(END_WITHIN)  # in the kernel: goodbyes may meet a locked library too
         node.wind_down()
         over.set()
         spinning.join(1.0)

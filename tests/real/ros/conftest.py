@@ -44,9 +44,10 @@ from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from ros_harness import RT, SUPERVISOR, Processes, Station  # noqa: E402
 
 ALONE = tuple(
-    f"test_{name}.py" for name in ("controller_check", "env_alone", "executor", "launch", "messages", "wiggle")
+    f"test_{name}.py"
+    for name in ("controller_check", "env_alone", "executor", "launch", "messages", "node_base", "wiggle")
 )
-"""Their tests start no processes."""
+"""Their tests start no graph."""
 
 
 def pytest_collection_modifyitems(items):
