@@ -34,8 +34,9 @@ _WAIT = 1.0  # seconds until the loop looks whether it was interrupted
 
 
 def _with_own_noise(sent: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights that were sent, with what is of a copy's own acting, also in a policy around another one."""
-    found = {key: value for key, value in own.items() if key in OF_ACTING}
+    """Weights that were sent, with what is of a copy's own acting, also in a policy around another one; how often was
+    acted is counted of all copies together, by the loop."""
+    found = {key: value for key, value in own.items() if key in OF_ACTING and key != "acted"}
     inner = {key: _with_own_noise(value, own.get(key, {})) for key, value in sent.items() if isinstance(value, Mapping)}
     return {**sent, **inner, **found}
 
@@ -353,7 +354,10 @@ class ClusterOffPolicy(Saved):
         if random > 0:
             self.cluster.ask(None, self.updates, min(remaining, random))
         elif remaining > 0:
-            self.cluster.ask(on_host(self.learner.policy.state_dict()), self.updates, remaining)
+            weights = on_host(self.learner.policy.state_dict())
+            if "acted" in weights:  # a new worker, or a resumed run, does not explore anew
+                weights["acted"] = max(self.env_steps - self._starts, 0)
+            self.cluster.ask(weights, self.updates, remaining)
 
     def _take(self, fragment: Fragment) -> None:
         for episode in fragment.episodes:

@@ -232,22 +232,49 @@ def test_workers_of_every_policy_have_noise_of_their_own(make):
     assert drawn(1) != drawn(2)
 
 
-def test_a_worker_explores_less_with_what_it_has_done_and_goes_on_with_its_plans():
-    class Choosing(Counting):
-        def __init__(self, num_envs, seed, render=False):
-            super().__init__(num_envs, seed, render)
-            self.io = replace(IO, action_low=(0.0,), action_high=(2.0,), action_choices=(3,))
+class Choosing(Counting):
+    """One of three choices."""
 
+    def __init__(self, num_envs, seed, render=False):
+        super().__init__(num_envs, seed, render)
+        self.io = replace(IO, action_low=(0.0,), action_high=(2.0,), action_choices=(3,))
+
+
+class Here:
+    """A cluster of one worker in this process."""
+
+    workers, lost, in_flight = 1, 0, 0
+
+    def __init__(self, worker):
+        self.worker, self.sent = worker, []
+
+    def ask(self, weights, version, steps):
+        self.sent.append(self.worker.collect(weights, version, 5))
+
+    def receive(self, patience):
+        done, self.sent = self.sent, []
+        return done
+
+
+def test_exploration_ends_with_what_all_workers_did_and_a_resumed_run_does_not_begin_it_anew():
     def dqn(io):
-        return Dqn(DqnOptions(hidden=(8,), explore_steps=20, explore_end=0.0), io, seed=0)
+        return Dqn(DqnOptions(hidden=(8,), explore_steps=20, explore_end=0.0, batch_size=4), io, seed=0)
 
-    worker = RolloutWorker(Choosing, dqn, 2, 0)
-    weights = on_host(dqn(worker._io).policy.state_dict())
-    worker.collect(weights, 0, 5)
+    def loop():
+        worker = RolloutWorker(Choosing, dqn, 2, 0)
+        buffer = ReplayBuffer(worker._io, 1000, gamma=0.5)
+        return worker, ClusterOffPolicy(Here(worker), dqn(worker._io), buffer, batch_size=4, learning_starts=10)
+
+    worker, first = loop()
+    first.run(20)  # ten at random, ten by the policy
     assert worker._policy.exploration == 0.5
-    worker.collect(weights, 0, 5)  # of the learner, which has never acted itself
+    worker, again = loop()
+    again.load_state_dict(first.state_dict())
+    again.run(30)
     assert worker._policy.exploration == 0.0
 
+
+def test_a_worker_goes_on_with_its_plans():
     def tdmpc2(io):
         return Tdmpc2(Tdmpc2Options(latent=8, hidden=8, samples=8, elites=2, iterations=1), io, seed=0)
 
