@@ -225,15 +225,8 @@ def joint_card(model: MjModel, made: RobotModel, joint: int, **servo: float) -> 
         body = model.body(int(model.jnt_bodyid[joint])).name
         raise ValueError(f"a joint of body '{body}' has no name, by which a card knows it: name it in the model")
     low, high = (round(float(limit), 6) if limited else None for limit in model.jnt_range[joint])
-    return JointCard(
-        name=name,
-        lower=low,
-        upper=high,
-        continuous=not limited,
-        velocity=made.limits.get(name, {}).get("velocity", OPEN),
-        effort=largest_effort(model, made, joint) or OPEN,
-        **servo,
-    )
+    stated = {**made.limits.get(name, {}), "effort": largest_effort(model, made, joint) or OPEN}
+    return JointCard(name=name, lower=low, upper=high, continuous=not limited, **stated, **servo)
 
 
 def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float, least: float) -> JointCard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,7 @@ def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
         raise ValueError(f"there is no model {path}; give the path of a URDF or MJCF file")
     root, made = _root(path), None
     try:
-        if root.tag in ("robot", "mujoco") and not any("ros.org/wiki/xacro" in str(part.tag) for part in root.iter()):
+        if root.tag in ("robot", "mujoco") and not any("xacro" in _space(part) for part in root.iter()):
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
             made.spec.compiler.fusestatic = False  # bodies are found by their names
             for i, body in enumerate(made.spec.bodies):
@@ -271,9 +272,19 @@ def digest(path: str | Path) -> str:
     return total.hexdigest()
 
 
+def _space(element: ElementTree.Element) -> str:
+    """Of a tag `{space}name` the space, else ""."""
+    return str(element.tag).rpartition("}")[0]
+
+
 def _root(path: Path) -> ElementTree.Element:
     try:
-        return ElementTree.parse(path).getroot()
+        text = path.read_bytes()
+        # many URDFs have `drake:…` without saying what drake is, which MuJoCo and urdfdom do not mind
+        names = set(re.findall(rb"[<\s]([A-Za-z_][\w.-]*):[A-Za-z_][\w.-]*(?=[\s=/>])", text))
+        unsaid = [name for name in sorted(names) if name not in (b"xml", b"xmlns") and b"xmlns:" + name not in text]
+        said = b"".join(b' xmlns:%s="%s"' % (name, name) for name in unsaid)
+        return ElementTree.fromstring(re.sub(rb"<(robot|mujoco)\b", rb"<\1" + said, text, count=1) if said else text)
     except ElementTree.ParseError as error:
         raise ValueError(f"{path} is no XML: {error}") from error
 

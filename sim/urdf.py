@@ -19,6 +19,13 @@ _MASS, _INERTIA = "0.001", "1e-6"
 """Of a link that moves and has no mass of its own [kg, kg m2]: finger tips, links between two axes."""
 _FLAT = 1e-3
 """Smallest moment of inertia that a repaired body has, as a part of its largest."""
+_BALL = 0.05
+"""Radius of the ball whose inertia a link has of which the file says a mass alone [m]."""
+LIMITS = {
+    **{name: name for name in ("velocity", "effort", "acceleration", "jerk")},
+    "deceleration": "stop_acceleration",
+}
+"""Attributes of <limit>, the last three of URDF 1.2 or of Drake -> field of a card."""
 
 
 @dataclass
@@ -31,7 +38,7 @@ class Urdf:
         meshes: name of a mesh in the XML -> its file.
         absent: shapes that were left out, since their mesh is not there or not read.
         bare: links that had shapes and have none left.
-        limits: joint -> {"velocity": …, "effort": …}.
+        limits: joint -> what `LIMITS` says of it, as far as the file does, by the names of a card.
         mimic: joints that follow another one.
         endless: joints of a limited kind whose limits the file does not say.
     """
@@ -57,6 +64,7 @@ def prepare(path: Path, root: ElementTree.Element) -> Urdf:
         ValueError: a joint that names a link which the file does not have; a number that is none.
     """
     made = Urdf(root)
+    _leave_extensions(root)
     links = {link.get("name", "") for link in root.findall("link")}
     for joint in root.findall("joint"):
         _read_joint(made, joint, links)
@@ -105,6 +113,17 @@ def triangles(stl: Path) -> tuple[np.ndarray, np.ndarray] | None:
     return corners, np.arange(len(corners)).reshape(-1, 3)
 
 
+def _leave_extensions(root: ElementTree.Element) -> None:
+    """Take out what other programs have written for themselves (`drake:…`), but for limits, which mean the same."""
+    for element in root.iter():
+        for child in [child for child in element if child.tag.startswith("{")]:
+            element.remove(child)
+        for key in [key for key in element.attrib if key.startswith("{")]:
+            value, name = element.attrib.pop(key), key.rpartition("}")[2]
+            if element.tag == "limit" and name in LIMITS:
+                element.attrib.setdefault(name, value)
+
+
 def _read_joint(made: Urdf, joint: ElementTree.Element, links: set[str]) -> None:
     name, limit = joint.get("name", ""), joint.find("limit")
     for side in ("parent", "child"):
@@ -120,7 +139,7 @@ def _read_joint(made: Urdf, joint: ElementTree.Element, links: set[str]) -> None
             raise ValueError(f"joint {name} goes from {low:g} to {high:g}, expected lower below upper, or type fixed")
         if low == high:  # MuJoCo takes it for one without limits
             made.endless.append(name)
-    values = {key: float(limit.get(key, 0.0)) for key in ("velocity", "effort")} if limit is not None else {}
+    values = {own: float(limit.get(key, 0.0)) for key, own in LIMITS.items()} if limit is not None else {}
     made.limits[name] = {key: value for key, value in values.items() if 0.0 < value < math.inf}
     if joint.find("mimic") is not None:
         made.mimic.add(name)
@@ -175,7 +194,7 @@ def _mend_inertias(made: Urdf) -> None:
         child.get("link") for joint in made.root.findall("joint") if joint.get("type") != "fixed"
         for child in joint.findall("child")
     }  # fmt: skip
-    light, wrong = [], []
+    light, wrong, plain = [], [], []
     for link in made.root.findall("link"):
         name, inertial = link.get("name", ""), link.find("inertial")
         mass = inertial.find("mass") if inertial is not None else None
@@ -187,14 +206,24 @@ def _mend_inertias(made: Urdf) -> None:
                 light.append(name)
                 new = ElementTree.SubElement(link, "inertial")
                 ElementTree.SubElement(new, "mass", value=_MASS)
-                zero = {"ixy": "0", "ixz": "0", "iyz": "0"}
-                ElementTree.SubElement(new, "inertia", {"ixx": _INERTIA, "iyy": _INERTIA, "izz": _INERTIA, **zero})
-        elif inertial is not None and (inertia := inertial.find("inertia")) is not None and _mend(inertia):
+                _add_inertia(new, _INERTIA)
+        elif inertial is not None and (inertia := inertial.find("inertia")) is None:
+            plain.append(name)
+            _add_inertia(inertial, repr(0.4 * value * _BALL**2))
+        elif inertial is not None and inertia is not None and _mend(inertia):
             wrong.append(name)
     if light:
         made.notes.append(f"{_few(light)}: moves and has no mass; {1000 * float(_MASS):g} g are put in")
+    if plain:
+        made.notes.append(f"{_few(plain)}: a mass and no inertia; that of a ball of {1000 * _BALL:g} mm is put in")
     if wrong:
         made.notes.append(f"{_few(wrong)}: the inertia is none that a body can have; the nearest one is taken")
+
+
+def _add_inertia(inertial: ElementTree.Element, moment: str) -> None:
+    """One that is the same about every axis."""
+    about = {f"i{axis}{axis}": moment for axis in "xyz"}
+    ElementTree.SubElement(inertial, "inertia", {**about, "ixy": "0", "ixz": "0", "iyz": "0"})
 
 
 def _mend(inertia: ElementTree.Element) -> bool:

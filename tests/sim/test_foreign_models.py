@@ -257,3 +257,47 @@ def test_a_model_that_is_no_xml_is_named(tmp_path: Path) -> None:
     (tmp_path / "arm.xml").write_text("<mujoco>")
     with pytest.raises(ValueError, match=r"arm\.xml is no XML"):
         digest(tmp_path / "arm.xml")
+
+
+DRAKE = """
+<robot name="drawn">
+  <link name="base"><collision><geometry><box size="0.1 0.1 0.1"/></geometry></collision></link>
+  <link name="upper">
+    <inertial><mass value="2"/></inertial>
+    <collision>
+      <origin xyz="0 0 0.2"/><geometry><cylinder radius="0.02" length="0.3"/></geometry>
+      <drake:proximity_properties><drake:mu_static value="0.5"/></drake:proximity_properties>
+    </collision>
+  </link>
+  <link name="lower">
+    <inertial><mass value="1"/><inertia ixx="0.01" ixy="0" ixz="0" iyy="0.01" iyz="0" izz="0.01"/></inertial>
+    <collision><origin xyz="0 0 0.2"/><geometry><cylinder radius="0.02" length="0.3"/></geometry></collision>
+  </link>
+  <joint name="lift" type="revolute">
+    <parent link="base"/><child link="upper"/><origin xyz="0 0 0.1"/><axis xyz="0 1 0"/>
+    <limit lower="-2" upper="2" velocity="3" effort="40" drake:acceleration="2.5"/>
+  </joint>
+  <joint name="bend" type="revolute">
+    <parent link="upper"/><child link="lower"/><origin xyz="0 0 0.4"/><axis xyz="0 1 0"/>
+    <limit lower="-2" upper="2" velocity="3" effort="40" acceleration="5" deceleration="8" jerk="90"/>
+  </joint>
+</robot>
+"""
+
+
+def test_limits_of_drake_and_of_urdf_1_2_are_those_of_the_card(tmp_path: Path) -> None:
+    """airo-models' UR5e and UR3e write `drake:acceleration` without saying what drake is."""
+    (tmp_path / "drawn.urdf").write_text(DRAKE)
+    card, notes = new_card(str(tmp_path / "drawn.urdf"), "drawn")
+    said = [(joint.acceleration, joint.stop_acceleration, joint.jerk) for joint in card.joints]
+    assert said == [(2.5, None, None), (5.0, 8.0, 90.0)]
+    assert "link upper: a mass and no inertia; that of a ball of 50 mm is put in" in notes
+    model = load(tmp_path / "drawn.urdf").spec.compile()
+    assert model.body("upper").mass[0] == 2.0
+    assert model.body("upper").inertia == pytest.approx(0.4 * 2.0 * 0.05**2)
+
+
+def test_a_xacro_that_does_not_say_what_xacro_is_is_no_urdf(tmp_path: Path) -> None:
+    (tmp_path / "arm.urdf").write_text('<robot name="it"><xacro:include filename="a.xacro"/><link name="a"/></robot>')
+    with pytest.raises(ValueError, match="is a xacro"):
+        load(tmp_path / "arm.urdf")
