@@ -88,7 +88,8 @@ def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
             robot_shapes.fit_capsules(made.spec, soles=legs, hand=hand)
             if legs:
                 robot_shapes.miss_one_another(made.spec)
-            made.notes += robot_shapes.weigh_flat_meshes(made.spec)
+            model, notes = robot_shapes.weigh_flat_meshes(made.spec)
+            made.notes += notes + robot_shapes.mend_large_inertias(made.spec, model)
             return made
     except (ValueError, RuntimeError) as error:
         told = "".join(f"; {note}" for note in ([] if made is None else made.notes))

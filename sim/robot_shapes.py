@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from robot_rl.sim.headless import load_mujoco
 
 if TYPE_CHECKING:
-    from mujoco import MjsElement, MjSpec
+    from mujoco import MjModel, MjsElement, MjSpec
 
 mujoco = load_mujoco()
 
+_HEAVY, _FAR = 1.0, 5.0
+"""An inertia above the first [kg m2] is doubted whose masses would lie so many times beyond the link's reach."""
 _BONE = 0.03
 """Radius of the capsule that stands for a link whose shapes are all absent [m]."""
 _LIMB = 2
@@ -86,16 +90,16 @@ def _root(body: MjsElement) -> str:
     return name
 
 
-def weigh_flat_meshes(spec: MjSpec) -> list[str]:
+def weigh_flat_meshes(spec: MjSpec) -> tuple[MjModel, list[str]]:
     """Take meshes without a volume, such as sheets and open shells, by their surface: MuJoCo refuses them otherwise.
 
     Returns:
-        A sentence that names them, if there are any.
+        The compiled model, and a sentence that names them, if there are any.
     """
     flat: list[str] = []
     while True:
         try:
-            spec.compile()
+            model = spec.compile()
             break
         except ValueError as error:
             found = re.search(r"mesh volume is too small: (\S+)", str(error))
@@ -105,7 +109,36 @@ def weigh_flat_meshes(spec: MjSpec) -> list[str]:
             flat.append(mesh.name)
             mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL
     many = f"{len(flat)} meshes enclose no volume and are weighed by their surface: {', '.join(flat[:4])}"
-    return [many] if flat else []
+    return model, [many] if flat else []
+
+
+def mend_large_inertias(spec: MjSpec, model: MjModel) -> list[str]:
+    """Make the inertias smaller that no mass within the link's reach can have, as of a drawing in millimetres: a joint
+    could not move them.
+
+    Args:
+        spec: changed where one is.
+        model: what it compiles to.
+
+    Returns:
+        A sentence for each.
+    """
+    notes = []
+    for body in spec.bodies[1:]:
+        i = body.id
+        largest, mass = float(model.body_inertia[i].max()), float(model.body_mass[i])
+        own, below = model.geom_bodyid == i, (model.body_parentid == i) & (np.arange(model.nbody) > 0)
+        ends = np.linalg.norm(model.geom_pos[own] - model.body_ipos[i], axis=1) + model.geom_rbound[own]
+        ends = [*ends, *np.linalg.norm(model.body_pos[below] - model.body_ipos[i], axis=1)]
+        if largest <= _HEAVY or not ends or largest <= mass * (_FAR * max(ends)) ** 2:
+            continue
+        share, away = 0.25 * mass * max(ends) ** 2 / largest, (largest / mass) ** 0.5
+        body.inertia, body.fullinertia = share * body.inertia, share * body.fullinertia
+        notes.append(
+            f"link {body.name}: an inertia of {largest:.3g} kg m2 at {mass:.3g} kg means masses {away:.2g} m away, "
+            f"and the link reaches {max(ends):.2g} m; {share * largest:.2g} is taken"
+        )
+    return notes
 
 
 def add_bones(body: MjsElement) -> int:

@@ -197,6 +197,8 @@ def _mend_inertias(made: Urdf) -> None:
     light, wrong, plain = [], [], []
     for link in made.root.findall("link"):
         name, inertial = link.get("name", ""), link.find("inertial")
+        for other in link.findall("inertial")[1:]:  # ROS reads the first
+            link.remove(other)
         mass = inertial.find("mass") if inertial is not None else None
         value = float(mass.get("value", 0.0)) if mass is not None else 0.0
         if value <= 0.0 and (inertial is not None or not link.findall("collision")):  # what is seen weighs nothing

@@ -264,6 +264,7 @@ DRAKE = """
   <link name="base"><collision><geometry><box size="0.1 0.1 0.1"/></geometry></collision></link>
   <link name="upper">
     <inertial><mass value="2"/></inertial>
+    <inertial><mass value="3"/></inertial>
     <collision>
       <origin xyz="0 0 0.2"/><geometry><cylinder radius="0.02" length="0.3"/></geometry>
       <drake:proximity_properties><drake:mu_static value="0.5"/></drake:proximity_properties>
@@ -295,6 +296,22 @@ def test_limits_of_drake_and_of_urdf_1_2_are_those_of_the_card(tmp_path: Path) -
     model = load(tmp_path / "drawn.urdf").spec.compile()
     assert model.body("upper").mass[0] == 2.0
     assert model.body("upper").inertia == pytest.approx(0.4 * 2.0 * 0.05**2)
+
+
+def test_an_inertia_of_a_drawing_in_millimetres_is_doubted_and_a_large_link_s_own_is_not(tmp_path: Path) -> None:
+    far = DRAKE.replace(
+        'ixx="0.01" ixy="0" ixz="0" iyy="0.01" iyz="0" izz="0.01"',
+        'ixx="9e3" ixy="0" ixz="0" iyy="9e3" iyz="0" izz="1e3"',
+    )
+    (tmp_path / "drawn.urdf").write_text(far)
+    read = load(tmp_path / "drawn.urdf")
+    (said,) = [note for note in read.notes if "inertia of 9e+03" in note]
+    assert "link lower" in said
+    assert "95 m away, and the link reaches 0.35 m; 0.031 is taken" in said  # sqrt(9000 / 1); 1 kg at half its reach
+    found = sorted(read.spec.compile().body("lower").inertia)
+    assert found == pytest.approx([0.031 / 9, 0.031, 0.031], rel=0.03)
+    (tmp_path / "drawn.urdf").write_text(far.replace('length="0.3"', 'length="60"'))
+    assert not [note for note in load(tmp_path / "drawn.urdf").notes if "is taken" in note]
 
 
 def test_a_xacro_that_does_not_say_what_xacro_is_is_no_urdf(tmp_path: Path) -> None:
