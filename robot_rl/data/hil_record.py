@@ -79,7 +79,6 @@ class ControlStep:
         t_cmd: when the command left [ns].
         t_next: capture time of `next_obs` [ns].
         cam_age_ms: age of the oldest image at t_obs; 0 without cameras.
-        prop_age_ms: age of the proprioception at t_obs.
         human_valid: whether `action_human` holds a device command.
         intv_start: first step of an intervention.
         intv_end: last step of one.
@@ -87,8 +86,6 @@ class ControlStep:
         intv_step: index inside it, -1 outside.
         deadman: enable signal.
         input_norm: largest absolute device axis after the dead zone.
-        operator_id: who.
-        device_id: with what.
         grip_action: what became of the gripper, the last one of several: 1 it was told to open, -1 to close, 0 it stays
             as it was told before, whoever drives and in whatever words.
         grip_penalty: cost of the real switches of all grippers, below 0 where there is one; never part of `reward`.
@@ -102,7 +99,6 @@ class ControlStep:
         discount: gamma^k (1 - terminated).
         policy_version: parameters that produced `action_policy`.
         policy_lag_ms: age of these parameters.
-        logp_policy: log-probability of `action_policy`, nan where unknown.
         safety_bits: limits that fired.
         clip_frac: |cmd - exec|_1 / |cmd|_1.
         sight: (W,) what the policy's encoder saw in `obs`, where it has one; not stored, it can be made again.
@@ -122,7 +118,6 @@ class ControlStep:
     t_cmd: Annotated[int, "int64"] = 0
     t_next: Annotated[int, "int64"] = 0
     cam_age_ms: Annotated[float, "float32"] = 0.0
-    prop_age_ms: Annotated[float, "float32"] = 0.0
     human_valid: Annotated[bool, "bool"] = False
     intv_start: Annotated[bool, "bool"] = False
     intv_end: Annotated[bool, "bool"] = False
@@ -130,8 +125,6 @@ class ControlStep:
     intv_step: Annotated[int, "int32"] = -1
     deadman: Annotated[bool, "bool"] = False
     input_norm: Annotated[float, "float32"] = 0.0
-    operator_id: Annotated[int, "uint16"] = 0
-    device_id: Annotated[int, "uint16"] = 0
     grip_action: Annotated[int, "int8"] = 0
     grip_penalty: Annotated[float, "float32"] = 0.0
     reward: float = 0.0
@@ -144,7 +137,6 @@ class ControlStep:
     discount: Annotated[float, "float32"] = 1.0
     policy_version: Annotated[int, "int64"] = 0
     policy_lag_ms: Annotated[float, "float32"] = 0.0
-    logp_policy: Annotated[float, "float32"] = float("nan")
     safety_bits: Annotated[int, "uint32"] = 0
     clip_frac: Annotated[float, "float32"] = 0.0
     sight: np.ndarray | None = None
