@@ -20,6 +20,7 @@ from robot_rl.sim.robot_model import (
     digest,
     end_link,
     find,
+    hold_base,
     joints_to,
     load,
     mujoco,
@@ -43,6 +44,8 @@ _STUCK = 20.0
 """Friction holds fingers at most this part of their way, 1/20, from where they should be."""
 _LOCKED = 1e4
 """Damping of joints that the file holds by it, such as those of a base that does not drive [N s/m or N m s/rad]."""
+_DRIVE = 5.0
+"""Slides that are longer belong to a base that drives about [m]."""
 _SWINGS = 0.1
 """Servos whose damping is less than this part of sqrt(gain x inertia), 1/20 of critical, swing about their command."""
 _SAMPLES = 3000
@@ -79,7 +82,12 @@ def new_card(path: str, name: str, *, tool: str = "", base: str = "") -> tuple[C
     where, body = _tool(model, tool)
     if not tool:
         notes.append(f"tool frame: {where} (tool=<site or body> chooses another)")
-    chain = _chain(model, body, base)
+    if not base and (driven := _driven_base(model, joints_to(model, body))):
+        base = driven
+        notes.append(f"what drives the base stands still: the arm begins at {base} (base=<body> chooses another)")
+    if base:
+        model = hold_base(made.spec, model, joints_to(model, _base(model, body, base)))
+    chain = [j for j in joints_to(model, body) if model.dof_damping[model.jnt_dofadr[j]] < _LOCKED]
     others = {
         c[0]: model.body(b).name for b in range(1, model.nbody) if len(set(c := joints_to(model, b)) - set(chain)) >= 3
     }
@@ -316,14 +324,27 @@ def _palm(model: MjModel, finger: int) -> int | None:
     return None
 
 
-def _chain(model: MjModel, body: int, base: str) -> list[int]:
-    """Hinges and slides between the base and a body, from the base."""
-    if not base:
-        return [j for j in joints_to(model, body) if model.dof_damping[model.jnt_dofadr[j]] < _LOCKED]
-    first = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, base)
+def _base(model: MjModel, body: int, name: str) -> int:
+    """The body of that name, below which the arm begins that ends at `body`."""
+    first = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, name)
     if first <= 0 or not _below(model, body, first):
-        raise ValueError(f"base '{base}' is no body between the world and the tool")
-    return joints_to(model, body)[len(joints_to(model, first)) :]
+        raise ValueError(f"base '{name}' is no body between the world and the tool")
+    return first
+
+
+def _driven_base(model: MjModel, chain: list[int]) -> str:
+    """The body that the first joints drive about on the floor, as those of a mobile base do, or ""."""
+    data, drive, slides = mujoco.MjData(model), list[int](), 0
+    mujoco.mj_kinematics(model, data)
+    for joint in chain[:3]:
+        slide = int(model.jnt_type[joint]) == int(mujoco.mjtJoint.mjJNT_SLIDE)
+        upright = abs(data.xaxis[joint, 2]) > 0.99
+        way = float(np.ptp(model.jnt_range[joint])) if model.jnt_limited[joint] else math.inf
+        if upright == slide or way < (_DRIVE if slide else 2.0 * math.pi - 0.1):
+            break
+        drive, slides = [*drive, int(model.jnt_bodyid[joint])], slides + slide
+    flies = len(drive) < len(chain) and int(model.jnt_bodyid[chain[len(drive)]]) in drive
+    return model.body(drive[-1]).name if slides == 2 and not flies else ""
 
 
 def _need_free_joints(model: MjModel, chain: list[int], body: int, where: str) -> None:

@@ -135,6 +135,27 @@ def hold_others(spec: MjSpec, names: set[str]) -> None:
             spec.delete(joint)
 
 
+def hold_base(spec: MjSpec, model: MjModel, joints: Iterable[int]) -> MjModel:
+    """Take out joints of a base, which then stands still, with what drives, measures or remembers them.
+
+    Args:
+        spec: changed.
+        model: what it compiles to.
+        joints: hinges and slides of it.
+
+    Returns:
+        What it compiles to now.
+    """
+    names = {model.joint(j).name for j in joints}
+    for item in [*(a for a in spec.actuators if a.target in names), *(s for s in spec.sensors if s.objname in names)]:
+        spec.delete(item)
+    for key in spec.keys:
+        key.qpos = np.delete(key.qpos, [int(model.jnt_qposadr[j]) for j in joints]) if len(key.qpos) else key.qpos
+        key.qvel = key.ctrl = key.act = []
+    hold_others(spec, {model.joint(j).name for j in range(model.njnt)} - names)
+    return spec.compile()
+
+
 def joints_to(model: MjModel, body: int) -> list[int]:
     """Hinges and slides between the world and a body, from the world."""
     found: list[int] = []

@@ -93,6 +93,29 @@ def test_a_base_without_a_tool_is_where_an_arm_begins(cell: Path) -> None:
     assert card.base == "column"
 
 
+def test_a_base_that_drives_about_stands_still_and_a_rail_does_not(cell: Path) -> None:
+    """ManiSkill's Fetch: two slides of 40 m and a turn carry a column, and with them tasks lay metres away."""
+    drive = '<joint name="drive" type="slide" axis="1 0 0" damping="1e11"/>'
+    x, y = (
+        f'<joint name="{n}" type="slide" axis="{axis}" range="-20 20" limited="true"/>'
+        for n, axis in (("x", "1 0 0"), ("y", "0 1 0"))
+    )
+    motors = '<actuator><velocity joint="x" kv="9"/><velocity joint="turn" kv="9"/>'
+    turn = CELL.replace(drive, f'{x}{y}<joint name="turn" axis="0 0 1"/>').replace("<actuator>", motors)
+    cell.write_text(turn.replace('joint="drive"', 'joint="x"').replace('0 0 0.4 0.8 0 0"', '0 0 0 0 0.4 0.8 0 0"'))
+    card, notes = new_card(str(cell), "cell")
+    assert [joint.name for joint in card.joints] == ["pan", "lift", "bend"]
+    assert card.base == "base"
+    assert "what drives the base stands still: the arm begins at base (base=<body> chooses another)" in notes
+    env = make(4, 0, world=Reach(robot=card), options=EngineOptions(num_threads=1))
+    obs, info = env.reset()
+    for _ in range(env.world.episode_steps):
+        obs, _, _, _, info = env.step(env.expert(obs))
+    assert info["success"].all()
+    cell.write_text(CELL.replace(drive, x).replace('joint="drive"', 'joint="x"'))
+    assert new_card(str(cell), "cell")[0].joints[0].name == "x"
+
+
 @pytest.mark.parametrize("name", ["goal", "cube", "peg"])
 def test_bodies_and_shapes_that_are_called_as_what_tasks_add_give_way(cell: Path, name: str) -> None:
     text = CELL.replace('"base"', f'"{name}"').replace("<geom ", f'<geom name="{name}" ', 1)
