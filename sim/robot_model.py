@@ -238,7 +238,8 @@ def add_joint(spec: MjSpec, robot: str, joint: JointCard) -> None:
 
 
 def calm_springs(spec: MjSpec) -> None:
-    """Give joints armature whose springs would swing faster than steps of `spec.option.timestep` can follow.
+    """Give joints armature whose springs would swing faster than steps of `spec.option.timestep` can follow, and
+    damping to tendons that would swing on.
 
     A spring of stiffness k needs an inertia of k dt^2; links of fingers that a tendon ties have less.
     """
@@ -260,6 +261,10 @@ def calm_springs(spec: MjSpec) -> None:
         dof = int(model.jnt_dofadr[joint.id])
         if int(model.jnt_type[joint.id]) in SCALAR and stiffness[dof] and lack[dof] > 0.0:
             joint.armature += float(lack[dof])
+    for tendon in spec.tendons:
+        stiff = float(model.tendon_stiffness[tendon.id])
+        if stiff and not model.tendon_damping[tendon.id].any():
+            tendon.damping = [stiff * model.opt.timestep, 0.0, 0.0]  # half of critical at an inertia of k dt^2
 
 
 def add_floor(spec: MjSpec) -> None:

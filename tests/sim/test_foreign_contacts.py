@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.hand_grip import GRASP, Grip, HandTrial
-from robot_rl.sim.robot_model import load
+from robot_rl.sim.robot_model import calm_springs, load
 from robot_rl.types.card import GripperCard, simulated_effort
 
 SMALL = Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf"
@@ -143,3 +143,30 @@ def test_fingers_with_a_servo_each_press_within_their_effort() -> None:
     assert isinstance(grip, Grip), grip
     pressed = grip.gain * 200.0 * grip.held * 0.04
     assert pressed < 10.0
+
+
+def test_links_that_hang_on_a_tendon_s_spring_come_to_rest() -> None:
+    """Fingers of robosuite's Robotiq 85: nothing damps them in the file, and they threw cubes that they closed on."""
+
+    def swing(damped: bool) -> float:
+        spec = mujoco.MjSpec.from_string(
+            "<mujoco><option timestep='0.005' gravity='0 0 0'/><worldbody><body name='knuckle'><joint name='a'/>"
+            "<geom size='0.02' mass='0.03'/></body><body name='finger'><joint name='b'/><geom size='0.02' mass='0.02'/>"
+            "</body></worldbody><tendon><fixed name='tie' stiffness='0.4' springlength='0'><joint joint='a' coef='1'/>"
+            "<joint joint='b' coef='-3'/></fixed></tendon></mujoco>"
+        )
+        calm_springs(spec)
+        if not damped:
+            spec.tendon("tie").damping = [0.0, 0.0, 0.0]
+        model = spec.compile()
+        data = mujoco.MjData(model)
+        data.qpos[:] = 0.0, 0.3
+        mujoco.mj_step(model, data, 200)
+        found = []
+        for _ in range(50):
+            mujoco.mj_step(model, data)
+            found.append(abs(data.ten_length[0]))
+        return max(found)
+
+    assert swing(damped=False) > 0.3  # of .9 at first
+    assert swing(damped=True) < 0.01
