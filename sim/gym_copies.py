@@ -171,6 +171,11 @@ def layout(space: spaces.Space) -> Layout:
             parts.append(Part(path, f"image.{short}", 0, 0, kind))
         elif isinstance(leaf, (spaces.Box, spaces.MultiBinary)):
             size = int(np.prod(leaf.shape))
+            if size > 1024 and len(leaf.shape) == 3 and {leaf.shape[0], leaf.shape[2]} & {1, 3}:
+                raise ValueError(
+                    f"observation '{name}' looks like a picture of {leaf.dtype}, {leaf.shape}: wrap the environment so "
+                    "that it gives uint8 from 0 to 255, or flattens it where these are numbers"
+                )
             parts.append(Part(path, "state", len(names), size, "vector"))
             names.extend(f"{name}[{i}]" for i in range(size))
         elif isinstance(leaf, spaces.Discrete):

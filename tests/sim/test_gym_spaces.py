@@ -73,6 +73,13 @@ def test_stacked_frames_are_pictures():
     assert {key: int(value.max()) for key, value in env.observe().items()} == {"image.0": 0, "image.1": 1}
 
 
+def test_pictures_of_floats_are_not_taken_for_thousands_of_numbers():
+    with pytest.raises(ValueError, match=r"'observation' looks like a picture of float32, \(64, 64, 3\): .* uint8"):
+        echo(spaces.Box(0, 1, (64, 64, 3)), shown=np.zeros((64, 64, 3), np.float32))
+    grid = echo(spaces.Box(0, 1, (7, 7, 3)), shown=np.zeros((7, 7, 3), np.float32))
+    assert grid.io.obs["state"][0] == (147,)
+
+
 def test_several_choices_do_what_was_chosen():
     env = echo(action=spaces.MultiDiscrete([2, 3], start=[0, 5]))
     assert env.io.action_choices == (2, 3)
