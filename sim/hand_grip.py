@@ -81,9 +81,8 @@ class HandTrial:
         self._across = 0.0  # where the tips are along the frame's x [m]
         self._press(1.0)
         self._site = self._model.site(GRASP).id
-        self._moving = bodies_below(
-            self._model, [int(self._model.jnt_bodyid[self._model.joint(name).id]) for name in card.joints]
-        )
+        own = set(range(self._model.njnt)) - {self._model.joint(name).id for name in (*rest, CUBE)}
+        self._moving = bodies_below(self._model, [int(self._model.jnt_bodyid[joint]) for joint in own])  # linkages, too
 
     def find(self) -> Grip | str:
         """The grip, or what is wrong: a sentence without the arm's name."""

@@ -9,8 +9,8 @@ import numpy as np
 from robot_rl.sim.legs_plant import free_trunk
 from robot_rl.sim.legs_pose import lowest, standing
 from robot_rl.sim.legs_scene import scene
-from robot_rl.sim.robot_card import driven_joints, joint_card, largest_effort, model_card, tied_joints, within
-from robot_rl.sim.robot_model import SCALAR, find, joints_to, load, mujoco
+from robot_rl.sim.robot_card import joint_card, largest_effort, model_card, tied_joints, within
+from robot_rl.sim.robot_model import SCALAR, driven_joints, find, joints_to, load, mujoco
 from robot_rl.types.card import OPEN, Card, LegsCard
 
 if TYPE_CHECKING:

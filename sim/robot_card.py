@@ -18,9 +18,11 @@ from robot_rl.sim.robot_model import (
     RobotModel,
     add_floor,
     digest,
+    driven_joints,
     end_link,
     find,
     hold_base,
+    joints_of_tendons,
     joints_to,
     load,
     mujoco,
@@ -31,8 +33,8 @@ from robot_rl.types.card import DEFAULTS, OPEN, SERVO_SPEED, Card, GripperCard, 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel
 
-_TOOLS = ("tcp", "tool0", "grasp", "grip_?site", "gripper_?frame", "pinch", "attachment", "tool", "end_?effector",
-          "(^|_)ee(_|$)", "flange", "right_hand", "hand")  # fmt: skip
+_TOOLS = ("tcp", "tool0", "grasp", "grip_?site", "gripper_?frame", "pinch", "^gripper$", "attachment", "tool",
+          "end_?effector", "(^|_)ee(_|$)", "flange", "right_hand", "hand")  # fmt: skip
 """Names of tool frames, the best first; those that end in _x, _y or _z draw the axes of one."""
 _JAW, _WITH_JAW = "jaw|gripper|claw|finger", 5
 """What a single jaw is called, and the fewest joints of an arm with one: it is the gripper, no part of the arm."""
@@ -49,6 +51,8 @@ _DRIVE = 5.0
 _SWINGS = 0.1
 """Servos whose damping is less than this part of sqrt(gain x inertia), 1/20 of critical, swing about their command."""
 _SAMPLES = 3000
+_SETTLED = 300
+"""Steps after which linkages have followed."""
 _THIN = 0.02
 """Smallest side of a workspace [m]."""
 
@@ -299,7 +303,7 @@ def _tool(model: MjModel, wanted: str) -> tuple[str, int]:
     most = max(depth.values(), default=0)
     if most < 2:
         raise ValueError("the model has no chain of two joints, expected an arm (is it a part that others include?)")
-    near = [name for name in frames if depth[name] >= min(most - 2, 5) and not re.search("_[xyz]$", name)]
+    near = [name for name in frames if depth[name] >= min(most - 2, 5) and not re.search("_[xyz]$|sensor", name)]
     for pattern in _TOOLS:
         found = [name for name in near if re.search(pattern, name.lower()) and _palm(model, frames[name]) is None]
         if found:  # none on a finger, which moves against another
@@ -380,7 +384,7 @@ def tied_joints(model: MjModel, joints: set[int]) -> list[str]:
                 one, two = int(model.site_bodyid[one]), int(model.site_bodyid[two])
             if not {one, two} & {b for b in range(model.nbody) if model.body_mocapid[b] >= 0}:
                 tied |= set(joints_to(model, one)) ^ set(joints_to(model, two))
-    for pulled in _of_tendons(model):
+    for pulled in joints_of_tendons(model):
         tied |= pulled if len(pulled & joints) > 1 else set()
     return [model.joint(j).name for j in sorted(tied & joints)]
 
@@ -394,6 +398,8 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     if not joints:
         return None
     fingers = [end_link(model, int(model.jnt_bodyid[j])) for j in joints]
+    loops = {int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD)} & set(model.eq_type.tolist())
+    linked = [int(model.jnt_bodyid[j]) for j in hand] if loops and len(hand) > len(joints) else []
     arm.place(home)
     far = int(np.linalg.norm(_points(model, arm.data, fingers[0]) - arm.data.xanchor[joints[0]], axis=1).argmax())
 
@@ -403,6 +409,9 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
         for j, value in zip(joints, ends):
             arm.data.qpos[int(model.jnt_qposadr[j])] = value
         mujoco.mj_fwdPosition(model, arm.data)
+        if linked:
+            _take_along(model, arm.data, [*arm.chain, *joints])
+            return sum(math.dist(a, b) for a, b in itertools.combinations(arm.data.xipos[linked], 2))
         if len(hand) == 1:  # a jaw that closes on the hand itself: its far end touches it when it is closed
             palm = int(model.body_parentid[fingers[0]])
             return float(
@@ -435,6 +444,18 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     )
 
 
+def _take_along(model: MjModel, data: MjData, joints: list[int]) -> None:
+    """Let the links of closed loops follow joints that stay where they are."""
+    places, dofs = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
+    values, gravity = data.qpos[places].copy(), model.opt.gravity.copy()
+    model.opt.gravity[:] = 0.0
+    for _ in range(_SETTLED):
+        mujoco.mj_step(model, data)
+        data.qpos[places], data.qvel[dofs] = values, 0.0
+    model.opt.gravity[:] = gravity
+    mujoco.mj_fwdPosition(model, data)
+
+
 def _points(model: MjModel, data: MjData, body: int) -> np.ndarray:
     """(P, 3) corners of a body's shapes, its origin where it has none."""
     found = [data.xpos[body][None]]
@@ -446,24 +467,6 @@ def _points(model: MjModel, data: MjData, body: int) -> np.ndarray:
             own = model.mesh_vert[first : first + int(model.mesh_vertnum[model.geom_dataid[geom]])]
         found.append(data.geom_xpos[geom] + own @ data.geom_xmat[geom].reshape(3, 3).T)
     return np.concatenate(found[1:] or found)
-
-
-def driven_joints(model: MjModel) -> set[int]:
-    """Joints that an actuator of the file moves, itself or by a tendon."""
-    kind = int(mujoco.mjtTrn.mjTRN_JOINT)
-    own = {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if int(model.actuator_trntype[i]) == kind}
-    return own.union(*_of_tendons(model))
-
-
-def _of_tendons(model: MjModel) -> list[set[int]]:
-    """Joints of every tendon that an actuator pulls."""
-    found, joint = [], int(mujoco.mjtWrap.mjWRAP_JOINT)
-    for i in range(model.nu):
-        if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_TENDON):
-            first = int(model.tendon_adr[model.actuator_trnid[i, 0]])
-            parts = range(first, first + int(model.tendon_num[model.actuator_trnid[i, 0]]))
-            found.append({int(model.wrap_objid[k]) for k in parts if int(model.wrap_type[k]) == joint})
-    return found
 
 
 def _below(model: MjModel, body: int, ancestor: int) -> bool:

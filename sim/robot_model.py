@@ -166,6 +166,24 @@ def joints_to(model: MjModel, body: int) -> list[int]:
     return found
 
 
+def driven_joints(model: MjModel) -> set[int]:
+    """Joints that an actuator of the file moves, itself or by a tendon."""
+    kind = int(mujoco.mjtTrn.mjTRN_JOINT)
+    own = {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if int(model.actuator_trntype[i]) == kind}
+    return own.union(*joints_of_tendons(model))
+
+
+def joints_of_tendons(model: MjModel) -> list[set[int]]:
+    """Joints of every tendon that an actuator pulls."""
+    found, joint = [], int(mujoco.mjtWrap.mjWRAP_JOINT)
+    for i in range(model.nu):
+        if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_TENDON):
+            first = int(model.tendon_adr[model.actuator_trnid[i, 0]])
+            parts = range(first, first + int(model.tendon_num[model.actuator_trnid[i, 0]]))
+            found.append({int(model.wrap_objid[k]) for k in parts if int(model.wrap_type[k]) == joint})
+    return found
+
+
 def end_link(model: MjModel, body: int) -> int:
     """The link that hangs from a body by the most joints."""
     found = {body: 0}
