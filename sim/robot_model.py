@@ -281,7 +281,7 @@ def calm_springs(spec: MjSpec) -> None:
             joint.armature += float(lack[dof])
     for tendon in spec.tendons:
         stiff = float(model.tendon_stiffness[tendon.id])
-        if stiff and not model.tendon_damping[tendon.id].any():
+        if stiff and not np.any(tendon.damping):
             tendon.damping = [stiff * model.opt.timestep, 0.0, 0.0]  # half of critical at an inertia of k dt^2
 
 

@@ -199,7 +199,7 @@ def _mend_inertias(made: Urdf) -> None:
         name, inertial = link.get("name", ""), link.find("inertial")
         for other in link.findall("inertial")[1:]:  # ROS reads the first
             link.remove(other)
-        mass = inertial.find("mass") if inertial is not None else None
+        mass, inertia = (None if inertial is None else inertial.find(kind) for kind in ("mass", "inertia"))
         value = float(mass.get("value", 0.0)) if mass is not None else 0.0
         if value <= 0.0 and (inertial is not None or not link.findall("collision")):  # what is seen weighs nothing
             if inertial is not None:
@@ -209,10 +209,10 @@ def _mend_inertias(made: Urdf) -> None:
                 new = ElementTree.SubElement(link, "inertial")
                 ElementTree.SubElement(new, "mass", value=_MASS)
                 _add_inertia(new, _INERTIA)
-        elif inertial is not None and (inertia := inertial.find("inertia")) is None:
+        elif inertial is not None and inertia is None:
             plain.append(name)
             _add_inertia(inertial, repr(0.4 * value * _BALL**2))
-        elif inertial is not None and inertia is not None and _mend(inertia):
+        elif inertia is not None and _mend(inertia):
             wrong.append(name)
     if light:
         made.notes.append(f"{_few(light)}: moves and has no mass; {1000 * float(_MASS):g} g are put in")

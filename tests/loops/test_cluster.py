@@ -4,6 +4,7 @@ import importlib.util
 import sys
 import time
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -262,8 +263,8 @@ def test_exploration_ends_with_what_all_workers_did_and_a_resumed_run_does_not_b
 
     def loop():
         worker = RolloutWorker(Choosing, dqn, 2, 0)
-        buffer = ReplayBuffer(worker._io, 1000, gamma=0.5)
-        return worker, ClusterOffPolicy(Here(worker), dqn(worker._io), buffer, batch_size=4, learning_starts=10)
+        buffer, here = ReplayBuffer(worker._io, 1000, gamma=0.5), cast("Any", Here(worker))
+        return worker, ClusterOffPolicy(here, dqn(worker._io), buffer, batch_size=4, learning_starts=10)
 
     worker, first = loop()
     first.run(20)  # ten at random, ten by the policy
