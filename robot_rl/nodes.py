@@ -66,7 +66,7 @@ def recorder_node() -> NoReturn:
     """The recorder."""
     from robot_rl.real.ros.recorder_node import RecorderNode
 
-    sys.exit(run(RecorderNode))  # its writer ends first
+    sys.exit(run(RecorderNode, finishes=True))  # its writer ends first
 
 
 NODES: dict[str, Callable[[], NoReturn]] = {

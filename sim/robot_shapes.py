@@ -130,7 +130,7 @@ def mend_large_inertias(spec: MjSpec, model: MjModel) -> list[str]:
         own, below = model.geom_bodyid == i, (model.body_parentid == i) & (np.arange(model.nbody) > 0)
         ends = np.linalg.norm(model.geom_pos[own] - model.body_ipos[i], axis=1) + model.geom_rbound[own]
         ends = [*ends, *np.linalg.norm(model.body_pos[below] - model.body_ipos[i], axis=1)]
-        if largest <= _HEAVY or not ends or largest <= mass * (_FAR * max(ends)) ** 2:
+        if not mass or largest <= _HEAVY or not ends or largest <= mass * (_FAR * max(ends)) ** 2:
             continue
         share, away = 0.25 * mass * max(ends) ** 2 / largest, (largest / mass) ** 0.5
         body.inertia, body.fullinertia = share * body.inertia, share * body.fullinertia

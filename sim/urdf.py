@@ -194,11 +194,12 @@ def _mend_inertias(made: Urdf) -> None:
         child.get("link") for joint in made.root.findall("joint") if joint.get("type") != "fixed"
         for child in joint.findall("child")
     }  # fmt: skip
-    light, wrong, plain = [], [], []
+    light, wrong, plain, twice = [], [], [], []
     for link in made.root.findall("link"):
         name, inertial = link.get("name", ""), link.find("inertial")
-        for other in link.findall("inertial")[1:]:  # ROS reads the first
+        for other in link.findall("inertial")[1:]:
             link.remove(other)
+            twice.append(name)
         mass, inertia = (None if inertial is None else inertial.find(kind) for kind in ("mass", "inertia"))
         value = float(mass.get("value", 0.0)) if mass is not None else 0.0
         if value <= 0.0 and (inertial is not None or not link.findall("collision")):  # what is seen weighs nothing
@@ -216,6 +217,8 @@ def _mend_inertias(made: Urdf) -> None:
             wrong.append(name)
     if light:
         made.notes.append(f"{_few(light)}: moves and has no mass; {1000 * float(_MASS):g} g are put in")
+    if twice:
+        made.notes.append(f"{_few(twice)}: more than one <inertial>; the first counts, as in ROS")
     if plain:
         made.notes.append(f"{_few(plain)}: a mass and no inertia; that of a ball of {1000 * _BALL:g} mm is put in")
     if wrong:

@@ -361,6 +361,7 @@ def run(
     *,
     survive: Callable[[Any, Exception], None] | None = None,
     shared_memory: bool = True,
+    finishes: bool = False,
 ) -> int:
     """Process of one node: callbacks in one background thread, an orderly end on SIGINT, SIGTERM or a lost parent.
 
@@ -371,6 +372,7 @@ def run(
         survive: called with the node and an exception of one of its callbacks, which go on; None = the process ends,
             as fits a source of commands, whose silence is a soft stop.
         shared_memory: messages may come by it; else by UDP alone.
+        finishes: it moves nothing, and its end may take longer than `END_WITHIN`, as on a slow disk.
 
     Returns:
         Exit status: 0 after an orderly end, 1 when the callback thread died, 2 when the node could not be made.
@@ -410,7 +412,7 @@ def run(
                 break
         healthy = spinning.is_alive()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(END_WITHIN)  # in the kernel: goodbyes may meet a locked library too
+        signal.alarm(0 if finishes else END_WITHIN)  # in the kernel: goodbyes may meet a locked library too
         node.wind_down()
         over.set()
         spinning.join(1.0)

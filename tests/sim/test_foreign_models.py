@@ -315,6 +315,7 @@ def test_limits_of_drake_and_of_urdf_1_2_are_those_of_the_card(tmp_path: Path) -
     card, notes = new_card(str(tmp_path / "drawn.urdf"), "drawn")
     said = [(joint.acceleration, joint.stop_acceleration, joint.jerk) for joint in card.joints]
     assert said == [(2.5, None, None), (5.0, 8.0, 90.0)]
+    assert "link upper: more than one <inertial>; the first counts, as in ROS" in notes
     assert "link upper: a mass and no inertia; that of a ball of 50 mm is put in" in notes
     model = load(tmp_path / "drawn.urdf").spec.compile()
     assert model.body("upper").mass[0] == 2.0
@@ -335,6 +336,13 @@ def test_an_inertia_of_a_drawing_in_millimetres_is_doubted_and_a_large_link_s_ow
     assert found == pytest.approx([0.031 / 9, 0.031, 0.031], rel=0.03)
     (tmp_path / "drawn.urdf").write_text(far.replace('length="0.3"', 'length="60"'))
     assert not [note for note in load(tmp_path / "drawn.urdf").notes if "is taken" in note]
+
+
+def test_an_inertia_without_a_mass_is_left_as_it_is(cell: Path) -> None:
+    post = '<inertial pos="0 0 0" mass="0" diaginertia="2 2 2"/><geom size="0.01"/>'
+    still = f'<body name="column" pos="0 0 0.1"><body name="post">{post}</body>'
+    cell.write_text(CELL.replace('<body name="column" pos="0 0 0.1">', still))
+    assert not [note for note in load(cell).notes if "is taken" in note]
 
 
 def test_a_xacro_that_does_not_say_what_xacro_is_is_no_urdf(tmp_path: Path) -> None:

@@ -73,6 +73,29 @@ def test_a_node_whose_launcher_is_gone_brakes_and_ends_however_stuck_its_goodbye
         kill(launcher, node)
 
 
+def test_a_recorder_may_write_for_as_long_as_its_disk_takes():
+    code = """
+import os, signal, threading, time
+from robot_rl import nodes
+from robot_rl.real.ros import node_base, recorder_node
+
+class Slow:
+    def wind_down(self):
+        time.sleep(3.0)
+        print("written", flush=True)
+    def destroy_node(self):
+        pass
+
+node_base.END_WITHIN = 1
+node_base.TopicExecutor.add_node = lambda self, node: None
+recorder_node.RecorderNode = Slow
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+nodes.recorder_node()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "written\n"), done.stderr
+
+
 def kill(launcher: subprocess.Popen[str], node: psutil.Process) -> None:
     launcher.kill()
     launcher.wait()
