@@ -92,7 +92,8 @@ def test_38_env_sleeping_learner_is_truncated_and_the_robot_stands(env, live) ->
     heard = live.node.create_subscription(JointTrajectory, "robot_rl/command/policy", said.append, qos("command"))
     env.reset()
     for _ in range(10):
-        env.step(np.full(3, 1.0))
+        *_, info = env.step(np.full(3, 1.0))
+    assert (info["fault"], bool(said)) == ("", True)  # nothing was wrong before, and the stream is heard
     said.clear()
     time.sleep(2.0)  # a long update inside the training step
     assert said[-1].points == []  # let go, which may happen as often as it likes; lost commands are a fault in the end
