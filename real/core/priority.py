@@ -8,8 +8,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 NOT_HERE = "not allowed (Linux alone has it)"
+RESENDS = "dds.asyn"
+"""Name of Fast DDS's thread that sends again and to late joiners. It does not sleep while another thread of the process
+has its writer (`FlowControllerImpl::run`, seen in 3.2.3): at one priority with that one, and with such a thread on every
+processor, nobody else runs until the kernel throttles them after 0.95 s. So it comes behind them."""
 
 
 def lift(priority: int, names: tuple[str, ...] = ()) -> str:
@@ -42,7 +47,7 @@ def lift_all(priority: int) -> str:
 
 
 def lift_process(priority: int) -> str:
-    """Give the calling thread SCHED_FIFO, and the process's other threads one priority less.
+    """Give the calling thread SCHED_FIFO, and the process's other threads one priority less (`RESENDS` two).
 
     The others too: a control thread that waits for the interpreter lock of an ordinary thread is an ordinary thread.
 
@@ -75,7 +80,8 @@ def lift_priority(priority: int) -> Iterator[str]:
 
 def _others(policy: int, priority: int) -> None:
     own = threading.get_native_id()
-    for thread in os.listdir("/proc/self/task"):
-        if int(thread) != own:
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != own:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                behind = (task / "comm").read_text().startswith(RESENDS)
+                os.sched_setscheduler(int(task.name), policy, os.sched_param(max(priority - behind, min(priority, 1))))

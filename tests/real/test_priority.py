@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,29 @@ def test_the_control_thread_comes_first_and_the_others_of_its_process_before_eve
             assert priority_of(0) == (os.SCHED_FIFO, 20)
             assert priority_of(other.native_id or -1) == (os.SCHED_FIFO, 19)
         assert priority_of(0) == priority_of(other.native_id or -1) == (os.SCHED_OTHER, 0)
+    finally:
+        end.set()
+        other.join()
+
+
+def test_what_spins_until_another_thread_has_done_its_work_comes_behind_that_one():
+    end, begun = threading.Event(), threading.Event()
+
+    def resend() -> None:
+        Path("/proc/thread-self/comm").write_text("dds.asyn.0.0")
+        begun.set()
+        end.wait()
+
+    other = threading.Thread(target=resend)
+    other.start()
+    try:
+        begun.wait()
+        for priority, expected in ((20, 18), (2, 1)):
+            with lift_priority(priority) as told:
+                if told.startswith("not allowed"):
+                    pytest.skip(told)
+                assert priority_of(other.native_id or -1) == (os.SCHED_FIFO, expected)
+            assert priority_of(other.native_id or -1) == (os.SCHED_OTHER, 0)
     finally:
         end.set()
         other.join()
