@@ -1,4 +1,4 @@
-"""HIL-SERL: soft actor-critic for the arm, a discrete critic for the gripper, human steps in both buffers."""
+"""HIL-SERL: soft actor-critic for the arm, a discrete critic for a gripper, human steps in both buffers."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class HilSerlOptions(SoftOptions):
 class HilSerl(SoftActorCritic[HilSerlOptions]):
     """Sample-efficient actor-critic with a grasp critic.
 
-    The last action must be the gripper's. The other actions are learned by SAC (two LayerNorm critics, entropy target
-    of the continuous actions alone). The gripper has three choices, valued by a double DQN with
-    y_g = (r + penalty) + discount Q'_g(s', argmax Q_g(s')); the penalty for switching enters there and nowhere else,
-    in every update. A gripper that stays as it is teaches "stay" and the command that it had already. Greedy:
-    exploration comes from people.
+    A last action whose name contains "grip" is the gripper's; without one there is no grasp critic. The other actions
+    are learned by SAC (two LayerNorm critics, entropy target of the continuous actions alone). The gripper has three
+    choices, valued by a double DQN with y_g = (r + penalty) + discount Q'_g(s', argmax Q_g(s')); the penalty for
+    switching enters there and nowhere else, in every update. A gripper that stays as it is teaches "stay" and the
+    command that it had already. Greedy: exploration comes from people.
 
-    Metrics: those of SAC, train/grasp_loss, train/grasp_q.
+    Metrics: those of SAC; with a gripper train/grasp_loss and train/grasp_q.
 
     Source: Luo et al., Precise and Dexterous Robotic Manipulation via Human-in-the-Loop Reinforcement Learning, and its
     released code for the defaults. Where we differ: the entropy target leaves the gripper out; one owner per parameter
@@ -63,35 +63,29 @@ class HilSerl(SoftActorCritic[HilSerlOptions]):
 
         Args:
             options: of the method.
-            io: interface; the name of the last action contains "grip".
+            io: interface.
             seed: of weights and noise.
             device: torch device.
-
-        Raises:
-            ValueError: the last action is no gripper, or the only one.
         """
-        if io.action_dim < 2 or "grip" not in io.action_names[-1]:
-            raise ValueError(
-                f"the last of the actions {list(io.action_names)} is no gripper; HIL-SERL needs one (env=pick), "
-                "policy=human/imitation_sac does not"
-            )
+        self._whole, self._grips = io, io.action_dim > 1 and "grip" in io.action_names[-1]
+        end = io.action_dim - self._grips
         arm = replace(
             io,
-            action_names=io.action_names[:-1],
-            action_low=io.action_low[:-1],
-            action_high=io.action_high[:-1],
-            action_units=io.action_units[:-1],
+            action_names=io.action_names[:end],
+            action_low=io.action_low[:end],
+            action_high=io.action_high[:end],
+            action_units=io.action_units[:end],
         )
-        self._whole = io
         super().__init__(options, arm, seed=seed, device=device)
 
     def build(self) -> None:
         """SAC's networks for the arm, and a critic of the gripper's choices with its target."""
         super().build()
-        self.grasp = self.net("grasp", self.features, len(CHOICES), layer_norm=True)
-        self.grasp_target = self.target_copy("grasp_target", self.grasp)
         self._grasp_metrics: Metrics = {}
-        self.policy = HilSerlPolicy(self._whole.acting, self.policy, self._grasp_of, self.grasp.params)
+        if self._grips:
+            self.grasp = self.net("grasp", self.features, len(CHOICES), layer_norm=True)
+            self.grasp_target = self.target_copy("grasp_target", self.grasp)
+            self.policy = HilSerlPolicy(self._whole.acting, self.policy, self._grasp_of, self.grasp.params)
 
     def update(self, batches: Iterator[Transitions], /) -> Metrics:
         """As SAC's; adds train/grasp_loss and train/grasp_q."""
@@ -99,8 +93,10 @@ class HilSerl(SoftActorCritic[HilSerlOptions]):
 
     def step_critics(self, b: TdRows) -> dict[str, Tensor]:
         """One step of the grasp critic and one of the arm's critics, on the same batch."""
-        self.step_grasp(b)
-        return super().step_critics(replace(b, action=b.action[:, :-1]))
+        if self._grips:
+            self.step_grasp(b)
+            b = replace(b, action=b.action[:, :-1])
+        return super().step_critics(b)
 
     def step_grasp(self, b: TdRows) -> None:
         """Double DQN on every choice that would have done what was done."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 NOT_HERE = "not allowed (Linux alone has it)"
 RESENDS = "dds.asyn"
-"""Name of Fast DDS's thread that sends again and to late joiners. It does not sleep while another thread of the process
-has its writer (`FlowControllerImpl::run`, seen in 3.2.3): at one priority with that one, and with such a thread on every
+"""Name of Fast DDS's thread that sends again and to late joiners. It does not sleep while another thread of its process
+has the writer (`FlowControllerImpl::run`, seen in 3.2.3): at one priority with that one, and with such a thread on each
 processor, nobody else runs until the kernel throttles them after 0.95 s. So it comes behind them."""
 
 

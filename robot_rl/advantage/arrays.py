@@ -31,6 +31,17 @@ def _widen(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
+def tensor(x: object, device: torch.device) -> Any:
+    """Any array, tensor or sequence of numbers as a tensor on a device; None stays None, bfloat16 becomes float32.
+
+    Raises:
+        ValueError: an array of something else than numbers.
+    """
+    if x is None:
+        return None
+    return _widen(x.detach() if isinstance(x, torch.Tensor) else _to_tensor(np.asarray(x))).to(device)
+
+
 def to_torch(value: object, device: torch.device | None = None) -> Any:
     """A NumPy array as a tensor over the same memory (on the CPU); anything else unchanged."""
     if isinstance(value, np.ndarray):
@@ -116,7 +127,9 @@ def _each(value: object, kind: type, change: Callable[[Any], Any]) -> Any:
 
 def _to_tensor(x: np.ndarray) -> torch.Tensor:
     if x.dtype.kind not in "biuf":
-        raise ValueError(f"got an array of {x.dtype}, expected numbers; factorise names once when data are collected")
+        raise ValueError(
+            f"got an array of {x.dtype}, expected numbers; factorise names once when data are collected (dense_ids)"
+        )
     if x.dtype.kind == "u" and x.dtype.itemsize > 1:
         x = x.view(np.int64) if x.dtype == np.uint64 else x.astype(np.int64)
     return torch.from_numpy(x if min(x.strides, default=0) >= 0 else np.ascontiguousarray(x))

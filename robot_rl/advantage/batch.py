@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from robot_rl.advantage.arrays import host, to_torch
+from robot_rl.advantage.arrays import host, tensor, to_torch
 from robot_rl.advantage.derive import episode_table, segment_table, turn_table
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.tables import EpisodeTable, SegmentTable, StepTable, TurnTable, map_table
@@ -81,7 +81,7 @@ def make_batch(
         episode_id: (N,) dense int, non-decreasing.
         turn_id: (N,) dense int, non-decreasing over clock rows, -1 outside any turn; None = every clock row is a turn.
         turn, segment, episode: further columns of those tables by name, e.g. {"group_id": ids}.
-        extras: further per-step columns.
+        extras: further per-step columns, of numbers.
         gamma: if given, `discount` must equal gamma^k up to 1e-6.
         missing_bootstrap: None (a missing successor value is an error), "zero" or "last_value" (V(s_t); exists only to
             reproduce other projects).
@@ -99,54 +99,54 @@ def make_batch(
     if unknown:
         known = ", ".join((*FLOATS, *_FLAGS, *_INTEGERS))
         raise ValueError(f"unknown step column '{unknown[0]}'; expected one of {known}, or use extras")
-    device = reward.device if isinstance(reward, torch.Tensor) else None
-    reward = host(reward)
-    kind = np.float64 if reward.dtype == np.float64 else np.float32
-    count = len(reward)
-    clock, own, loss_mask = (_flags(columns.pop(name, None), count, True) for name in _FLAGS)
+    arrays = not isinstance(reward, Tensor)
+    device = torch.device("cpu") if arrays else reward.device
+    reward = tensor(reward, device)
+    kind = torch.float64 if reward.dtype == torch.float64 else torch.float32
+    everywhere = torch.ones_like(reward, dtype=torch.bool)
+    clock, own, loss_mask = (_flags(columns.pop(name, None), everywhere) for name in _FLAGS)
     integers = {name: columns.pop(name, None) for name in _INTEGERS}
-    integers = {name: _ids(x) for name, x in integers.items() if x is not None}
-    terminated, truncated = _flags(terminated, count, False), _flags(truncated, count, False)
-    episode_id = _ids(episode_id)
+    integers = {name: _ids(x, device) for name, x in integers.items() if x is not None}
+    terminated, truncated = _flags(terminated, ~everywhere), _flags(truncated, ~everywhere)
     turns_given = turn_id is not None
-    turn_id = np.where(clock, np.cumsum(clock) - 1, -1).astype(np.int32) if turn_id is None else _ids(turn_id)
+    turn_id = torch.where(clock, clock.cumsum(0) - 1, -1).int() if turn_id is None else _ids(turn_id, device)
     steps = StepTable(
-        reward=reward.astype(kind, copy=False),
+        reward=reward.to(kind),
         terminated=terminated,
         truncated=truncated,
         boundary=terminated | truncated,
         clock=clock,
         own=own,
         loss_mask=clock & own & loss_mask,
-        episode_id=episode_id,
+        episode_id=_ids(episode_id, device),
         turn_id=turn_id,
-        extras={name: host(x) for name, x in (extras or {}).items()},
-        **{"k": np.ones(count, np.int32), **integers},
-        **{name: host(x).astype(kind, copy=False) for name, x in columns.items() if x is not None},
+        extras={name: tensor(x, device) for name, x in (extras or {}).items()},
+        **{"k": everywhere.int(), **integers},
+        **{name: tensor(x, device).to(kind) for name, x in columns.items() if x is not None},
     )
     steps, report, unscorable = check_steps(steps, gamma, missing_bootstrap)
     turns = turn_table(steps, turn or {})
     episodes = episode_table(steps, turns, unscorable, episode or {})
-    bad = np.isnan(episodes.outcome)
+    bad = torch.isnan(episodes.outcome)
     if bad.any():
-        steps = replace(steps, loss_mask=steps.loss_mask & ~bad[steps.episode_id])
+        steps = replace(steps, loss_mask=steps.loss_mask & ~bad[steps.episode_id.long()])
     if turns.turn_reward is not None:
-        turns = replace(turns, turn_reward=np.nan_to_num(turns.turn_reward))
+        turns = replace(turns, turn_reward=turns.turn_reward.nan_to_num())
     report = replace(report, unscorable=int(bad.sum()), turns_given=turns_given)
     batch = TurnBatch(steps, turns, episodes, segment_table(steps, segment or {}), report)
-    return batch if device is None else batch.to(device)
+    return batch.numpy() if arrays else batch
 
 
 _FLAGS = ("clock", "own", "loss_mask")
 _INTEGERS = ("k", "segment_id", "policy_version")
 
 
-def _flags(x: Array | None, count: int, default: bool) -> np.ndarray:
-    return np.full(count, default) if x is None else host(x).astype(np.bool_)
+def _flags(x: Array | None, default: Tensor) -> Tensor:
+    return default if x is None else tensor(x, default.device).bool()
 
 
-def _ids(x: Array) -> np.ndarray:
-    x = host(x)
-    if not np.issubdtype(x.dtype, np.integer):
+def _ids(x: Array, device: torch.device) -> Tensor:
+    x = tensor(x, device)
+    if x.is_floating_point() or x.dtype == torch.bool:
         raise ValueError(f"ids and durations are {x.dtype}, expected integers; factorise them with dense_ids first")
-    return x.astype(np.int32, copy=False)
+    return x.int()

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from robot_rl.advantage.arrays import check_shapes, host, to_torch
+from robot_rl.advantage.arrays import check_shapes, in_torch, tensor
 from robot_rl.advantage.batch import TurnBatch, make_batch
+from robot_rl.advantage.derive import rows_where
 from robot_rl.advantage.kinds import Array
 
 AUTORESET = ("same_step", "next_step")
@@ -52,44 +54,43 @@ def from_vector_rollout(
     """
     if autoreset not in AUTORESET:
         raise ValueError(f"autoreset is '{autoreset}', expected one of {', '.join(AUTORESET)}")
-    device = reward.device if isinstance(reward, torch.Tensor) else None
+    place = _place(reward)
     shape = tuple(reward.shape)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"reward has shape {shape}, expected (T, N) with at least one step and one environment")
     check_shapes(shape, value=value, terminated=terminated, truncated=truncated, final_value=final_value, valid=valid)
-    reward, value, final_value, last_value = (host(x) for x in (reward, value, final_value, last_value))
-    ended = {"terminated": host(terminated).astype(np.bool_), "truncated": host(truncated).astype(np.bool_)}
+    rows = tensor(reward, place)
+    value, final_value, last_value = (tensor(x, place) for x in (value, final_value, last_value))
+    ended = {"terminated": tensor(terminated, place).bool(), "truncated": tensor(truncated, place).bool()}
     done = ended["terminated"] | ended["truncated"]
-    keep = np.ones(shape, np.bool_) if valid is None else host(valid).astype(np.bool_)
+    keep = torch.ones_like(done) if valid is None else tensor(valid, place).bool()
     if autoreset == "next_step":
-        keep = keep.copy()
+        keep = keep.clone()
         keep[1:] &= ~done[:-1]
         if starts_with_reset is not None:
-            keep[0] &= ~host(starts_with_reset).astype(np.bool_)
+            keep[0] &= ~tensor(starts_with_reset, place).bool()
     next_value = None
     if value is not None:
-        next_value = np.full_like(value, np.nan)
+        next_value = torch.full_like(value, torch.nan)
         next_value[:-1] = value[1:]  # read before a row that is not kept
-        next_value = np.where(done, np.nan if final_value is None else final_value, next_value).astype(value.dtype)
+        next_value = torch.where(done, torch.nan if final_value is None else final_value, next_value).to(value.dtype)
         if last_value is not None:
-            next_value[-1] = np.where(done[-1], next_value[-1], last_value)
+            next_value[-1] = torch.where(done[-1], next_value[-1], last_value)
     # Time is sorted inside environments: an environment's rows, one behind the other.
-    source = np.arange(keep.size).reshape(shape).T[keep.T]
-    before = np.cumsum(done, axis=0) - done  # ends before each row, those of rows that are not kept too
+    source = torch.arange(keep.numel(), device=place).reshape(shape).T[keep.T]
+    before = done.cumsum(0) - done.long()  # ends before each row, those of rows that are not kept too
     environment, ends = source % shape[1], before.reshape(-1)[source]
-    new = np.ones(len(source), np.bool_)
+    new = torch.ones_like(source, dtype=torch.bool)
     new[1:] = (environment[1:] != environment[:-1]) | (ends[1:] != ends[:-1])
     flat = {name: x.reshape(-1)[source] for name, x in ended.items()}
     flat |= {name: x.reshape(-1)[source] for name, x in (("value", value), ("next_value", next_value)) if x is not None}
     extras: dict[str, Array] = {"source": source}
     for name, column in (columns or {}).items():
-        column = host(column)
+        column = tensor(column, place)
         check_shapes(shape, **{name: column[:, :, 0] if column.ndim > 2 else column})
         (flat if name in _STEP_COLUMNS else extras)[name] = column.reshape(-1, *column.shape[2:])[source]
-    batch = make_batch(
-        reward.reshape(-1)[source], episode_id=(np.cumsum(new) - 1).astype(np.int32), extras=extras, **flat, **options
-    )
-    return batch if device is None else batch.to(device)
+    batch = make_batch(rows.reshape(-1)[source], episode_id=new.cumsum(0) - 1, extras=extras, **flat, **options)
+    return batch if isinstance(reward, Tensor) else batch.numpy()
 
 
 def to_rollout(x: Array, batch: TurnBatch, shape: tuple[int, int]) -> Array:
@@ -100,14 +101,12 @@ def to_rollout(x: Array, batch: TurnBatch, shape: tuple[int, int]) -> Array:
         batch: the batch.
         shape: (T, N) of the rollout.
     """
-    source = batch.steps.extras["source"]
-    if isinstance(x, torch.Tensor):
-        out = torch.zeros(shape[0] * shape[1], dtype=x.dtype, device=x.device)
-        out[to_torch(source, x.device)] = x
-    else:
-        out = np.zeros(shape[0] * shape[1], x.dtype)
-        out[source] = x
-    return out.reshape(shape)
+    return _scatter(x, batch.steps.extras["source"], shape)
+
+
+@in_torch
+def _scatter(x: Array, source: Array, shape: tuple[int, int]) -> Array:
+    return x.new_zeros(shape[0] * shape[1]).index_copy(0, source, x).reshape(shape)
 
 
 def from_chunks(
@@ -139,15 +138,16 @@ def from_chunks(
     Raises:
         ValueError: a broken rule of the data model.
     """
+    place = _place(reward)
     if episode_id is None:
-        over = host(terminated).astype(np.bool_) | host(truncated).astype(np.bool_)
-        episode_id = np.concatenate(([0], np.cumsum(over[:-1]))).astype(np.int32)
+        over = tensor(terminated, place).bool() | tensor(truncated, place).bool()
+        episode_id = over.cumsum(0) - over.long()
     return make_batch(
         reward,
         terminated,
         truncated,
         episode_id,
-        np.arange(len(k), dtype=np.int32),
+        torch.arange(len(k), device=place),
         k=k,
         next_value=next_value,
         logp_behaviour=logp,
@@ -188,40 +188,38 @@ def from_tokens(
     Raises:
         ValueError: spans that overlap or leave the batch, or a broken rule of the data model.
     """
-    length, spans = host(length).astype(np.int64), host(turn_spans).astype(np.int64).reshape(-1, 2)
+    place = _place(reward)
+    length, spans = tensor(length, place).long(), tensor(turn_spans, place).long().reshape(-1, 2)
     count = len(reward)
     if int(length.sum()) != count or (length < 1).any():
         raise ValueError(f"length adds up to {int(length.sum())}, expected {count} tokens and none empty")
-    bad = np.flatnonzero(
-        (spans[:, 0] > spans[:, 1])
-        | (spans[:, 0] < 0)
-        | (spans[:, 1] >= count)
-        | (spans[:, 0] <= np.concatenate(([-1], spans[:-1, 1])))
+    begin, end = spans.unbind(1)
+    bad = rows_where(
+        (begin > end) | (begin < 0) | (end >= count) | (begin <= torch.cat([end.new_full((1,), -1), end[:-1]]))
     )
-    if bad.size:
+    if len(bad):
         raise ValueError(
-            f"turn {bad[0]} spans tokens {spans[bad[0], 0]} to {spans[bad[0], 1]}, expected spans inside the {count} "
-            "tokens that grow and do not overlap"
+            f"turn {int(bad[0])} spans tokens {int(begin[bad[0]])} to {int(end[bad[0]])}, expected spans inside the "
+            f"{count} tokens that grow and do not overlap"
         )
-    other = np.zeros(count, np.bool_) if foreign is None else host(foreign).astype(np.bool_)
-    own = host(role_mask).astype(np.bool_) & ~other
+    own = tensor(role_mask, place).bool()
+    other = torch.zeros_like(own) if foreign is None else tensor(foreign, place).bool()
+    own = own & ~other
     clock = own | other
-    change = np.zeros(count + 1, np.int32)
-    change[spans[:, 0]] += 1
-    change[spans[:, 1] + 1] -= 1
-    inside = np.cumsum(change[:-1]) > 0
-    turn_id = np.full(count, -1, np.int32)
-    turn_id[inside] = np.repeat(np.arange(len(spans)), spans[:, 1] - spans[:, 0] + 1)
-    last = np.cumsum(length) - 1
-    if truncated is None:
-        truncated = np.zeros(len(length), np.bool_)
-    if terminated is None:
-        terminated = ~host(truncated).astype(np.bool_)
-    ends = np.zeros((2, count), np.bool_)
-    ends[0, last], ends[1, last] = host(terminated), host(truncated)
+    change = torch.zeros(count + 1, dtype=torch.long, device=place)
+    change[begin] += 1
+    change[end + 1] -= 1
+    inside = change[:-1].cumsum(0) > 0
+    turn_id = torch.full((count,), -1, device=place)
+    turn_id[inside] = torch.repeat_interleave(torch.arange(len(spans), device=place), end - begin + 1)
+    last = length.cumsum(0) - 1
+    cut = torch.zeros_like(length, dtype=torch.bool) if truncated is None else tensor(truncated, place).bool()
+    over = ~cut if terminated is None else tensor(terminated, place).bool()
+    ends = torch.zeros((2, count), dtype=torch.bool, device=place)
+    ends[0, last], ends[1, last] = over, cut
     if next_value is not None:
-        after = np.full(count, np.nan, np.float64)
-        after[last] = host(next_value)
+        after = torch.full((count,), torch.nan, dtype=torch.float64, device=place)
+        after[last] = tensor(next_value, place).double()
         next_value = after
     extras = dict(options.pop("extras", None) or {})
     if tokens is not None:
@@ -230,8 +228,8 @@ def from_tokens(
         reward,
         ends[0],
         ends[1],
-        np.repeat(np.arange(len(length)), length).astype(np.int32),
-        np.where(clock, turn_id, -1).astype(np.int32),
+        torch.repeat_interleave(torch.arange(len(length), device=place), length),
+        torch.where(clock, turn_id, -1),
         clock=clock,
         own=own,
         next_value=next_value,
@@ -263,6 +261,11 @@ def from_log(log: Mapping[str, object], **options: Any) -> TurnBatch:
     extras |= options.pop("extras", None) or {}
     episode_id = np.concatenate(([0], np.cumsum(over[:-1]))).astype(np.int32)
     return make_batch(reward, terminal, timeout, episode_id, extras=extras, **options)
+
+
+def _place(reward: Array) -> torch.device:
+    """Where a batch is built: on the device of its reward; arrays on the host."""
+    return reward.device if isinstance(reward, Tensor) else torch.device("cpu")
 
 
 _STEP_COLUMNS = (

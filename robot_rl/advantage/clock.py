@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from robot_rl.advantage.arrays import in_torch, to_torch
+from robot_rl.advantage.arrays import in_torch
 from robot_rl.advantage.batch import TurnBatch
+from robot_rl.advantage.derive import rows_where
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.rows import shift
 from robot_rl.advantage.tables import map_table
@@ -27,9 +28,10 @@ class Compact:
     """
 
     batch: TurnBatch
-    kept: np.ndarray
+    kept: Tensor
     original: TurnBatch
 
+    @in_torch
     def expand(self, x: Array, fill: Array | None = None) -> Array:
         """Per-row results on the rows of the original batch.
 
@@ -38,12 +40,8 @@ class Compact:
             fill: (N,) what removed rows receive; None = 0. NaN in it becomes 0.
         """
         count = len(self.original)
-        if isinstance(x, torch.Tensor):
-            out = torch.zeros(count, dtype=x.dtype, device=x.device) if fill is None else fill.nan_to_num().to(x.dtype)
-            return out.index_copy(0, to_torch(self.kept, x.device), x)
-        out = np.zeros(count, x.dtype) if fill is None else np.nan_to_num(fill).astype(x.dtype)
-        out[self.kept] = x
-        return out
+        out = x.new_zeros(count) if fill is None else fill.nan_to_num().to(x.dtype)
+        return out.index_copy(0, self.kept, x)
 
 
 def compact(batch: TurnBatch, clock_gap: str = "ignore") -> Compact:
@@ -65,48 +63,47 @@ def compact(batch: TurnBatch, clock_gap: str = "ignore") -> Compact:
     """
     if clock_gap not in GAPS:
         raise ValueError(f"clock_gap is '{clock_gap}', expected one of {', '.join(GAPS)}")
-    host = batch.numpy()
-    clock = host.steps.clock
-    kept = np.flatnonzero(clock)
+    if not isinstance(batch.steps.reward, Tensor):
+        small = compact(batch.to("cpu"), clock_gap)
+        whole = small.batch is small.original
+        return replace(small, batch=batch if whole else small.batch.numpy(), original=batch)
+    full, clock = batch.steps, batch.steps.clock
+    kept = rows_where(clock)
     if len(kept) == len(clock):
         return Compact(batch, kept, batch)
-    removed = np.flatnonzero(~clock)
-    before = np.cumsum(clock)
-    first = before[host.episodes.start] - clock[host.episodes.start]
-    target = np.maximum(before[removed] - 1, first[host.steps.episode_id[removed]])
-    steps = map_table(host.steps, lambda x: x[kept])
-    reward = steps.reward.astype(np.float64)
-    reward += np.bincount(target, host.steps.reward[removed], len(kept))
-    terminated, truncated = steps.terminated.copy(), steps.truncated.copy()
-    terminated[target[host.steps.terminated[removed]]] = True
-    truncated[target[host.steps.truncated[removed]]] = True
+    removed = rows_where(~clock)
+    before = clock.cumsum(0)
+    start = batch.episodes.start.long()
+    first = before[start] - clock[start].long()
+    target = torch.maximum(before[removed] - 1, first[full.episode_id[removed].long()])
+    steps = map_table(full, lambda x: x[kept])
+    reward = steps.reward.double().index_add(0, target, full.reward[removed].double())
+    terminated, truncated = steps.terminated.clone(), steps.truncated.clone()
+    terminated[target[full.terminated[removed]]] = True
+    truncated[target[full.truncated[removed]]] = True
     truncated &= ~terminated
     k = steps.k
     discount = steps.discount
     if clock_gap == "add":
-        k = k + np.bincount(target, host.steps.k[removed], len(kept)).astype(k.dtype)
-        if discount is not None and host.steps.discount is not None:
-            discount = discount.copy()
-            np.multiply.at(discount, target, host.steps.discount[removed])
+        k = k.index_add(0, target, full.k[removed])
+        if discount is not None and full.discount is not None:
+            discount = discount.scatter_reduce(0, target, full.discount[removed], "prod")
     steps = replace(
         steps,
-        reward=reward.astype(steps.reward.dtype),
+        reward=reward.to(steps.reward.dtype),
         k=k,
         discount=discount,
         terminated=terminated,
         truncated=truncated,
     )
-    position = (before - 1).astype(np.int32)
-    turns = replace(host.turns, start=position[host.turns.start], end=position[host.turns.end])
-    segments = host.segments
+    position = (before - 1).int()
+    turns = replace(batch.turns, start=position[batch.turns.start.long()], end=position[batch.turns.end.long()])
+    segments = batch.segments
     if segments is not None:
-        segments = replace(segments, start=position[segments.start], end=position[segments.end])
-    last = before[host.episodes.end] - 1
-    episodes = replace(host.episodes, start=first.astype(np.int32), end=last.astype(np.int32))
-    small = TurnBatch(steps, turns, episodes, segments, batch.report)
-    if isinstance(batch.steps.reward, torch.Tensor):
-        small = small.to(batch.steps.reward.device)
-    return Compact(small, kept, batch)
+        segments = replace(segments, start=position[segments.start.long()], end=position[segments.end.long()])
+    last = before[batch.episodes.end.long()] - 1
+    episodes = replace(batch.episodes, start=first.int(), end=last.int())
+    return Compact(TurnBatch(steps, turns, episodes, segments, batch.report), kept, batch)
 
 
 def foreign_cut(batch: TurnBatch) -> Array:
@@ -142,26 +139,29 @@ def perspective(batch: TurnBatch, actor: int) -> TurnBatch:
     Raises:
         ValueError: the actor has no turn in some episode.
     """
-    host = batch.numpy()
-    mine = host.turns.actor_id == actor
-    steps, given = host.steps, host.turns.turn_reward
+    if not isinstance(batch.steps.reward, Tensor):
+        return perspective(batch.to("cpu"), actor).numpy()
+    mine = batch.turns.actor_id == actor
+    steps, given = batch.steps, batch.turns.turn_reward
     if given is not None:  # turns that go leave what they earned on their last row
-        reward = steps.reward.copy()
-        reward[host.turns.end[~mine]] += given[~mine]
+        reward = steps.reward.clone()
+        reward[batch.turns.end[~mine].long()] += given[~mine]
         steps = replace(steps, reward=reward)
-    clock = steps.clock & np.where(steps.turn_id >= 0, mine[steps.turn_id], False)
-    rank = np.where(mine, np.cumsum(mine) - 1, -1).astype(np.int32)
-    turn_id = np.where(clock, rank[steps.turn_id], -1).astype(np.int32)
-    turns = map_table(host.turns, lambda x: x[mine])
-    count = np.bincount(turns.episode_id, minlength=len(host.episodes.start))
-    if (count == 0).any():
-        raise ValueError(f"actor {actor} has no turn in episode {int(np.argmin(count))}; leave that episode out")
-    last = turns.end[np.append(np.flatnonzero(np.diff(turns.episode_id)), len(turns.end) - 1)]
-    boundary = np.zeros_like(clock)
+    turn = steps.turn_id.long()
+    clock = steps.clock & (turn >= 0) & mine[turn]
+    rank = torch.where(mine, mine.cumsum(0) - 1, -1).int()
+    turn_id = torch.where(clock, rank[turn], -1)
+    turns = map_table(batch.turns, lambda x: x[mine])
+    count = torch.bincount(turns.episode_id.long(), minlength=len(batch.episodes.start))
+    idle = rows_where(count == 0)
+    if len(idle):
+        raise ValueError(f"actor {actor} has no turn in episode {int(idle[0])}; leave that episode out")
+    last = turns.end[count.cumsum(0) - 1].long()
+    boundary = torch.zeros_like(clock)
     boundary[last] = True
     value = steps.next_value
     if value is not None:
-        value = value.copy()
+        value = value.clone()
         value[last] = value[steps.boundary]
     steps = replace(
         steps,
@@ -172,6 +172,5 @@ def perspective(batch: TurnBatch, actor: int) -> TurnBatch:
         boundary=boundary,
         next_value=value,
     )
-    episodes = replace(host.episodes, n_turns=count.astype(np.int32))
-    seen = TurnBatch(steps, turns, episodes, None, batch.report)
-    return seen.to(batch.steps.reward.device) if isinstance(batch.steps.reward, torch.Tensor) else seen
+    episodes = replace(batch.episodes, n_turns=count.int())
+    return TurnBatch(steps, turns, episodes, None, batch.report)

@@ -388,15 +388,29 @@ def test_entropy_target_leaves_the_gripper_out():
     assert grasping().target_entropy == pytest.approx(-0.5)  # one continuous action of two
 
 
-def test_hil_serl_needs_a_gripper():
-    with pytest.raises(ValueError, match="gripper"):
-        make(HilSerl, spec())
+def test_hil_serl_without_a_gripper_is_its_actor_critic_alone():
+    """As the released code has it for a fixed gripper: SAC with HIL-SERL's numbers, bit for bit, on every action."""
+    options = {**SMALL, "normalize_obs": False}
+    plain = {"layer_norm": True, "utd": 2, "actor_reduce": "mean", "init_alpha": 0.01, "backup_entropy": False}
+    peer = make(Sac, spec(), target_entropy="half", **plain, **options)
+    learner = make(HilSerl, spec(), **options)
+    for one in (learner, peer):
+        rows = stream()
+        for _ in range(3):
+            metrics = one.update(rows)
+        assert "train/grasp_loss" not in metrics
+    obs = batch(5).obs
+    found = [one.policy.act(obs, deterministic=True).value for one in (learner, peer)]
+    assert found[0].shape == (5, 2)
+    assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("kind", [ImitationSac, Rlif, HgDagger, HilSerl])
-def test_saved_and_loaded_learner_makes_the_same_next_update(kind):
-    io = spec(("x", "gripper_opening")) if kind is HilSerl else spec()
-
+@pytest.mark.parametrize(
+    ("kind", "actions"),
+    [*((kind, ("a", "b")) for kind in (ImitationSac, Rlif, HgDagger, HilSerl)), (HilSerl, ("x", "gripper_opening"))],
+)
+def test_saved_and_loaded_learner_makes_the_same_next_update(kind, actions):
+    io = spec(actions)
     more = {HgDagger: {"bc_steps": 5}, HilSerl: {"critics": 2}}.get(kind, {"critics": 2, "bc_steps": 5})
     first, second = (make(kind, io, seed=seed, utd=2, **SMALL, **more) for seed in (0, 1))
     first.pretrain(stream())

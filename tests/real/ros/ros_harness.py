@@ -69,7 +69,7 @@ def lifted(priority=30):
     A robot that lives in this process waits for the interpreter lock of whoever has it, and is as late as that thread.
     The middleware's threads have the priority of those that move the robot: behind them, on a machine whose other work
     is of real time, too, states would go on while commands wait for half a second, and that is a frozen driver.
-    Children begin as ordinary processes. The thread that resends is left as it is: it spins while an ordinary thread has
+    Children begin as ordinary processes. The thread that resends is left as it is: it spins while another thread has
     its writer, and lifted above that one it had the machine to itself for 0.8 s.
     """
     raised = []
