@@ -175,6 +175,8 @@ class EnvLink:
                 lines.append(f"no picture of camera {name} on {sensor.topic}{why}")
         if not self.state:
             lines.append("no safety supervisor: nothing on robot_rl/safety/state")
+        elif not self._out.get_subscription_count():  # whom one hears need not have found this publisher yet
+            lines.append(f"nobody listens on {self._out.topic_name}")
         lines += [f"QoS {policy} of {topic} does not match" for topic, policy in self.health.mismatches.items()]
         return lines
 

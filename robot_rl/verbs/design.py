@@ -28,7 +28,7 @@ from robot_rl.verbs.robot import put_card
 from robot_rl.verbs.train import TrainOptions
 from robot_rl.words import Refused
 
-ATTEMPTS = "attempts.json"
+ATTEMPTS, CONFIG_FILE = "attempts.json", "config.yaml"
 _TRIES = 3  # rounds of asking for programs that can be read, in each round of training
 
 
@@ -248,6 +248,8 @@ def design(cfg: DictConfig) -> None:
     if own:
         raise Refused(f"{own[0]}: the search sets rewarder, output and name itself")
     folder = Path(cfg.path) if cfg.path is not None else run_folder(cfg, "design", "design")
+    if cfg.path is not None:
+        refuse_other_search(folder, overrides)
     text = saved_config(cfg)
     io = _interface(overrides)
     found = build.tool("places")(io)
@@ -272,7 +274,7 @@ def design(cfg: DictConfig) -> None:
 
     answer.run_folder_is(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / "config.yaml", text.encode())
+    write_bytes(folder / CONFIG_FILE, text.encode())
     attempts = search(
         proposer,
         check,
@@ -285,6 +287,24 @@ def design(cfg: DictConfig) -> None:
     )
     print("best first:")
     answer.table(table_of(attempts))
+
+
+def refuse_other_search(folder: Path, overrides: Sequence[str]) -> None:
+    """Refuse to rank what another training earned beside what this one earns.
+
+    Raises:
+        Refused: the folder holds no search, or one whose runs were trained with other words.
+    """
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise Refused(f"{folder} holds no search of robot-rl design; leave path= out to begin one")
+    stored: Any = OmegaConf.to_container(OmegaConf.load(file))
+    before = [str(word) for word in stored.get("train") or ()]
+    if sorted(before) != sorted(overrides):
+        raise Refused(
+            f"the search in {folder} trains with '{' '.join(before)}', not with '{' '.join(overrides)}', and their "
+            "scores do not compare; leave path= out to begin another"
+        )
 
 
 def _interface(overrides: list[str]) -> Any:

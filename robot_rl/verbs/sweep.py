@@ -64,7 +64,7 @@ def trials(arguments: list[str]) -> list[SweepTrial]:
         arguments: key=value or key=a,b,c; commas inside of brackets, braces and quotes do not separate.
 
     Raises:
-        Refused: an argument that is no key=value, or a key twice.
+        Refused: an argument that is no key=value, a key twice, or two trials that would have one folder.
     """
     keys, choices = [], []
     for item in arguments:
@@ -81,7 +81,28 @@ def trials(arguments: list[str]) -> list[SweepTrial]:
         pairs = [f"{key}={value}" for key, value in zip(keys, combination)]
         name = re.sub(r"[^\w.=-]+", "-", "_".join(pairs[i] for i in many)) or "only"
         found.append(SweepTrial(name, tuple(pairs)))
+    names = [trial.name for trial in found]
+    if alike := next((name for name in names if names.count(name) > 1), None):
+        raise Refused(f"two trials of this sweep would lie in one folder, {alike}: give every value once")
     return found
+
+
+def claim_folders(folder: Path, verb: str, wanted: list[SweepTrial]) -> None:
+    """Say in each trial's folder what it is, before anything runs.
+
+    Raises:
+        Refused: a trial of that name lies there whose words were others: what it found would pass for this one's.
+    """
+    for trial in wanted:
+        file, own = folder / trial.name / "trial.json", [verb, *sorted(trial.arguments)]
+        before = json.loads(file.read_text()) if file.is_file() else own
+        if before != own:
+            was, now = (" ".join(word for word in a if word not in b) for a, b in ((before, own), (own, before)))
+            raise Refused(
+                f"{file.parent} holds a trial with {was or 'fewer words'}, not {now}; give --folder=<another>"
+            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, own)
 
 
 def run_trial(verb: str, trial: SweepTrial, folder: str, variables: dict[str, str]) -> dict[str, object]:
@@ -137,14 +158,14 @@ def run(
 
     Raises:
         ImportError: Ray is not installed.
-        Refused: a verb or an argument that a sweep cannot run.
+        Refused: a verb or an argument that a sweep cannot run, or a folder that holds other trials of these names.
     """
     if verb not in VERBS:
         raise Refused(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
     wanted = trials(arguments)
     ray = require("ray")
+    claim_folders(folder, verb, wanted)
     own = start(ray, 1)
-    folder.mkdir(parents=True, exist_ok=True)
     variables = {"OMP_NUM_THREADS": str(max(int(options.cpus), 1))}
     if "RAY_ADDRESS" not in os.environ:
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -12,7 +12,8 @@ import pytest
 
 from robot_rl.expression import Expression, ProgramError
 from robot_rl.policies.reward.program_proposer import Listed, ModelProposer, programs
-from robot_rl.verbs.design import Attempt, _interface, by_person, by_score, search
+from robot_rl.verbs.design import Attempt, _interface, by_person, by_score, refuse_other_search, search
+from robot_rl.words import Refused
 
 WIDTHS = {"x": 1, "v": 2}
 
@@ -100,6 +101,16 @@ def test_search_continues_where_it_stopped(tmp_path: Path) -> None:
     found = search(codes, check, stops, by_score, tmp_path, rounds=2, each=2)
     assert count == 5  # the third once more, and the fourth
     assert [item.round for item in sorted(found, key=lambda item: item.run)] == [0, 0, 1, 1]
+
+
+def test_a_search_goes_on_with_the_training_that_it_began_with(tmp_path: Path) -> None:
+    words = ["env=reach", "total_steps=60"]
+    with pytest.raises(Refused, match="holds no search of robot-rl design"):
+        refuse_other_search(tmp_path, words)
+    (tmp_path / "config.yaml").write_text("rounds: 1\ntrain:\n- env=reach\n- total_steps=60\n")
+    refuse_other_search(tmp_path, words[::-1])
+    with pytest.raises(Refused, match="trains with 'env=reach total_steps=60', not with 'env=pick'"):
+        refuse_other_search(tmp_path, ["env=pick"])
 
 
 def test_a_person_ranks(tmp_path: Path) -> None:

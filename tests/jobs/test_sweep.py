@@ -31,6 +31,26 @@ def test_arguments_that_are_none_are_refused(arguments, words):
         sweep.trials(arguments)
 
 
+def test_trials_that_would_share_a_folder_are_refused():
+    with pytest.raises(sweep.Refused, match="one folder, policy.lr=1e-3"):
+        sweep.trials(["policy.lr=1e-3,1e+3"])
+    with pytest.raises(sweep.Refused, match="give every value once"):
+        sweep.trials(["seed=0,1,0"])
+
+
+def test_a_folder_of_other_trials_is_refused_before_anything_runs(tmp_path):
+    """What a run of 100 steps found must not pass for what one of 1,000 finds."""
+    line = ["env=reach", "seed=0,1", "total_steps=100"]
+    sweep.claim_folders(tmp_path, "train", sweep.trials(line))
+    sweep.claim_folders(tmp_path, "train", sweep.trials(line[::-1]))  # the order of the words means nothing
+    sweep.claim_folders(tmp_path, "train", sweep.trials(["env=reach", "seed=0,1,2", "total_steps=100"]))  # one more
+    longer = sweep.trials(["env=reach", "seed=0,1", "total_steps=1000"])
+    with pytest.raises(sweep.Refused, match=r"seed=0 holds a trial with total_steps=100, not total_steps=1000; give"):
+        sweep.claim_folders(tmp_path, "train", longer)
+    with pytest.raises(sweep.Refused, match=r"holds a trial with fewer words, not policy=online/sac"):
+        sweep.claim_folders(tmp_path, "train", sweep.trials([*line, "policy=online/sac"]))
+
+
 def test_finished_trial_is_not_run_again_and_an_interrupted_one_is_resumed(tmp_path, monkeypatch):
     trial, calls = sweep.SweepTrial("seed=0", ("env=reach", "seed=0")), []
     place = tmp_path / "seed=0" / "train" / "2026_x"

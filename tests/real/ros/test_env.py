@@ -90,10 +90,12 @@ def test_env_time_limit_truncates_and_then_needs_a_reset(env) -> None:
 def test_38_env_sleeping_learner_is_truncated_and_the_robot_stands(env, live) -> None:
     said = []
     heard = live.node.create_subscription(JointTrajectory, "robot_rl/command/policy", said.append, qos("command"))
+    # the station's own stub, and the environment's publisher, which is as new as this subscription
+    wait(lambda: heard.get_publisher_count() == 2, what="discovery of a new process, up to 3 s")
     env.reset()
     for _ in range(10):
         *_, info = env.step(np.full(3, 1.0))
-    assert (info["fault"], bool(said)) == ("", True)  # nothing was wrong before, and the stream is heard
+    assert info["fault"] == ""
     said.clear()
     time.sleep(2.0)  # a long update inside the training step
     assert said[-1].points == []  # let go, which may happen as often as it likes; lost commands are a fault in the end
