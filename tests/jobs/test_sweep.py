@@ -32,7 +32,7 @@ def test_arguments_that_are_none_are_refused(arguments, words):
 
 
 def test_trials_that_would_share_a_folder_are_refused():
-    with pytest.raises(sweep.Refused, match="one folder, policy.lr=1e-3"):
+    with pytest.raises(sweep.Refused, match=r"one folder, policy\.lr=1e-3"):
         sweep.trials(["policy.lr=1e-3,1e+3"])
     with pytest.raises(sweep.Refused, match="give every value once"):
         sweep.trials(["seed=0,1,0"])

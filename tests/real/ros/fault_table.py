@@ -106,7 +106,8 @@ def _prove(made, row, steps):
         stood = took, most
     made.station.wait_state(*row.ends)
     if row.faults:
-        assert wait(made.fault, what="the fault's name") in row.faults
+        named = wait(made.fault, what="the fault's name")
+        assert named in row.faults, f"{named}, of {made.told()}"
     made.check_commands()
     for _ in steps:
         raise AssertionError("a row yields once")
