@@ -129,7 +129,7 @@ class ForeignDriver:
         _fifo()
         before = due = time.monotonic()
         while not self.over.is_set():
-            due = max(due + 1.0 / self.rate, time.monotonic() - 0.05)
+            due = max(due + 1.0 / self.rate, time.monotonic() - 1.0 / self.rate)  # what was missed is not made up for
             time.sleep(max(due - time.monotonic(), 0.0))
             now = time.monotonic()
             self._move(now, now - before)
@@ -163,7 +163,7 @@ class ForeignDriver:
             self._shown = self.shows(self.position).tolist(), self.shows(self.velocity).tolist()
         message = JointState(name=[self.spoken(name) for name in self.joints])
         message.position, message.velocity = self._shown
-        stamp = self.stamp(time.time())
+        stamp = self.stamp(time.time() - (time.monotonic() - now))  # when it was measured, however late this is said
         message.header.stamp.sec, message.header.stamp.nanosec = int(stamp), int(stamp % 1 * 1e9)
         self._leaving.append((now + self.delay(), message))
         while self._leaving and self._leaving[0][0] <= now:

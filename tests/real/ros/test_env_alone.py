@@ -133,11 +133,14 @@ def test_a_camera_of_distances_is_named_before_anything_moves(monkeypatch):
     link = SimpleNamespace(
         spec=SimpleNamespace(cameras={"depth": CameraSpec("depth/raw", "sensor_msgs/Image")}), cameras=cameras,
         latest=lambda: 0, variables=lambda state: {}, external=(), state="IDLE", health=SimpleNamespace(mismatches={}),
+        _out=SimpleNamespace(topic_name="/robot_rl/command/policy", get_subscription_count=lambda: 1),
     )  # fmt: skip
     assert EnvLink.missing(link) == [
         "no picture of camera depth on depth/raw: the picture has numbers of type uint16, such as distances, expected "
         "8 bit colours"
     ]
+    link._out.get_subscription_count = lambda: 0
+    assert EnvLink.missing(link)[-1] == "nobody listens on /robot_rl/command/policy"
 
 
 def test_success_stands_until_the_next_message_and_a_label_is_of_one_step():
