@@ -42,6 +42,11 @@ def tensor(x: object, device: torch.device) -> Any:
     return _widen(x.detach() if isinstance(x, torch.Tensor) else _to_tensor(np.asarray(x))).to(device)
 
 
+def place_of(x: object) -> torch.device:
+    """The device of a tensor; of anything else the host."""
+    return x.device if isinstance(x, torch.Tensor) else torch.device("cpu")
+
+
 def to_torch(value: object, device: torch.device | None = None) -> Any:
     """A NumPy array as a tensor over the same memory (on the CPU); anything else unchanged."""
     if isinstance(value, np.ndarray):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from robot_rl.advantage.arrays import host, tensor, to_torch
+from robot_rl.advantage.arrays import host, place_of, tensor, to_torch
 from robot_rl.advantage.derive import episode_table, segment_table, turn_table
 from robot_rl.advantage.kinds import Array
 from robot_rl.advantage.tables import EpisodeTable, SegmentTable, StepTable, TurnTable, map_table
@@ -99,8 +99,7 @@ def make_batch(
     if unknown:
         known = ", ".join((*FLOATS, *_FLAGS, *_INTEGERS))
         raise ValueError(f"unknown step column '{unknown[0]}'; expected one of {known}, or use extras")
-    arrays = not isinstance(reward, Tensor)
-    device = torch.device("cpu") if arrays else reward.device
+    arrays, device = not isinstance(reward, Tensor), place_of(reward)
     reward = tensor(reward, device)
     kind = torch.float64 if reward.dtype == torch.float64 else torch.float32
     everywhere = torch.ones_like(reward, dtype=torch.bool)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robot_rl.advantage.arrays import check_shapes, in_torch, tensor
+from robot_rl.advantage.arrays import check_shapes, in_torch, place_of, tensor
 from robot_rl.advantage.batch import TurnBatch, make_batch
 from robot_rl.advantage.derive import rows_where
 from robot_rl.advantage.kinds import Array
@@ -54,7 +54,7 @@ def from_vector_rollout(
     """
     if autoreset not in AUTORESET:
         raise ValueError(f"autoreset is '{autoreset}', expected one of {', '.join(AUTORESET)}")
-    place = _place(reward)
+    place = place_of(reward)
     shape = tuple(reward.shape)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"reward has shape {shape}, expected (T, N) with at least one step and one environment")
@@ -138,7 +138,7 @@ def from_chunks(
     Raises:
         ValueError: a broken rule of the data model.
     """
-    place = _place(reward)
+    place = place_of(reward)
     if episode_id is None:
         over = tensor(terminated, place).bool() | tensor(truncated, place).bool()
         episode_id = over.cumsum(0) - over.long()
@@ -188,7 +188,7 @@ def from_tokens(
     Raises:
         ValueError: spans that overlap or leave the batch, or a broken rule of the data model.
     """
-    place = _place(reward)
+    place = place_of(reward)
     length, spans = tensor(length, place).long(), tensor(turn_spans, place).long().reshape(-1, 2)
     count = len(reward)
     if int(length.sum()) != count or (length < 1).any():
@@ -261,11 +261,6 @@ def from_log(log: Mapping[str, object], **options: Any) -> TurnBatch:
     extras |= options.pop("extras", None) or {}
     episode_id = np.concatenate(([0], np.cumsum(over[:-1]))).astype(np.int32)
     return make_batch(reward, terminal, timeout, episode_id, extras=extras, **options)
-
-
-def _place(reward: Array) -> torch.device:
-    """Where a batch is built: on the device of its reward; arrays on the host."""
-    return reward.device if isinstance(reward, Tensor) else torch.device("cpu")
 
 
 _STEP_COLUMNS = (

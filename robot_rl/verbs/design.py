@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from robot_rl import build, child, extras
+from robot_rl import build, checkpoint, child, extras
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import write_json
 from robot_rl.expression import Expression
@@ -294,12 +294,12 @@ def refuse_other_search(folder: Path, overrides: Sequence[str]) -> None:
 
     Raises:
         Refused: the folder holds no search, or one whose runs were trained with other words.
+        CheckpointError: its configuration cannot be read.
     """
-    file = folder / CONFIG_FILE
-    if not file.is_file():
+    stored = checkpoint.read_config(folder) if (folder / CONFIG_FILE).is_file() else {}
+    if not isinstance(stored.get("train"), list):
         raise Refused(f"{folder} holds no search of robot-rl design; leave path= out to begin one")
-    stored: Any = OmegaConf.to_container(OmegaConf.load(file))
-    before = [str(word) for word in stored.get("train") or ()]
+    before = [str(word) for word in stored["train"]]
     if sorted(before) != sorted(overrides):
         raise Refused(
             f"the search in {folder} trains with '{' '.join(before)}', not with '{' '.join(overrides)}', and their "

@@ -93,14 +93,15 @@ def claim_folders(folder: Path, verb: str, wanted: list[SweepTrial]) -> None:
     Raises:
         Refused: a trial of that name lies there whose words were others: what it found would pass for this one's.
     """
-    for trial in wanted:
-        file, own = folder / trial.name / "trial.json", [verb, *sorted(trial.arguments)]
+    owns = {folder / trial.name / "trial.json": [verb, *sorted(trial.arguments)] for trial in wanted}
+    for file, own in owns.items():  # all are looked at before one is written
         before = json.loads(file.read_text()) if file.is_file() else own
         if before != own:
             was, now = (" ".join(word for word in a if word not in b) for a, b in ((before, own), (own, before)))
             raise Refused(
                 f"{file.parent} holds a trial with {was or 'fewer words'}, not {now}; give --folder=<another>"
             )
+    for file, own in owns.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, own)
 

@@ -109,6 +109,10 @@ def test_a_search_goes_on_with_the_training_that_it_began_with(tmp_path: Path) -
         refuse_other_search(tmp_path, words)
     (tmp_path / "config.yaml").write_text("rounds: 1\ntrain:\n- env=reach\n- total_steps=60\n")
     refuse_other_search(tmp_path, words[::-1])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("seed: 0\n")  # of another verb
+    with pytest.raises(Refused, match="holds no search"):
+        refuse_other_search(tmp_path / "other", words)
     with pytest.raises(Refused, match="trains with 'env=reach total_steps=60', not with 'env=pick'"):
         refuse_other_search(tmp_path, ["env=pick"])
 

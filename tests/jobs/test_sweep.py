@@ -47,6 +47,10 @@ def test_a_folder_of_other_trials_is_refused_before_anything_runs(tmp_path):
     longer = sweep.trials(["env=reach", "seed=0,1", "total_steps=1000"])
     with pytest.raises(sweep.Refused, match=r"seed=0 holds a trial with total_steps=100, not total_steps=1000; give"):
         sweep.claim_folders(tmp_path, "train", longer)
+    more = sweep.trials(["env=reach", "seed=3,0", "total_steps=1000"])
+    with pytest.raises(sweep.Refused, match="seed=0 holds a trial"):
+        sweep.claim_folders(tmp_path, "train", more)
+    assert not (tmp_path / "seed=3").exists()  # refused whole: nothing was claimed for it
     with pytest.raises(sweep.Refused, match=r"holds a trial with fewer words, not policy=online/sac"):
         sweep.claim_folders(tmp_path, "train", sweep.trials([*line, "policy=online/sac"]))
 
