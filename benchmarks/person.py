@@ -1,8 +1,9 @@
-"""Learning with a person from states: today's defaults, what they leave out, other methods and a poor person.
+"""Learning with a person: today's defaults, what they leave out, other methods, a poor person; the same from pictures.
 
     python -m benchmarks.person                                   # cells that are not there yet, one after the other
     python -m benchmarks.person worlds=insert methods=ours seeds=50,51
-    python -m benchmarks.person table                             # of the cells in docs/results/person
+    python -m benchmarks.person table=states                      # of the cells in docs/results/person
+    python -m benchmarks.person table=pictures
 
 A cell is one `robot-rl hil` of 3,000 own steps with 100 trials at its end, one core. The seeds were fixed before the
 first run.
@@ -21,8 +22,8 @@ from typing import Any
 from benchmarks.online.matrix import commit, say
 
 CELLS = Path(__file__).resolve().parents[1] / "docs" / "results" / "person"
-WORLDS = ("insert", "pick")
-METHODS = {
+WORLDS = ("insert", "pick", "reach")
+STATES = {
     "ours": "",
     "no demonstrations": "demos=0",
     "no help": "human.help=never",
@@ -35,15 +36,28 @@ METHODS = {
 """Name -> words of the command line. The poor person does something at random in one tick of five, trembles by 0.1 of
 the largest motion, and has the peg in the hole in a quarter of the demonstrations. (One with 0.3, 0.2 s late, was meant
 first: none of 100 demonstrations succeeded. 0.15, or one tick late, is too much for `insert` already.)"""
-SEEDS = (50, 51, 52)
-MORE_SEEDS = (53, 54, 55, 56, 57, 58, 59)
-"""Of `ours`, which has ten."""
+PICTURES = {
+    "selftrained": "encoder=selftrained",
+    "robot": "encoder=robot",
+    "frozen": "encoder=frozen",
+    "one camera": "encoder=selftrained cameras=[front]",
+    "front and wrist": "encoder=selftrained cameras=[front,wrist]",
+    "no proprioception": "encoder=selftrained proprio=[]",
+    "pictures, no help": "encoder=selftrained human.help=never",
+    "pictures, no demonstrations": "encoder=selftrained demos=0",
+}
+"""The same from the world's two cameras of 64 x 64, goal and object hidden."""
+TABLES = {"states": STATES, "pictures": PICTURES}
+SEEDS = dict.fromkeys(STATES, (50, 51, 52)) | dict.fromkeys(PICTURES, (70,))
+SEEDS["ours"] = tuple(range(50, 60))
+SEEDS["selftrained"] = (70, 71, 72, 73, 74)
+SEEDS["robot"] = (70, 71, 72)
 
 
 def command(world: str, method: str, seed: int) -> list[str]:
     """Words behind `robot-rl`."""
     fixed = ["total_steps=3000", "eval_every=1000", "threads=1", f"seed={seed}"]
-    return ["hil", f"env={world}", *fixed, *METHODS[method].split()]
+    return ["hil", f"env={world}", *fixed, *(STATES | PICTURES)[method].split()]
 
 
 def run_cell(world: str, method: str, seed: int) -> dict[str, Any]:
@@ -80,12 +94,13 @@ def fill(world: str, method: str, seed: int) -> None:
     say(f"{world} {method} seed {seed}: {cell['success']} in {cell['wall_s']} s {cell['on_the_way']}")
 
 
-def table() -> str:
+def table(methods: dict[str, str]) -> str:
     """Success alone of 100 trials, in the order of the seeds, as a Markdown table."""
-    cells = sorted((json.loads(path.read_text()) for path in CELLS.glob("*/*.json")), key=lambda cell: cell["seed"])
+    cells = [json.loads(path.read_text()) for path in CELLS.glob("*/*.json")]
+    cells = sorted((cell for cell in cells if cell["method"] in methods), key=lambda cell: cell["seed"])
     worlds = [world for world in WORLDS if any(cell["world"] == world for cell in cells)]
     lines = [f"| | {' | '.join(f'`{world}`' for world in worlds)} |", "|---|" + "---|" * len(worlds)]
-    for method, words in METHODS.items():
+    for method, words in methods.items():
         found = [[cell for cell in cells if (cell["world"], cell["method"]) == (world, method)] for world in worlds]
         shown = [_show(row) for row in found]
         lines.append(f"| {method}{f': `{words}`' if words else ''} | {' | '.join(shown)} |")
@@ -100,17 +115,16 @@ def _show(row: list[dict[str, Any]]) -> str:
 
 def main(words: list[str]) -> int:
     """Fill the table, or print it; 1 if a cell failed."""
-    if words == ["table"]:
-        sys.stdout.write(table() + "\n")
-        return 0
     said = dict(word.split("=", 1) for word in words)
-    if unknown := set(said) - {"worlds", "methods", "seeds"}:
+    if unknown := set(said) - {"worlds", "methods", "seeds", "table"}:
         raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; expected worlds, methods (with ;), seeds, or table")
+    if "table" in said:
+        sys.stdout.write(table(TABLES[said["table"]]) + "\n")
+        return 0
     failed = False
     for world in said["worlds"].split(",") if "worlds" in said else WORLDS:
-        for method in said["methods"].split(";") if "methods" in said else METHODS:
-            wanted = (*SEEDS, *MORE_SEEDS) if method == "ours" else SEEDS
-            for seed in map(int, said["seeds"].split(",")) if "seeds" in said else wanted:
+        for method in said["methods"].split(";") if "methods" in said else STATES | PICTURES:
+            for seed in map(int, said["seeds"].split(",")) if "seeds" in said else SEEDS[method]:
                 try:
                     fill(world, method, seed)
                 except RuntimeError as error:
