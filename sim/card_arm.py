@@ -16,6 +16,7 @@ import numpy as np
 from robot_rl.sim.arm import TIMESTEP, Arm, check_command, shorten
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
+from robot_rl.sim.model_text import write_xml
 from robot_rl.sim.robot_model import (
     add_floor,
     add_joint,
@@ -207,7 +208,7 @@ def _scene(text: str, now: str, grasps: bool = False) -> str:
         calm_springs(spec)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"the card of {card.name} does not fit its model: {error}") from error
-    return spec.to_xml()
+    return write_xml(spec)
 
 
 def _surroundings(spec: MjSpec, card: Card) -> None:

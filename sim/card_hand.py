@@ -15,6 +15,7 @@ from robot_rl.sim.downward_ik import DownwardIk
 from robot_rl.sim.hand_grip import CUBE, GRASP, Grip, HandTrial, bodies_below, servo_of
 from robot_rl.sim.hand_shapes import slice_meshes
 from robot_rl.sim.kinematics import Chain
+from robot_rl.sim.model_text import write_xml
 from robot_rl.sim.robot_model import end_link, mujoco
 from robot_rl.sim.robot_probe import RobotProbe
 from robot_rl.sim.world import View
@@ -180,7 +181,7 @@ def _with_hand(text: str, xml: str, half: float) -> tuple[str, Grip]:
     # the size of the scene, not of the way to where the cube waits: near clipping of cameras is a share of it
     spec.stat.extent, spec.stat.center = model.stat.extent, model.stat.center
     spec.compile()
-    return spec.to_xml(), grip
+    return write_xml(spec), grip
 
 
 def places_before(card: Card, random: np.random.Generator, count: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from robot_rl.sim.card_hand import CardHand, find_free, lean_of, places_before
 from robot_rl.sim.downward_ik import DownwardIk
 from robot_rl.sim.hand_grip import CUBE, GRASP
 from robot_rl.sim.kinematics import Chain
+from robot_rl.sim.model_text import write_xml
 from robot_rl.sim.peg_hole import DEPTH, PEG, TOP, socket
 from robot_rl.sim.robot_model import FLOOR, digest, mujoco
 from robot_rl.types import Array
@@ -132,7 +133,7 @@ def _with_peg(text: str, xml: str, now: str, scale: float, fingers: tuple[float,
     for _ in range(round(1.0 / model.opt.timestep)):  # links that follow the fingers by loops find their places
         mujoco.mj_step(model, data)
     spec.compile()
-    return _PegScene(spec.to_xml(), np.array(data.qpos[: model.nq - 3]), starts, holes)
+    return _PegScene(write_xml(spec), np.array(data.qpos[: model.nq - 3]), starts, holes)
 
 
 def _hold(spec: MjSpec, scale: float, beside: float) -> None:

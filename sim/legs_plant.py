@@ -9,6 +9,7 @@ import numpy as np
 
 from robot_rl.legs import Trunk
 from robot_rl.sim import plant
+from robot_rl.sim.model_text import write_xml
 from robot_rl.sim.plant import ModelPlant
 from robot_rl.sim.robot_model import add_floor, floor_gaps, load, mujoco
 
@@ -56,7 +57,7 @@ class LegsPlant(ModelPlant):
         spec.compile()
         self._started = False
         self._damping = np.array(kd, float)
-        super().__init__(str(spec.to_xml()), joints, mode="effort", kd=kd, effort=effort, timestep=timestep, home=home)
+        super().__init__(write_xml(spec), joints, mode="effort", kd=kd, effort=effort, timestep=timestep, home=home)
         self._body = int(self._model.body(base).id)
         joint = int(self._model.body_jntadr[self._body])
         self._root, self._spin = int(self._model.jnt_qposadr[joint]), int(self._model.jnt_dofadr[joint])

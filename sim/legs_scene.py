@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robot_rl.sim.legs_plant import free_trunk
+from robot_rl.sim.model_text import write_xml
 from robot_rl.sim.robot_model import (
     FLOOR,
     add_floor,
@@ -117,7 +118,7 @@ def _scene(text: str) -> LegsScene:
         )
     _look(spec, card.base)
     spec.compile()
-    return LegsScene(spec.to_xml(), stand, np.array(feet))
+    return LegsScene(write_xml(spec), stand, np.array(feet))
 
 
 def on_ground(xml: str, ground: Ground) -> str:
@@ -143,7 +144,7 @@ def on_ground(xml: str, ground: Ground) -> str:
         spec.add_mesh(name=f"{FLOOR}_{i}", uservert=np.ravel(corners).tolist())
         floor.add_geom(type=mujoco.mjtGeom.mjGEOM_MESH, meshname=f"{FLOOR}_{i}", **look)
     spec.compile()
-    return spec.to_xml()
+    return write_xml(spec)
 
 
 def _limbs(model: MjModel) -> list[list[int]]:

@@ -398,8 +398,7 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     if not joints:
         return None
     fingers = [end_link(model, int(model.jnt_bodyid[j])) for j in joints]
-    loops = {int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD)} & set(model.eq_type.tolist())
-    linked = [int(model.jnt_bodyid[j]) for j in hand] if loops and len(hand) > len(joints) else []
+    linked = [int(model.jnt_bodyid[j]) for j in hand] if model.neq and len(hand) > len(joints) else []
     arm.place(home)
     far = int(np.linalg.norm(_points(model, arm.data, fingers[0]) - arm.data.xanchor[joints[0]], axis=1).argmax())
 
@@ -445,14 +444,15 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
 
 
 def _take_along(model: MjModel, data: MjData, joints: list[int]) -> None:
-    """Let the links of closed loops follow joints that stay where they are."""
+    """Let links of closed loops and tied joints follow joints that stay; no servo pulls and no contact pushes."""
     places, dofs = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
-    values, gravity = data.qpos[places].copy(), model.opt.gravity.copy()
+    values, gravity, flags = data.qpos[places].copy(), model.opt.gravity.copy(), model.opt.disableflags
     model.opt.gravity[:] = 0.0
+    model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT | mujoco.mjtDisableBit.mjDSBL_ACTUATION)
     for _ in range(_SETTLED):
         mujoco.mj_step(model, data)
         data.qpos[places], data.qvel[dofs] = values, 0.0
-    model.opt.gravity[:] = gravity
+    model.opt.gravity[:], model.opt.disableflags = gravity, flags
     mujoco.mj_fwdPosition(model, data)
 
 

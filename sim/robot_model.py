@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from robot_rl.extras import require_foreign
 from robot_rl.sim import robot_shapes, urdf
 from robot_rl.sim.headless import load_mujoco
+from robot_rl.sim.model_text import read_xml
 from robot_rl.types.card import DEFAULTS, OPEN, JointCard, simulated_effort
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
     path = Path(path).expanduser().resolve()
     if not path.is_file():
         raise ValueError(f"there is no model {path}; give the path of a URDF or MJCF file")
-    root, made = _root(path), None
+    root, made = read_xml(path), None
     try:
         if root.tag in ("robot", "mujoco") and not any("xacro" in _space(part) for part in root.iter()):
             made = _urdf(path, root) if root.tag == "robot" else _mjcf(path)
@@ -322,20 +322,8 @@ def _space(element: ElementTree.Element) -> str:
     return str(element.tag).rpartition("}")[0]
 
 
-def _root(path: Path) -> ElementTree.Element:
-    try:
-        text = path.read_bytes()
-        # many URDFs have `drake:…` without saying what drake is, which MuJoCo and urdfdom do not mind
-        names = set(re.findall(rb"[<\s]([A-Za-z_][\w.-]*):[A-Za-z_][\w.-]*(?=[\s=/>])", text))
-        unsaid = [name for name in sorted(names) if name not in (b"xml", b"xmlns") and b"xmlns:" + name not in text]
-        said = b"".join(b' xmlns:%s="%s"' % (name, name) for name in unsaid)
-        return ElementTree.fromstring(re.sub(rb"<(robot|mujoco)\b", rb"<\1" + said, text, count=1) if said else text)
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{path} is no XML: {error}") from error
-
-
 def _files(path: Path) -> Iterator[Path]:
-    root = _root(path)
+    root = read_xml(path)
     compilers = [*root.findall("compiler"), *root.findall("mujoco/compiler")]  # of MJCF, of a URDF
     folders = ["", *(item.get(key, "") for item in compilers for key in ("assetdir", "meshdir", "texturedir"))]
     for element in root.iter():

@@ -38,9 +38,9 @@ LOOPS = """
 """
 
 
-def test_a_linkage_is_open_where_its_pads_are_far_apart_not_where_its_driver_is(tmp_path: Path) -> None:
-    """The driver's own mass lies behind its axis and moves outwards as the pads come together."""
-    (tmp_path / "arm.xml").write_text(f"""
+def arm_with(fingers: str, ties: str, actuator: str, tool: float = 0.09) -> str:
+    """MJCF of an arm of three joints and a hand."""
+    return f"""
     <mujoco>
       <compiler angle="radian"/>
       <worldbody>
@@ -50,19 +50,41 @@ def test_a_linkage_is_open_where_its_pads_are_far_apart_not_where_its_driver_is(
             <joint name="lift" axis="0 1 0" range="-1 1"/><geom type="capsule" size="0.02" fromto="0 0 0 0.15 0 0"/>
             <body name="lower" pos="0.25 0 0">
               <joint name="bend" axis="0 1 0" range="-1 1"/><geom type="capsule" size="0.02" fromto="0 0 0 0.05 0 0"/>
-              <body name="palm" pos="0.1 0 0" quat="0.70711 0 0.70711 0">{FINGERS}<site name="gripper" pos="0 0 0.09"/>
-                <site name="ft_sensor_attachment_site"/></body>
+              <body name="palm" pos="0.1 0 0" quat="0.70711 0 0.70711 0">{fingers}
+                <site name="gripper" pos="0 0 {tool}"/><site name="ft_sensor_attachment_site"/></body>
             </body>
           </body>
         </body>
       </worldbody>
-      {LOOPS}
-      <actuator><position joint="driver_left" kp="5" forcerange="-5 5"/></actuator>
-    </mujoco>""")
+      {ties}
+      <actuator>{actuator}</actuator>
+    </mujoco>"""
+
+
+def test_a_linkage_is_open_where_its_pads_are_far_apart_not_where_its_driver_is(tmp_path: Path) -> None:
+    """The driver's own mass lies behind its axis and moves outwards as the pads come together."""
+    servo = '<position joint="driver_left" kp="5" forcerange="-5 5"/>'
+    (tmp_path / "arm.xml").write_text(arm_with(FINGERS, LOOPS, servo))
     card, _ = new_card(str(tmp_path / "arm.xml"), "arm")
     assert card.tool == "gripper"  # where fingers are, not where a sensor of force is mounted
     assert card.gripper is not None
     assert (card.gripper.joints, card.gripper.open, card.gripper.closed) == (("driver_left",), (0.0,), (0.5,))
+
+
+def test_a_finger_that_is_tied_to_the_driven_one_moves_with_it_against_a_stiff_servo(tmp_path: Path) -> None:
+    """Both swing out by 0.7 rad from where they touch, and nearer to the tool in the palm, as in OpenArm 2."""
+    finger = """
+    <body name="{n}" pos="0 {y} 0.02">
+      <joint name="{n}" axis="{s} 0 0" range="0 0.7"/>
+      <geom type="box" size="0.01 0.004 0.03" pos="0 0 0.03" mass="0.03"/>
+      <geom type="box" size="0.01 0.004 0.01" pos="0 {y} 0.01" mass="0.03"/>
+    </body>"""
+    fingers = finger.format(n="left", y=0.005, s=-1) + finger.format(n="right", y=-0.005, s=1)
+    tie = '<equality><joint joint1="left" joint2="right" polycoef="0 1 0 0 0"/></equality>'
+    (tmp_path / "arm.xml").write_text(arm_with(fingers, tie, '<position joint="left" kp="300"/>', tool=0.0))
+    card, _ = new_card(str(tmp_path / "arm.xml"), "arm")
+    assert card.gripper is not None
+    assert (card.gripper.joints, card.gripper.open, card.gripper.closed) == (("left",), (0.7,), (0.0,))
 
 
 def test_pads_that_no_commanded_joint_carries_are_fingers_too() -> None:
