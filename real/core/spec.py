@@ -204,6 +204,13 @@ class RobotSpec:
         """Whether commands are joint positions or velocities, whose way can be told in advance."""
         return self.mode in (POSITION, VELOCITY)
 
+    @property
+    def stands_after(self) -> float:
+        """Seconds without a command after which the joints stand; inf where physics or nobody ends their motion."""
+        if self.mode == POSITION:
+            return 0.0
+        return (self.mode in (VELOCITY, TWIST) and self.controller_timeout) or math.inf
+
     @cached_property
     def state_topics(self) -> tuple[str, ...]:
         """Topics of joint states; one of the usual name where the sensors list none."""

@@ -228,9 +228,11 @@ class SafetySupervisor:
             now = self._now if isfinite(self._now) else 0.0
             self._moved_at = now - self._period  # whatever time it is, the brake goes on
         self._now = now
-        if self._overrun.tick(now) and self._machine.state in MOVABLE:
-            gap, most = self._overrun.gap, self._overrun.limit
-            self._fault("loop_overrun", f"{gap} ticks of {1e3 * self._period:g} ms missed in a row, {most} are a fault")
+        if self._overrun.tick(now):
+            if self._machine.state in MOVABLE:
+                self._fault("loop_overrun", self._overrun.numbers)
+            if self._overrun.silence > self.spec.stands_after:  # a brake from the old speed would set it going again
+                self.limiter.reset(self.limiter.position)
         self._watch_state(state, now)
         self._watch_place()
         target = self._judge(command, now, reasons)
@@ -491,9 +493,8 @@ class SafetySupervisor:
             if self._efforts is not None:
                 self._efforts.stop(Moment(None, True), self._period)
             self._sent = self._resting()
-        quiet = self._quiet()
         self._moved_at = self._now
         return (
             Command(self._now, self._sent.copy(), "supervisor", gains=self._pd and self._pd.gains),
-            Verdict(STOP, ("internal",), self.state, self._machine.cause, not quiet),
+            Verdict(STOP, ("internal",), self.state, self._machine.cause, not self._quiet()),
         )

@@ -80,14 +80,21 @@ class Overrun:
 
     Attributes:
         gap: ticks missed before the last one.
+        silence: seconds between the last two.
     """
 
     def __init__(self, period: float, *, limit: int = 5) -> None:
-        self.period, self.limit, self.gap = period, limit, 0
+        self.period, self.limit, self.gap, self.silence = period, limit, 0, 0.0
         self._last: float | None = None
+
+    @property
+    def numbers(self) -> str:
+        """What was seen, for whoever reads of the fault."""
+        return f"{self.gap} ticks of {1e3 * self.period:g} ms missed in a row, {self.limit} are a fault"
 
     def tick(self, now: float) -> bool:
         """Note a tick; True when at least `limit` ticks are missing before it."""
-        self.gap = 0 if self._last is None else max(int((now - self._last) / self.period + 0.5) - 1, 0)
+        self.silence = 0.0 if self._last is None else now - self._last
+        self.gap = max(int(self.silence / self.period + 0.5) - 1, 0)
         self._last = now
         return self.gap >= self.limit

@@ -69,6 +69,18 @@ def test_a_workspace_holds_on_the_way_of_a_brake_too(make_loop, make_arm):
     assert max(places) <= 1.2
 
 
+@pytest.mark.parametrize(("gap", "sent"), [(0.07, (0.9, 0.85)), (0.25, (0.0, 0.0))])
+def test_a_brake_after_a_pause_begins_with_what_the_controller_does_by_then(make_loop, make_arm, gap, sent):
+    """Within its timeout it goes on at the last velocity, 1 rad/s; later it stands, and is not set going again."""
+    spec = make_arm(command_mode="forward_velocity", controller_timeout=0.2, dead_time=0.0)
+    loop = make_loop(spec=spec).active().run(0.5, np.ones(3))
+    loop.tick(lambda: loop.command(np.ones(3)), dt=gap)
+    assert loop.verdict.fault == "loop_overrun"
+    loop.tick()
+    # it brakes by 5 rad/s^2, and the late tick counts as two
+    assert np.allclose(loop.sent[-2:], np.array(sent)[:, None])
+
+
 # ---------------------------------------------------------------- effort
 
 

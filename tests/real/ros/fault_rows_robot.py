@@ -213,8 +213,11 @@ def starved(made):
     os.kill(made.supervisor.pid, signal.SIGSTOP)
     since = now()
     time.sleep(0.7)
+    woken = now()
     os.kill(made.supervisor.pid, signal.SIGCONT)
     yield since
+    time.sleep(0.5)
+    assert made.driver.moved(woken) < 1e-6  # it stood by then, and is not set going again
 
 
 @row("33_second_publisher", stops=1.0, ends=("FAULT",), faults=("duplicate_publisher",))

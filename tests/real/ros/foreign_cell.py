@@ -71,6 +71,7 @@ class Cell:
         if station.state in ("FAULT", "ESTOP"):
             wait(lambda: station.reset().success or station.state == "IDLE", limit=30.0, what="a reset")
         station.wait_state("IDLE", limit=60.0)
+        self.driver.place(START)  # a stop that is latched may have sent its last command since
         station.states.clear()
         station.authority.clear()
         station.executed.clear()
