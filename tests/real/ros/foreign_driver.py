@@ -46,6 +46,7 @@ class ForeignDriver:
         self.target = self.position.copy() if interface == "position" else np.zeros(len(self.joints))
         self.truth, self.commands = [], []  # (time, {joint: position}), (time, array)
         self.told = False  # that commands have stopped
+        self.period = 1.0 / rate  # of the step that is being made [s]
         self._placed = None
         self.undo()
         self._coming, self._leaving, self._shown = [], [], None
@@ -137,6 +138,7 @@ class ForeignDriver:
             self._show(now)
 
     def _move(self, now, period):
+        self.period = period
         if self._placed is not None:
             self.position, self._placed = self._placed, None
             self.target = self.position.copy() if self.interface == "position" else np.zeros_like(self.position)
