@@ -18,7 +18,7 @@ EXTRAS = {
     "sim": ["gymnasium-robotics>=1.4.2", "stable-baselines3>=2.4", "Box2D>=2.3.10"],
     "fast": ["numba"],
     "logs": ["pyarrow", "rosbags>=0.10"],
-    "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors"],
+    "robot": ["aiohttp>=3.9", "opencv-python-headless", "eclipse-zenoh>=1.5", "safetensors", "pycollada>=0.9"],
     "so101": ["ftservo-python-sdk>=2.0.1", "pyserial>=3.5"],
     "onnx": ["onnxruntime", "onnx", "onnxscript", "safetensors"],
     "leapp": ["leapp>=0.7.2"],

@@ -56,6 +56,7 @@ PACKAGES = {
     "rosbags": Package("rosbags", "logs", "ROS bags"),
     "aiohttp": Package("aiohttp", "robot", "the console in the browser"),
     "cv2": Package("opencv-python-headless", "robot", "cameras"),
+    "collada": Package("pycollada", "robot", "meshes of robots in COLLADA (.dae)"),
     "zenoh": Package("eclipse-zenoh", "robot", "a learner on another machine"),
     "safetensors": Package("safetensors", "robot", "encoder=robot, a learner on another machine"),
     "scservo_sdk": Package("ftservo-python-sdk", "so101", "SO-101 arms on their serial bus"),

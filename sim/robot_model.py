@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from robot_rl.extras import require_foreign
-from robot_rl.sim import robot_shapes, urdf
+from robot_rl.extras import find_fault, remedy, require_foreign
+from robot_rl.sim import mesh_files, robot_shapes, urdf
 from robot_rl.sim.headless import load_mujoco
 from robot_rl.sim.model_text import read_xml
 from robot_rl.types.card import DEFAULTS, OPEN, JointCard, simulated_effort
@@ -352,7 +352,7 @@ def _urdf(path: Path, root: ElementTree.Element) -> RobotModel:
         if file is None:
             continue
         mesh.file = str(file)
-        if (shape := urdf.triangles(file)) is not None:
+        if (shape := mesh_files.triangles(file)) is not None:
             mesh.file, mesh.uservert, mesh.userface = "", shape[0].ravel(), shape[1].ravel()
     _say_absent(made, read.absent)
     for name in read.bare:
@@ -472,3 +472,5 @@ def _say_absent(made: RobotModel, absent: list[str], what: str = "meshes") -> No
     if absent:
         few = ", ".join(dict.fromkeys(absent[:4])) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
         made.notes.append(f"{len(absent)} {what} are absent or of a form that is not read, and left out: {few}")
+        if find_fault("collada") and any(name.lower().endswith(".dae") for name in absent):
+            made.notes.append(f"files that end in .dae are read after: {remedy('collada')}")

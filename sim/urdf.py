@@ -11,10 +11,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-_MESHES = (".stl", ".obj", ".msh")
-"""Forms of meshes that MuJoCo reads."""
-_FACES = 200_000
-"""The most faces of an STL that it reads."""
+from robot_rl.sim import mesh_files
+
 _MASS, _INERTIA = "0.001", "1e-6"
 """Of a link that moves and has no mass of its own [kg, kg m2]: finger tips, links between two axes."""
 _FLAT = 1e-3
@@ -87,30 +85,22 @@ def prepare(path: Path, root: ElementTree.Element) -> Urdf:
 
 
 def find_mesh(name: str, model: Path, meshdir: str | None = None) -> Path | None:
-    """The file that a URDF means by a name: beside it, as `package://` below one of its folders, on ROS's paths, or in
-    the folder that its element <mujoco> names for MuJoCo."""
+    """The file that a URDF means by a name: beside it, as `package://` below one of its folders, on ROS's paths, in the
+    folder that its element <mujoco> names for MuJoCo, or, of a whole path on somebody else's machine, the end of it."""
     kind, _, rest = name.partition("://")
     package, _, rest = rest.partition("/")
     own = [] if meshdir is None else [model.parent / meshdir / name, model.parent / meshdir / Path(name).name]
-    if kind not in ("package", "model"):
-        places = [model.parent / name.removeprefix("file://"), *own]
-        return next((place.resolve() for place in places if place.is_file()), None)
     above = [model.parent, *model.parents[1:5]]
+    if kind not in ("package", "model"):
+        whole = Path(name.removeprefix("file://"))
+        ends = [Path(*whole.parts[k:]) for k in range(1, len(whole.parts) - 1)] if whole.is_absolute() else []
+        places = [model.parent / whole, *own, *(folder / end for end in ends for folder in above)]
+        return next((place.resolve() for place in places if place.is_file()), None)
     places = own + [folder / part for folder in above for part in (f"{package}/{rest}", rest)]
     places += [Path(p) / package / rest for p in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if p]
     prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
     places += [Path(p) / "share" / package / rest for p in prefixes if p]
     return next((place.resolve() for place in places if place.is_file()), None)
-
-
-def triangles(stl: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Corners (3 n, 3) and faces (n, 3) of an STL in words, which MuJoCo does not read; None for a binary one."""
-    data = stl.read_bytes()
-    count = int.from_bytes(data[80:84], "little")
-    if stl.suffix.lower() != ".stl" or len(data) == 84 + 50 * count or not data.lstrip().startswith(b"solid"):
-        return None
-    corners = np.array([line.split()[1:4] for line in data.splitlines() if line.split()[:1] == [b"vertex"]], float)
-    return corners, np.arange(len(corners)).reshape(-1, 3)
 
 
 def _leave_extensions(root: ElementTree.Element) -> None:
@@ -157,7 +147,7 @@ def _find_meshes(made: Urdf, link: ElementTree.Element, path: Path, folder: str 
             continue
         name = mesh.get("filename", "")
         found = find_mesh(name, path, folder)
-        if found is None or not _readable(found):
+        if found is None or not mesh_files.is_readable(found):
             link.remove(shape)
             made.absent.append(f"{kind} {name.rpartition('/')[2]}")
             continue
@@ -176,15 +166,6 @@ def _empty_solid(shape: ElementTree.Element) -> str:
         if solid is not None and not all(float(side) for key in keys for side in solid.get(key, "0").split()):
             return kind
     return ""
-
-
-def _readable(mesh: Path) -> bool:
-    """Whether MuJoCo reads it."""
-    if mesh.suffix.lower() != ".stl":
-        return mesh.suffix.lower() in _MESHES
-    with mesh.open("rb") as stream:
-        count = int.from_bytes(stream.read(84)[80:], "little")
-    return count <= _FACES or mesh.stat().st_size != 84 + 50 * count  # the second is one in words
 
 
 def _mend_inertias(made: Urdf) -> None:
