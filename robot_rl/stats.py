@@ -78,14 +78,16 @@ class Paired:
     def of(cls, a: Sequence[float], b: Sequence[float]) -> Paired:
         """Successes, or numbers of which the larger is the better, of A and B under the same seeds.
 
-        Numbers that agree in six digits are equal: the rounding of another order of sums is no victory.
+        Numbers that agree in six digits are equal, or in nine of the largest of all: the rounding of another order of
+        sums is no victory.
 
         Raises:
             ValueError: no pair, or lengths differ.
         """
         if len(a) != len(b) or not len(a):
             raise ValueError(f"got {len(a)} results of A and {len(b)} of B, expected as many of each, at least one")
-        apart = [(x, y) for x, y in zip(a, b) if not math.isclose(x, y, rel_tol=1e-6)]
+        nothing = 1e-9 * max(map(abs, (*a, *b)))
+        apart = [(x, y) for x, y in zip(a, b) if not math.isclose(x, y, rel_tol=1e-6, abs_tol=nothing)]
         return cls(sum(y > x for x, y in apart), sum(y < x for x, y in apart), len(a))
 
     @property

@@ -55,8 +55,9 @@ def test_paired_counts_by_hand():
 def test_paired_without_a_difference_says_nothing():
     found = Paired.of([1, 0, 1], [1, 0, 1])
     assert (found.p, found.change, found.evidence) == (1.0, 0.0, 1.0)
-    found = Paired.of([100.0, -3.0, 0.0], [100.0 + 1e-7, -3.0 - 1e-7, 1e-3])  # the first two differ by their rounding
-    assert (found.gained, found.lost, found.pairs) == (1, 0, 3)
+    # the first three differ by their rounding
+    found = Paired.of([100.0, -3.0, 0.0, 0.0], [100.0 + 1e-7, -3.0 - 1e-7, 1e-12, 1e-3])
+    assert (found.gained, found.lost, found.pairs) == (1, 0, 4)
     with pytest.raises(ValueError, match="3 results of A and 2 of B"):
         Paired.of([1, 0, 1], [1, 0])
 
