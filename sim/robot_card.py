@@ -253,15 +253,17 @@ def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float, least: 
     if own is not None and own[0] < friction:
         own = None  # it would stop where friction holds it, far from where it should be
     kp, kd = own or (max(inertia * SERVO_SPEED**2, _STIFF * (effort or DEFAULTS["effort"]), friction), 0.0)
-    # At its largest effort a servo is stepped as a plain force: a joint lighter than kd dt / 2 would shake by itself.
-    lack = 0.5 * kd * TIMESTEP - least if own else kp / SERVO_SPEED**2 - inertia
-    rotor = float(model.dof_armature[dof])
+    # At its largest effort a servo is stepped as a plain force: a joint lighter than kd dt / 2 would shake by itself,
+    # and where axes come to lie in line (1 and 3 of most arms with seven joints) those two weigh next to nothing.
+    kd = kd if own else 2.0 * kp / SERVO_SPEED
+    bound, rotor = 0.5 * kd * TIMESTEP, float(model.dof_armature[dof])
+    lack = bound - least if own else max(kp / SERVO_SPEED**2 - inertia, bound)
     return joint_card(
         model,
         made,
         joint,
         kp=_short(kp),
-        kd=_short(kd if own else 2.0 * kp / SERVO_SPEED),
+        kd=_short(kd),
         armature=round(rotor + lack, 5) if lack > 0.0 else 0.0,
     )
 
