@@ -23,8 +23,11 @@ def is_readable(mesh: Path) -> bool:
     if kind != ".stl":
         return kind in _PLAIN
     with mesh.open("rb") as stream:
-        count = int.from_bytes(stream.read(84)[80:], "little")
-    return count <= _FACES or mesh.stat().st_size != 84 + 50 * count  # the second is one in words
+        head = stream.read(84)
+    count = int.from_bytes(head[80:], "little")
+    if mesh.stat().st_size != 84 + 50 * count:  # one in words, cut off, or what Git LFS leaves in its place
+        return head.lstrip().startswith(b"solid")
+    return 0 < count <= _FACES
 
 
 def triangles(mesh: Path) -> tuple[np.ndarray, np.ndarray] | None:

@@ -107,3 +107,22 @@ def test_without_the_package_the_note_says_what_brings_it(mesh, tmp_path, monkey
         monkeypatch.setattr(f"robot_rl.sim.{place}.find_fault", lambda module: "missing")
     made = load(robot(tmp_path, "../meshes/link.dae"))
     assert 'files that end in .dae are read after: pip install "robot_rl[robot]"' in made.notes
+
+
+STL = bytes(80) + (1).to_bytes(4, "little") + np.array([0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0], "<f4").tobytes() + bytes(2)
+
+
+@pytest.mark.parametrize(
+    ("data", "read"),
+    [
+        (STL, True),
+        (STL[:-1], False),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 31415\n" + bytes(40), False),
+        (bytes(84), False),
+        (b"solid arm\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop\n", True),
+    ],
+)
+def test_an_stl_that_is_cut_off_or_a_pointer_to_one_is_told_from_one_in_words(tmp_path, data, read):
+    path = tmp_path / "link.STL"
+    path.write_bytes(data)
+    assert mesh_files.is_readable(path) is read
