@@ -79,12 +79,17 @@ class ForeignDriver:
     def undo(self):
         """Nothing is wrong with it."""
         self.frozen = False  # the same numbers under new stamps
+        self._freezes = False  # at the next ones that tell of motion
         self.spoken = lambda name: name  # the name that joint states give to a joint
         self.stamp = lambda now: now  # of a measurement made at `now` [s of the wall clock]
         self.moves = lambda step: step  # what the joints make of a step
         self.shows = lambda value: value  # of positions and velocities
         self.delay = lambda: 0.0  # of joint states on their way [s]
         self.says = lambda message: [message]  # what is published in place of a message of joint states
+
+    def freeze_in_motion(self):
+        """From the next measurement on in which every joint moves, the same numbers under new stamps."""
+        self._freezes = True
 
     def place(self, start):
         """Set the joints down somewhere, with nothing to follow."""
@@ -163,6 +168,7 @@ class ForeignDriver:
     def _show(self, now):
         if self._shown is None or not self.frozen:
             self._shown = self.shows(self.position).tolist(), self.shows(self.velocity).tolist()
+            self.frozen |= self._freezes and min(map(abs, self._shown[1])) > 0.01
         message = JointState(name=[self.spoken(name) for name in self.joints])
         message.position, message.velocity = self._shown
         stamp = self.stamp(time.time() - (time.monotonic() - now))  # when it was measured, however late this is said

@@ -254,7 +254,7 @@ def test_frozen_states_under_fresh_stamps_end_the_motion_of_a_policy_of_small_st
     made.station.driver.value = lambda t: made.station.position + 0.02  # a small step from what is measured, always
     wait(lambda: made.driver.moved(-np.inf) > 0.05, what="motion")
     since, where = time.monotonic(), made.driver.where()
-    made.driver.frozen = True
+    made.driver.freeze_in_motion()  # at rest, with a command of one small step, it could as well be blocked
     made.station.wait_state("FAULT", limit=3.0)
     assert wait(made.fault, what="the fault's name") == "state_frozen"
     # the command was at most 0.02 rad and the way of its brake from 1 rad/s, 0.1 rad, ahead of what was told last
