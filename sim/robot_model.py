@@ -97,7 +97,7 @@ def load(path: str | Path, *, legs: bool = False, hand: str = "") -> RobotModel:
     if root.tag == "robot" or path.suffix == ".xacro":
         raise ValueError(
             f"{path} is a xacro, of which a URDF is made first: xacro {path.name} > robot.urdf (without a ROS: "
-            "pip install xacrodoc)"
+            f"pip install xacrodoc; xacrodoc -d <folder of its packages> {path.name} -o robot.urdf)"
         )
     raise ValueError(f"{path} begins with <{root.tag}>, expected <robot> (URDF) or <mujoco> (MJCF)")
 
