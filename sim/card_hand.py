@@ -162,6 +162,12 @@ def _with_hand(text: str, xml: str, half: float) -> tuple[str, Grip]:
         name=CUBE, type=mujoco.mjtGeom.mjGEOM_BOX, size=[half] * 3, mass=0.06, rgba=[0.85, 0.22, 0.2, 1.0],
         priority=1, friction=[1.5, 0.02, 0.0001], solref=[0.01, 1.0], solimp=[0.95, 0.99, 0.001, 0.5, 2.0],
     )  # fmt: skip
+    below = {model.body(part).name for part in (hand, *bodies_below(model, [hand]))}
+    probe = RobotProbe(model, [model.joint(name).id for name in names], TOOL)
+    probe.place(np.array(card.home))
+    for pair in sorted(probe.touching()):  # hulls of links that overlap where they are joined
+        if "" not in pair and below.issuperset(pair):
+            spec.add_exclude(bodyname1=pair[0], bodyname2=pair[1])
     pose = dict(zip(names, card.home))
     grip = HandTrial(spec, card.gripper, pose, half).find()
     if isinstance(grip, str):  # the hull of a jaw that is not convex fills the gap

@@ -27,7 +27,7 @@ from robot_rl.sim.robot_model import (
     load,
     mujoco,
 )
-from robot_rl.sim.robot_probe import RobotProbe, limits_of
+from robot_rl.sim.robot_probe import RobotProbe, corners_of, limits_of
 from robot_rl.types.card import DEFAULTS, OPEN, SERVO_SPEED, Card, GripperCard, JointCard, ModelCard, WorkspaceCard
 
 if TYPE_CHECKING:
@@ -156,6 +156,9 @@ class _Survey(RobotProbe):
         self.rank = max(ranks)
         worth = [self.worth(pose) for pose in poses]
         best = int(np.argmax(worth))
+        if worth[best] <= 0.0 and (more := self.overlaps_at_zero()):  # fat capsules of short links
+            self.ignore = tuple(sorted({*self.ignore, *more}))
+            return self.home()
         if worth[best] <= 0.0:
             raise ValueError(
                 "no pose of this arm is free of contacts with the tool at least 2 cm above z = 0, where the floor is; "
@@ -402,7 +405,7 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     fingers = [end_link(model, int(model.jnt_bodyid[j])) for j in joints]
     linked = [int(model.jnt_bodyid[j]) for j in hand] if model.neq and len(hand) > len(joints) else []
     arm.place(home)
-    far = int(np.linalg.norm(_points(model, arm.data, fingers[0]) - arm.data.xanchor[joints[0]], axis=1).argmax())
+    far = int(np.linalg.norm(corners_of(model, arm.data, fingers[0]) - arm.data.xanchor[joints[0]], axis=1).argmax())
 
     def width(ends: Sequence[float]) -> float:
         """How far apart the ends of the fingers are; that of a single one from the tool's point."""
@@ -416,7 +419,9 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
         if len(hand) == 1:  # a jaw that closes on the hand itself: its far end touches it when it is closed
             palm = int(model.body_parentid[fingers[0]])
             return float(
-                np.linalg.norm(_points(model, arm.data, palm) - _points(model, arm.data, fingers[0])[far], axis=1).min()
+                np.linalg.norm(
+                    corners_of(model, arm.data, palm) - corners_of(model, arm.data, fingers[0])[far], axis=1
+                ).min()
             )
         places = [arm.data.xipos[body] for body in fingers]
         pairs = itertools.combinations(places if len(places) > 1 else [*places, arm.tip()], 2)
@@ -456,19 +461,6 @@ def _take_along(model: MjModel, data: MjData, joints: list[int]) -> None:
         data.qpos[places], data.qvel[dofs] = values, 0.0
     model.opt.gravity[:], model.opt.disableflags = gravity, flags
     mujoco.mj_fwdPosition(model, data)
-
-
-def _points(model: MjModel, data: MjData, body: int) -> np.ndarray:
-    """(P, 3) corners of a body's shapes, its origin where it has none."""
-    found = [data.xpos[body][None]]
-    for geom in np.flatnonzero(model.geom_bodyid == body):
-        middle, size = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
-        own = middle + size * np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
-        if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH:
-            first = int(model.mesh_vertadr[model.geom_dataid[geom]])
-            own = model.mesh_vert[first : first + int(model.mesh_vertnum[model.geom_dataid[geom]])]
-        found.append(data.geom_xpos[geom] + own @ data.geom_xmat[geom].reshape(3, 3).T)
-    return np.concatenate(found[1:] or found)
 
 
 def _below(model: MjModel, body: int, ancestor: int) -> bool:

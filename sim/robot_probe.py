@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from robot_rl.sim.robot_model import mujoco
+from robot_rl.sim.robot_model import FLOOR, joints_to, mujoco
 
 if TYPE_CHECKING:
-    from mujoco import MjModel
+    from mujoco import MjData, MjModel
 
 _TURN = math.pi
 """Joints that turn further are searched in this range either way: the rest is the same place again [rad]."""
@@ -75,6 +76,16 @@ class RobotProbe:
                 counts[pair] = counts.get(pair, 0) + 1
         return tuple(sorted(pair for pair, count in counts.items() if count >= 90))
 
+    def overlaps_at_zero(self) -> set[tuple[str, str]]:
+        """Other pairs, at most two joints apart, that touch in the model's own zero, in which the robot can stand."""
+        self.place(self.model.qpos0[self.qpos])
+        found = self.touching() - set(self.ignore)
+        return {pair for pair in found if FLOOR not in pair and self._joints_between(pair) <= 2}
+
+    def _joints_between(self, pair: tuple[str, str]) -> int:
+        one, other = (set(joints_to(self.model, self._names.index(name))) for name in pair)
+        return len(one ^ other)
+
     def cloud(self, home: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(n, J) poses around home that are free, and (n, 3) where the tool is in them."""
         home = np.clip(home, self.low, self.high)
@@ -95,3 +106,16 @@ def limits_of(model: MjModel, joint: int) -> tuple[float, float]:
         return (-_TURN, _TURN)
     low, high = model.jnt_range[joint]
     return float(low), float(high)
+
+
+def corners_of(model: MjModel, data: MjData, body: int) -> np.ndarray:
+    """(P, 3) corners of a body's shapes, its origin where it has none."""
+    found = [data.xpos[body][None]]
+    for geom in np.flatnonzero(model.geom_bodyid == body):
+        middle, size = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
+        own = middle + size * np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
+        if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH:
+            first = int(model.mesh_vertadr[model.geom_dataid[geom]])
+            own = model.mesh_vert[first : first + int(model.mesh_vertnum[model.geom_dataid[geom]])]
+        found.append(data.geom_xpos[geom] + own @ data.geom_xmat[geom].reshape(3, 3).T)
+    return np.concatenate(found[1:] or found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from robot_rl.sim.card_arm import CardArm
-from robot_rl.sim.card_hand import _with_hand
+from robot_rl.sim.card_hand import _with_hand, find_free
 from robot_rl.sim.card_pick import follow
 from robot_rl.sim.check import check
 from robot_rl.sim.engine_options import EngineOptions
@@ -48,6 +49,26 @@ def test_an_arm_that_stands_too_high_is_told_what_it_does_not_reach(tmp_path: Pa
     (tmp_path / "high.urdf").write_text(SMALL.read_text().replace(base, up + base))
     with pytest.raises(ValueError, match=r"0 below 6 cm \(cubes\).*how high its base stands"):
         Pick(robot=new_card(str(tmp_path / "high.urdf"), "high")[0])
+
+
+def test_links_of_a_hand_that_overlap_where_they_are_joined_do_not_keep_it_from_grasping(tmp_path: Path) -> None:
+    """As the hulls of a linkage's knuckles, which the card does not know: what it knows are capsules."""
+    knuckle = """
+      <joint name="knuckle" type="revolute"><parent link="hand"/><child link="knuckle"/><origin xyz="0 0.01 0.06"/>
+        <axis xyz="1 0 0"/><limit lower="-0.1" upper="0.1" velocity="1" effort="1"/><mimic joint="finger_left"/></joint>
+      <link name="knuckle"><collision><geometry><box size="0.05 0.01 0.01"/></geometry></collision>
+        <inertial><mass value="0.01"/>
+        <inertia ixx="0.00001" iyy="0.00001" izz="0.00001" ixy="0" ixz="0" iyz="0"/></inertial></link>
+    </robot>"""
+    (tmp_path / "arm.urdf").write_text(SMALL.read_text().replace("</robot>", knuckle))
+    card, _ = new_card(str(tmp_path / "arm.urdf"), "arm")
+    overlaps = {pair for pair in card.ignore if "knuckle" in pair}
+    assert overlaps == {("knuckle", "left")}
+    known = CardArm(card, action="ee", control_hz=20.0).xml
+    unknown = re.sub(r"<exclude [^>]*knuckle[^>]*/>", "", known)
+    assert unknown != known
+    scene, _ = _with_hand(card.model_dump_json(), unknown, 0.02)
+    assert find_free(mujoco.MjModel.from_xml_string(scene), card, np.array([card.home])).all()
 
 
 @real

@@ -475,3 +475,20 @@ def test_hundreds_of_contacts_are_named_in_about_the_time_that_finding_them_take
     assert probe.data.ncon > 300
     assert found == {(f"b{i}", f"b{j}") for j in range(4) for i in range(j)}
     assert spent["touching"] < 2.0 * spent["place"], spent
+
+
+def test_short_links_that_touch_in_every_pose_are_free_of_what_touches_at_zero(tmp_path: Path) -> None:
+    """The third link meets a plate of the first where it points ahead, and a plate of the base where it does not."""
+    (tmp_path / "arm.xml").write_text("""
+    <mujoco><compiler angle="radian"/><worldbody><body name="base" pos="0 0 0.3">
+      <geom type="box" size="0.02 0.4 0.02" pos="-0.1 0 0.2"/><geom type="box" size="0.3 0.02 0.02" pos="-0.2 0.2 0.2"/>
+      <geom type="box" size="0.3 0.02 0.02" pos="-0.2 -0.2 0.2"/>
+      <body name="one"><joint name="a" axis="0 0 1" range="-0.05 0.05"/>
+        <geom type="box" size="0.02 0.4 0.02" pos="0.2 0 0.2"/>
+        <body name="two" pos="0 0 0.05"><joint name="b" axis="0 0 1" range="-3.1 3.1"/><geom size="0.02"/>
+          <body name="three" pos="0 0 0.15"><joint name="c" axis="0 1 0" range="-0.05 0.05"/>
+            <geom type="capsule" size="0.02" fromto="0.03 0 0 0.4 0 0"/><site name="tcp" pos="0.42 0 0"/>
+    </body></body></body></body></worldbody></mujoco>""")
+    card, _ = new_card(str(tmp_path / "arm.xml"), "arm")
+    assert card.ignore == (("one", "three"),)
+    assert abs(card.home[1]) < 2.0
