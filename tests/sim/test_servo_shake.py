@@ -39,7 +39,7 @@ def test_two_axes_in_line_do_not_shake_against_each_other(tmp_path: Path) -> Non
     """Where b is 0, a and c turn about one line: what moves when one goes forward and the other back weighs little.
 
     A push of 3 rad/s is more than the largest torque takes away in one step of physics, so that servos which are stiff
-    for the whole arm throw this small mass to and fro for ever, with the elbow at rest.
+    for the whole arm throw this small mass back and forth for ever, with the elbow at rest.
     """
     (tmp_path / "arm.xml").write_text(ARM)
     card, _ = new_card(str(tmp_path / "arm.xml"), "arm")
