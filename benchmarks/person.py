@@ -48,10 +48,10 @@ PICTURES = {
 }
 """The same from the world's two cameras of 64 x 64, goal and object hidden."""
 TABLES = {"states": STATES, "pictures": PICTURES}
-SEEDS = dict.fromkeys(STATES, (50, 51, 52)) | dict.fromkeys(PICTURES, (70,))
-SEEDS["ours"] = tuple(range(50, 60))
-SEEDS["selftrained"] = (70, 71, 72, 73, 74)
-SEEDS["robot"] = (70, 71, 72)
+SEEDS: dict[str, range] = {
+    **dict.fromkeys(STATES, range(50, 53)), **dict.fromkeys(PICTURES, range(70, 71)),
+    "ours": range(50, 60), "selftrained": range(70, 75), "robot": range(70, 73),
+}  # fmt: skip
 
 
 def command(world: str, method: str, seed: int) -> list[str]:

@@ -71,7 +71,7 @@ class SafetySupervisor:
         self._machine = SafetyMachine(max_rearm_per_minute=self.settings.max_rearm_per_minute)
         self._monitor = StateMonitor(spec, self.settings)
         self._freeze = FreezeWatch(self.settings, spec)
-        self._overrun = Overrun(period, limit=self.settings.overrun_ticks)
+        self._overrun = Overrun(period, limit=self.settings.overrun_ticks, stands_after=spec.stands_after)
         box = spec.workspace
         self._guard = WorkspaceGuard(box.lower, box.upper, forward) if box and forward else None
         self._lock = threading.RLock()
@@ -228,11 +228,10 @@ class SafetySupervisor:
             now = self._now if isfinite(self._now) else 0.0
             self._moved_at = now - self._period  # whatever time it is, the brake goes on
         self._now = now
-        if self._overrun.tick(now):
-            if self._machine.state in MOVABLE:
-                self._fault("loop_overrun", self._overrun.numbers)
-            if self._overrun.silence > self.spec.stands_after:  # a brake from the old speed would set it going again
-                self.limiter.reset(self.limiter.position)
+        if self._overrun.tick(now) and self._machine.state in MOVABLE:
+            self._fault("loop_overrun", self._overrun.numbers)
+        if self._overrun.stood:  # from the old speed on, a brake or a motion would set it going with a jump
+            self.limiter.reset(self.limiter.position)
         self._watch_state(state, now)
         self._watch_place()
         target = self._judge(command, now, reasons)

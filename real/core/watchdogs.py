@@ -77,14 +77,16 @@ class Overrun:
     Args:
         period: nominal [s].
         limit: missed ticks in a row that are an overrun.
+        stands_after: seconds without a command after which the joints stand; five periods at least are waited for.
 
     Attributes:
         gap: ticks missed before the last one.
-        silence: seconds between the last two.
+        stood: whether the joints came to rest by themselves before the last one.
     """
 
-    def __init__(self, period: float, *, limit: int = 5) -> None:
-        self.period, self.limit, self.gap, self.silence = period, limit, 0, 0.0
+    def __init__(self, period: float, *, limit: int = 5, stands_after: float = inf) -> None:
+        self.period, self.limit, self.gap, self.stood = period, limit, 0, False
+        self._rest = max(stands_after, 5.5 * period)
         self._last: float | None = None
 
     @property
@@ -94,7 +96,7 @@ class Overrun:
 
     def tick(self, now: float) -> bool:
         """Note a tick; True when at least `limit` ticks are missing before it."""
-        self.silence = 0.0 if self._last is None else now - self._last
-        self.gap = max(int(self.silence / self.period + 0.5) - 1, 0)
+        silence = 0.0 if self._last is None else now - self._last
+        self.gap, self.stood = max(int(silence / self.period + 0.5) - 1, 0), silence > self._rest
         self._last = now
         return self.gap >= self.limit

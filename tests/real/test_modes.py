@@ -8,6 +8,7 @@ import pytest
 from robot_rl.real.core.chunk_player import play_effort
 from robot_rl.real.core.intake import CommandMessage, Intake
 from robot_rl.real.core.limiter_effort import EffortLimiter
+from robot_rl.real.core.settings import SafetySettings
 from robot_rl.real.core.spec import RobotSpec, SpecError
 from robot_rl.real.core.supervisor import SafetySupervisor
 from robot_rl.real.port import SpecPort
@@ -67,6 +68,17 @@ def test_a_workspace_holds_on_the_way_of_a_brake_too(make_loop, make_arm):
     assert "workspace" in seen
     assert max(places) > 1.18
     assert max(places) <= 1.2
+
+
+def test_a_motion_after_a_pause_begins_from_rest_where_the_pause_is_no_fault(make_loop):
+    """The joints have stood at their last command for 0.2 s; at 5 rad/s^2 they come to 0.1 rad/s in the late tick."""
+    settings = SafetySettings(overrun_ticks=40, command_timeout=0.3, state_timeout=0.3)
+    loop = make_loop(settings=settings).moving()
+    loop.tick(lambda: loop.command(np.full(3, 1.5)), dt=0.2)
+    assert loop.safety.state == "ACTIVE"
+    assert np.allclose(loop.sent[-1] - loop.sent[-2], 0.1 * 0.02)
+    loop.run(0.05, np.full(3, 1.5))
+    assert np.allclose(np.diff(loop.sent[-3:], axis=0), [[0.3e-2] * 3, [0.35e-2] * 3])
 
 
 @pytest.mark.parametrize(("gap", "sent"), [(0.07, (0.9, 0.85)), (0.25, (0.0, 0.0))])
