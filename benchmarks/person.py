@@ -115,10 +115,12 @@ def _show(row: list[dict[str, Any]]) -> str:
 
 def main(words: list[str]) -> int:
     """Fill the table, or print it; 1 if a cell failed."""
-    said = dict(word.split("=", 1) for word in words)
+    said = {name: value for name, _, value in (word.partition("=") for word in words)}
     if unknown := set(said) - {"worlds", "methods", "seeds", "table"}:
         raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; expected worlds, methods (with ;), seeds, or table")
     if "table" in said:
+        if said["table"] not in TABLES:
+            raise SystemExit(f"there is no table '{said['table']}'; expected table=states or table=pictures")
         sys.stdout.write(table(TABLES[said["table"]]) + "\n")
         return 0
     failed = False

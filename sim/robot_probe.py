@@ -77,8 +77,11 @@ class RobotProbe:
         return tuple(sorted(pair for pair, count in counts.items() if count >= 90))
 
     def overlaps_at_zero(self) -> set[tuple[str, str]]:
-        """Other pairs, at most two joints apart, that touch in the model's own zero, in which the robot can stand."""
-        self.place(self.model.qpos0[self.qpos])
+        """Other pairs, at most two joints apart, that touch in the model's own zero, if the robot can stand there."""
+        zero = self.model.qpos0[self.qpos]
+        if not ((self.low <= zero) & (zero <= self.high)).all():
+            return set()
+        self.place(zero)
         found = self.touching() - set(self.ignore)
         return {pair for pair in found if FLOOR not in pair and self._joints_between(pair) <= 2}
 

@@ -81,6 +81,17 @@ def test_a_motion_after_a_pause_begins_from_rest_where_the_pause_is_no_fault(mak
     assert np.allclose(np.diff(loop.sent[-3:], axis=0), [[0.3e-2] * 3, [0.35e-2] * 3])
 
 
+def test_a_driver_that_hangs_while_it_tells_rest_is_moved_by_one_small_step_at_most(make_loop):
+    """Nobody can tell it from a robot that friction holds: no fault, and no more than the policy's 0.02 rad."""
+    loop = make_loop().active()
+    told = loop.state().position.copy()
+    loop.alter = lambda state: replace(state, position=told, velocity=np.zeros(3))
+    loop.run(3.0, told + 0.02)
+    assert loop.safety.state == "ACTIVE"
+    assert np.allclose(loop.sent[-1], told + 0.02)
+    assert np.max(loop.sent) <= np.max(told) + 0.02 + 1e-9
+
+
 @pytest.mark.parametrize(("gap", "sent"), [(0.07, (0.9, 0.85)), (0.25, (0.0, 0.0))])
 def test_a_brake_after_a_pause_begins_with_what_the_controller_does_by_then(make_loop, make_arm, gap, sent):
     """Within its timeout it goes on at the last velocity, 1 rad/s; later it stands, and is not set going again."""
