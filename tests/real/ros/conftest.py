@@ -58,6 +58,17 @@ def pytest_collection_modifyitems(items):
             item.add_marker("live")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Beside a failure: what the supervisor said last."""
+    report = yield
+    station = getattr(item, "funcargs", {}).get("station")
+    if report.failed and station is not None:
+        said = f"{station.states[-6:]}, now {station.diagnostic('safety_supervisor: safety')}"
+        report.sections.append(("supervisor", said))
+    return report
+
+
 @pytest.fixture(scope="module", autouse=True)
 def short_collections():
     """Robots of these tests live in this process, and are silent while it collects garbage.
