@@ -50,7 +50,7 @@ PICTURES = {
 TABLES = {"states": STATES, "pictures": PICTURES}
 SEEDS: dict[str, range] = {
     **dict.fromkeys(STATES, range(50, 53)), **dict.fromkeys(PICTURES, range(70, 71)),
-    "ours": range(50, 60), "selftrained": range(70, 75), "robot": range(70, 73),
+    "ours": range(60, 70), "selftrained": range(75, 80), "robot": range(75, 78),
 }  # fmt: skip
 
 

@@ -185,6 +185,7 @@ class EncodedPolicy:
             look=self.look,
             features=lambda obs: self._see(obs)[1].cpu().numpy(),
             remembers=self._encoder.remembers,
+            set_dither=inner.set_dither,
         )
 
     def reset(self, rows: Array | None = None) -> None:

@@ -17,7 +17,7 @@ from robot_rl.policies.nets.net import step
 from robot_rl.policies.nets.rows import valid_rows
 from robot_rl.policies.online.sac import SoftActorCritic, SoftOptions
 from robot_rl.types import Metrics, Obs, StateDict, Transitions
-from robot_rl.types.options import Count, NotNegative, Number, Positive
+from robot_rl.types.options import Count, NotNegative, Number, Positive, Share
 
 Updates = Annotated[int, Field(ge=0)]
 
@@ -66,6 +66,9 @@ class ImitationSacOptions(SoftOptions):
     acting_rate: Annotated[float, Field(gt=0, le=1)] = 0.002
     """The policy that acts is a running mean of the actor's weights, which takes in the newest at this rate per update,
     and is the plain mean of all while these are few; 1 acts with the newest."""
+    dither: Share = 0.5
+    """Share of its noise that the policy keeps where it acts alone (trials, eval, deploy). It learned with noise: its
+    mean may stand still at a place that noise would have left, and search a hole worse. 0 acts by the mean."""
 
     @field_validator("il_std")
     @classmethod
@@ -96,7 +99,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
         self.clone = self.target_copy("clone", self.actor)
         self.cloned = False
         self.acting = self.actor.params.twin()
-        self.policy = self.gaussian_policy(self.acting, self.actor)
+        self.policy = self.gaussian_policy(self.acting, self.actor, self.o.dither)
         self._taken = 0  # updates since the mean began
         self._extra: Metrics = {}
 

@@ -393,10 +393,16 @@ class TdLearner(NetLearner[T]):
         self.build()
         self.state.include({"policy": self.policy})
 
-    def gaussian_policy(self, params: FlatParams, actor: Net) -> SquashedGaussianPolicy:
-        """What acts by weights of the actor's sizes."""
+    def gaussian_policy(self, params: FlatParams, actor: Net, dither: float = 0.0) -> SquashedGaussianPolicy:
+        """What acts by weights of the actor's sizes; `dither` as `SquashedGaussianPolicy` takes it."""
         policy = SquashedGaussianPolicy(
-            self.io.acting, actor.shape, params, seed=self.seed + 1, normalizer=self.norm, encoder_shape=self.eye
+            self.io.acting,
+            actor.shape,
+            params,
+            seed=self.seed + 1,
+            normalizer=self.norm,
+            encoder_shape=self.eye,
+            dither=dither,
         )
         for encoder in self.encoders:
             policy.follow_encoder(encoder.params)

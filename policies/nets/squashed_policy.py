@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ class SquashedGaussianPolicy(Saved):
         normalizer: RunningNorm | FixedNorm | Centre | None = None,
         encoder_shape: EncoderShape | None = None,
         log_std_min: float = LOG_STD_MIN,
+        dither: float = 0.0,
     ) -> None:
         """Bind to the actor's parameters.
 
@@ -43,10 +46,14 @@ class SquashedGaussianPolicy(Saved):
             normalizer: of "state", shared; None for raw observations.
             encoder_shape: of the images, or None; the policy owns a copy of the encoder's parameters.
             log_std_min: lower limit of the log-std.
+            dither: share of the noise that stays where it acts "deterministically", drawn apart from that of training,
+                so that trials do not change the training that goes on after them.
         """
         self.io, self._shape, self._params, self._normalizer = io, shape, params, normalizer
         self._device, self._log_std_min = params.flat.device, log_std_min
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
+        self._dither = dither
+        self._apart = torch.Generator(device=self._device).manual_seed(seed + 1) if dither else None
         self._state = io.obs.get("state") is not None
         self._encoder: ImageEncoder | None = None
         if encoder_shape is not None:
@@ -69,21 +76,29 @@ class SquashedGaussianPolicy(Saved):
     @property
     def parts(self) -> PolicyParts:
         """A density, and noise that can be repeated."""
-        return PolicyParts(log_prob=self.log_prob, reseed=self.reseed)
+        return PolicyParts(
+            log_prob=self.log_prob, reseed=self.reseed, set_dither=None if self._apart is None else self.set_dither
+        )
 
     def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     def reseed(self, seed: int) -> None:
-        """Begin the exploration noise anew."""
+        """Begin all noise anew."""
         self._generator.manual_seed(seed)
+        if self._apart is not None:
+            self._apart.manual_seed(seed + 1)
+
+    def set_dither(self, share: float) -> None:
+        """Keep this share of the noise where it acts "deterministically"."""
+        self._dither = share
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose actions.
 
         Args:
             obs: "state" (B, S) and or "image.<camera>" (B, H, W, C), all NumPy or all torch.
-            deterministic: the mean instead of a sample.
+            deterministic: the mean instead of a sample; near it with `dither`.
 
         Returns:
             Action of (B, A) in [-1, 1], float32, in the kind of the observation.
@@ -110,18 +125,26 @@ class SquashedGaussianPolicy(Saved):
         out += bias
         size = out.shape[-1] // 2
         mean = out[..., :size]
-        if not deterministic:
-            noise = torch.randn(mean.shape, generator=self._generator).numpy()
-            mean = mean + np.exp(np.clip(out[..., size:], self._log_std_min, LOG_STD_MAX)) * noise
+        noise = self._noise(mean.shape, deterministic)
+        if noise is not None:
+            mean = mean + np.exp(np.clip(out[..., size:], self._log_std_min, LOG_STD_MAX)) * noise.numpy()
         action = np.tanh(mean)
         return action[None] if one else action
 
     def _act_torch(self, obs: Obs, deterministic: bool) -> Tensor:
         mean, log_std = self._raw(obs).chunk(2, dim=-1)
-        if deterministic:
+        noise = self._noise(mean.shape, deterministic)
+        if noise is None:
             return mean.tanh()
-        noise = torch.randn(mean.shape, generator=self._generator, device=self._device)
         return torch.addcmul(mean, log_std.clamp(self._log_std_min, LOG_STD_MAX).exp(), noise).tanh()
+
+    def _noise(self, shape: Sequence[int], deterministic: bool) -> Tensor | None:
+        """In standard deviations; None for none."""
+        if not deterministic:
+            return torch.randn(shape, generator=self._generator, device=self._device)
+        if self._apart is not None and self._dither:
+            return self._dither * torch.randn(shape, generator=self._apart, device=self._device)
+        return None
 
     def _raw(self, obs: Obs) -> Tensor:
         """(B, 2A) mean and log-std."""
@@ -164,7 +187,7 @@ class SquashedGaussianPolicy(Saved):
     def saved_parts(self) -> dict[str, object]:
         """Weights, noise generator, and normaliser and encoder, where there are some."""
         encoder = None if self._encoder is None else self._encoder.params.flat
-        parts = {"actor": self._params.flat, "generator": self._generator}
+        parts = {"actor": self._params.flat, "generator": self._generator, "noise1": self._apart}
         if isinstance(self._normalizer, Centre):
             return {**parts, "encoder": encoder, "centre": self._normalizer if self._normalizer.active else None}
         return {**parts, "encoder": encoder, "normalizer": self._normalizer}

@@ -73,6 +73,7 @@ class PolicyParts:
         at_interval: (steps) -> the same policy, asked every that many ticks.
         graph: (observations as tensors) -> (B, A) the best action in torch alone, of a policy whose `act` leaves torch.
         recurrence: of a policy that remembers, its step with the memory in the open, where torch alone can compute it.
+        set_dither: (share): how much of its noise stays in what it does "deterministically"; a graph has none.
     """
 
     executed: Callable[[np.ndarray], None] | None = None
@@ -92,11 +93,17 @@ class PolicyParts:
     at_interval: Callable[[int], Policy] | None = None
     graph: Callable[[Obs], Tensor] | None = None
     recurrence: Recurrence | None = None
+    set_dither: Callable[[float], None] | None = None
 
     def around(self, executed: Callable[[np.ndarray], None] | None) -> PolicyParts:
         """Parts of a policy around the one of these: without those that ask what the inner one would do by itself."""
         return PolicyParts(
-            executed=executed, reseed=self.reseed, save=self.save, restore=self.restore, remembers=self.remembers
+            executed=executed,
+            reseed=self.reseed,
+            save=self.save,
+            restore=self.restore,
+            remembers=self.remembers,
+            set_dither=self.set_dither,
         )
 
 
@@ -116,7 +123,12 @@ class Policy(Protocol):
         ...
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
-        """Choose actions for a batch; NumPy in, NumPy out, torch in, torch out."""
+        """Choose actions for a batch; NumPy in, NumPy out, torch in, torch out.
+
+        Args:
+            obs: of all rows.
+            deterministic: as it acts alone once it has learned: by its best action, or near it (`parts.set_dither`).
+        """
         ...
 
 

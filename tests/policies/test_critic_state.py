@@ -47,7 +47,7 @@ def batches(seed=0):
 
 
 def imitating(io):
-    return ImitationSac(ImitationSacOptions(**SMALL, bc_steps=2, q_filter=True), io, seed=3)
+    return ImitationSac(ImitationSacOptions(**SMALL, bc_steps=2, q_filter=True, dither=0.0), io, seed=3)
 
 
 def test_critics_learn_what_only_they_see_and_the_same_critics_without_it_the_mean():

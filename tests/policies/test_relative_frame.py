@@ -81,7 +81,8 @@ def test_round_trip_and_no_rotation_out_of_translation():
 
 def test_learner_behaves_the_same_in_a_moved_scene():
     small = build.prepare(
-        "policy", {"name": "human/imitation_sac", "hidden": (16, 16), "batch_size": 32, "bc_steps": 20, "utd": 1}
+        "policy",
+        {"name": "human/imitation_sac", "hidden": (16, 16), "batch_size": 32, "bc_steps": 20, "utd": 1, "dither": 0.0},
     )
     learner = RelativeFrame(RelativeFrameOptions(method=small), IO, seed=0)
     state, action = scenes(64)
