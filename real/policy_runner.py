@@ -12,7 +12,7 @@ from robot_rl.data.units import in_units, meaning_of
 from robot_rl.real.core.spec import POSITION, Mode, RobotSpec
 from robot_rl.real.port import SpecPort, TrainedPort, with_sight
 from robot_rl.types import Loaded, Options, Policy, Port, Seen
-from robot_rl.types.options import Count, Positive, Whole
+from robot_rl.types.options import Count, Positive, Share, Whole
 
 
 class Unfit(ValueError):
@@ -43,6 +43,8 @@ class RunnerOptions(Options):
     """Of the RobotSpec."""
     deterministic: bool = True
     """The policy's mean instead of a sample."""
+    dither: Share | None = None
+    """Share of its noise that it keeps all the same; None as it was trained to."""
     interpolate: bool = True
     """Go straight to the next target; false commands it at once."""
     chunk_steps: Count = 1
@@ -93,6 +95,8 @@ class PolicyRunner:
         self.every = round(ratio)
         self._period = 1.0 / port.io.control_hz
         self._deterministic, self._blend_steps = o.deterministic, o.blend_steps
+        if o.dither is not None and policy.parts.set_dither is not None:
+            policy.parts.set_dither(o.dither)
         self._interpolate = o.interpolate and mode == POSITION
         self._direct = mode != POSITION
         self._chunk = o.chunk_steps

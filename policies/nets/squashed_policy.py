@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
 
 import numpy as np
 import torch
@@ -15,6 +15,12 @@ from robot_rl.policies.nets.mlp import MlpShape
 from robot_rl.policies.nets.normalizer import Centre, FixedNorm, RunningNorm
 from robot_rl.state import Saved
 from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
+
+
+def noise_of(rows: np.ndarray, size: int) -> np.ndarray:
+    """(B, size) standard normal numbers, float32, that belong to the rows (B, S): the same for the same row."""
+    seeds = [zlib.crc32(row.tobytes()) for row in rows]
+    return np.stack([np.random.default_rng(seed).standard_normal(size, np.float32) for seed in seeds])
 
 
 class SquashedGaussianPolicy(Saved):
@@ -46,14 +52,13 @@ class SquashedGaussianPolicy(Saved):
             normalizer: of "state", shared; None for raw observations.
             encoder_shape: of the images, or None; the policy owns a copy of the encoder's parameters.
             log_std_min: lower limit of the log-std.
-            dither: share of the noise that stays where it acts "deterministically", drawn apart from that of training,
-                so that trials do not change the training that goes on after them.
+            dither: share of the noise that stays where it acts "deterministically". There it belongs to the observation
+                (`noise_of`), so that the same one is always answered alike, and trials leave that of training alone.
         """
         self.io, self._shape, self._params, self._normalizer = io, shape, params, normalizer
         self._device, self._log_std_min = params.flat.device, log_std_min
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
         self._dither = dither
-        self._apart = torch.Generator(device=self._device).manual_seed(seed + 1) if dither else None
         self._state = io.obs.get("state") is not None
         self._encoder: ImageEncoder | None = None
         if encoder_shape is not None:
@@ -76,22 +81,19 @@ class SquashedGaussianPolicy(Saved):
     @property
     def parts(self) -> PolicyParts:
         """A density, and noise that can be repeated."""
-        return PolicyParts(
-            log_prob=self.log_prob, reseed=self.reseed, set_dither=None if self._apart is None else self.set_dither
-        )
+        return PolicyParts(log_prob=self.log_prob, reseed=self.reseed, set_dither=self.set_dither)
 
     def reset(self, rows: Array | None = None) -> None:
         """Nothing to forget: the policy has no memory."""
 
     def reseed(self, seed: int) -> None:
-        """Begin all noise anew."""
+        """Begin the exploration noise anew."""
         self._generator.manual_seed(seed)
-        if self._apart is not None:
-            self._apart.manual_seed(seed + 1)
 
-    def set_dither(self, share: float) -> None:
-        """Keep this share of the noise where it acts "deterministically"."""
-        self._dither = share
+    def set_dither(self, share: float) -> float:
+        """Keep this share of the noise where it acts "deterministically"; returns the one of before."""
+        before, self._dither = self._dither, share
+        return before
 
     def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
         """Choose actions.
@@ -125,30 +127,32 @@ class SquashedGaussianPolicy(Saved):
         out += bias
         size = out.shape[-1] // 2
         mean = out[..., :size]
-        noise = self._noise(mean.shape, deterministic)
+        noise = self._noise(state, size, deterministic)
         if noise is not None:
-            mean = mean + np.exp(np.clip(out[..., size:], self._log_std_min, LOG_STD_MAX)) * noise.numpy()
+            std = np.exp(np.clip(out[..., size:], self._log_std_min, LOG_STD_MAX))
+            mean = mean + std * noise.numpy().reshape(mean.shape)
         action = np.tanh(mean)
         return action[None] if one else action
 
     def _act_torch(self, obs: Obs, deterministic: bool) -> Tensor:
-        mean, log_std = self._raw(obs).chunk(2, dim=-1)
-        noise = self._noise(mean.shape, deterministic)
+        features = self._features(obs)
+        mean, log_std = self._raw(features).chunk(2, dim=-1)
+        noise = self._noise(features, mean.shape[1], deterministic)
         if noise is None:
             return mean.tanh()
         return torch.addcmul(mean, log_std.clamp(self._log_std_min, LOG_STD_MAX).exp(), noise).tanh()
 
-    def _noise(self, shape: Sequence[int], deterministic: bool) -> Tensor | None:
-        """In standard deviations; None for none."""
+    def _noise(self, seen: np.ndarray | Tensor, size: int, deterministic: bool) -> Tensor | None:
+        """(B, size) in standard deviations; None for none."""
         if not deterministic:
-            return torch.randn(shape, generator=self._generator, device=self._device)
-        if self._apart is not None and self._dither:
-            return self._dither * torch.randn(shape, generator=self._apart, device=self._device)
-        return None
+            return torch.randn((len(seen), size), generator=self._generator, device=self._device)
+        if not self._dither:
+            return None
+        rows = seen if isinstance(seen, np.ndarray) else seen.cpu().numpy()
+        return torch.from_numpy(self._dither * noise_of(rows, size)).to(self._device)
 
-    def _raw(self, obs: Obs) -> Tensor:
-        """(B, 2A) mean and log-std."""
-        h = self._features(obs)
+    def _raw(self, h: Tensor) -> Tensor:
+        """(B, 2A) mean and log-std of what the network reads (B, S)."""
         for i, (weight, bias) in enumerate(self._layers[:-1]):
             h = torch.addmm(bias, h, weight)
             if self._norms:
@@ -160,7 +164,7 @@ class SquashedGaussianPolicy(Saved):
     @torch.no_grad()
     def log_prob(self, obs: Obs, action: Tensor) -> Tensor:
         """(B,) log-density of actions (B, A) in (-1, 1); for off-policy evaluation."""
-        mean, log_std = self._raw(obs).chunk(2, dim=-1)
+        mean, log_std = self._raw(self._features(obs)).chunk(2, dim=-1)
         log_std = log_std.clamp(self._log_std_min, LOG_STD_MAX)
         bound = action.to(mean).clamp(-1 + 1e-6, 1 - 1e-6)
         z = (torch.atanh(bound) - mean) * (-log_std).exp()
@@ -187,7 +191,7 @@ class SquashedGaussianPolicy(Saved):
     def saved_parts(self) -> dict[str, object]:
         """Weights, noise generator, and normaliser and encoder, where there are some."""
         encoder = None if self._encoder is None else self._encoder.params.flat
-        parts = {"actor": self._params.flat, "generator": self._generator, "noise1": self._apart}
+        parts = {"actor": self._params.flat, "generator": self._generator}
         if isinstance(self._normalizer, Centre):
             return {**parts, "encoder": encoder, "centre": self._normalizer if self._normalizer.active else None}
         return {**parts, "encoder": encoder, "normalizer": self._normalizer}

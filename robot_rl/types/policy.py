@@ -73,7 +73,8 @@ class PolicyParts:
         at_interval: (steps) -> the same policy, asked every that many ticks.
         graph: (observations as tensors) -> (B, A) the best action in torch alone, of a policy whose `act` leaves torch.
         recurrence: of a policy that remembers, its step with the memory in the open, where torch alone can compute it.
-        set_dither: (share): how much of its noise stays in what it does "deterministically"; a graph has none.
+        set_dither: (share) -> the one of before: how much of its noise stays in what it does "deterministically", as a
+            function of what it sees; a graph has none.
     """
 
     executed: Callable[[np.ndarray], None] | None = None
@@ -93,7 +94,7 @@ class PolicyParts:
     at_interval: Callable[[int], Policy] | None = None
     graph: Callable[[Obs], Tensor] | None = None
     recurrence: Recurrence | None = None
-    set_dither: Callable[[float], None] | None = None
+    set_dither: Callable[[float], float] | None = None
 
     def around(self, executed: Callable[[np.ndarray], None] | None) -> PolicyParts:
         """Parts of a policy around the one of these: without those that ask what the inner one would do by itself."""
@@ -127,7 +128,7 @@ class Policy(Protocol):
 
         Args:
             obs: of all rows.
-            deterministic: as it acts alone once it has learned: by its best action, or near it (`parts.set_dither`).
+            deterministic: the same action for the same observation: the best, or near it (`parts.set_dither`).
         """
         ...
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.evaluate import LONGEST, by_task
 from robot_rl.types.option_words import Meaning
-from robot_rl.types.options import Count, Discount, Number, Whole
+from robot_rl.types.options import Count, Discount, Number, Share, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, load_subject, run_folder, threads
 from robot_rl.verbs.classify import judge_factory
@@ -37,6 +37,8 @@ class EvalOptions(Machine, Env, ActionMeaning):
     """Discount per control step."""
     deterministic: bool = True
     """The policy's best action; false draws one."""
+    dither: Share | None = None
+    """Share of its noise that SAC's policy and its kin keep all the same (docs/imitation_sac.md); null = as trained."""
     student: bool | None = None
     """Whether the one-step student of a diffusion policy acts; null = as trained."""
     target_return: Number | None = None
@@ -60,6 +62,13 @@ def evaluate(cfg: DictConfig) -> None:
     threads(cfg)
     cfg, path, env, policy = load_subject(cfg)
     make_env = env_factory(cfg).plain
+    if cfg.dither is not None:
+        if policy.parts.set_dither is None:
+            raise Refused(
+                f"dither={cfg.dither} is for a policy that is a squashed Gaussian (policy=online/sac, "
+                f"human/imitation_sac), not {type(policy).__name__}"
+            )
+        policy.parts.set_dither(float(cfg.dither))
     if cfg.student is not None:
         if policy.parts.use_student is None:
             raise Refused(

@@ -59,8 +59,7 @@ def export(cfg: DictConfig) -> None:
         raise Refused(f"{out} is there and holds no {file}; give a new folder, or that of an earlier export")
     policy, spec, config, facts = _foreign(cfg) if cfg.get("policy") is not None else _of_run(cfg)
     parts = policy.parts
-    if parts.set_dither is not None:
-        parts.set_dither(0.0)
+    if parts.set_dither is not None and parts.set_dither(0.0):
         print("the policy keeps some of its noise where it acts alone; the file acts by the mean")
     if parts.recurrence is None and (parts.remembers or parts.meter is not None or parts.executed is not None):
         raise Refused(

@@ -6,7 +6,7 @@ from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOpti
 from robot_rl.types import IOSpec
 
 IO = IOSpec({"state": ((3,), "float32")}, ("a", "b"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
-OBS = {"state": np.zeros((20_000, 3), np.float32)}
+OBS = {"state": np.random.default_rng(0).normal(0.0, 1e-5, (20_000, 3)).astype(np.float32)}  # all the same but in noise
 
 
 def policy(share):
@@ -22,19 +22,15 @@ def test_alone_it_acts_with_its_share_of_the_noise():
     free, alone = (width(own.act(OBS, deterministic=alone).value) for alone in (False, True))
     np.testing.assert_allclose(alone, 0.5 * free, rtol=0.03)
     still = policy(0.0)
-    assert np.ptp(still.act(OBS, deterministic=True).value, axis=0).max() == 0.0
+    assert np.ptp(still.act(OBS, deterministic=True).value, axis=0).max() < 1e-3
     own.parts.set_dither(0.0)  # as export does: a graph acts by the mean
     assert np.array_equal(own.act(OBS, deterministic=True).value, still.act(OBS, deterministic=True).value)
 
 
-def test_trials_leave_the_noise_of_training_as_it_is():
+def test_the_same_observation_is_answered_alike_whatever_came_between_and_training_goes_on_as_without():
     tried, untried = policy(0.5), policy(0.5)
-    tried.act(OBS, deterministic=True)
+    first = tried.act(OBS, deterministic=True).value
     assert np.array_equal(tried.act(OBS).value, untried.act(OBS).value)
-
-
-def test_trials_go_on_from_what_was_saved():
-    own, other = policy(0.5), policy(0.5)
-    own.act(OBS, deterministic=True)
-    other.load_state_dict(own.state_dict())
-    assert np.array_equal(own.act(OBS, deterministic=True).value, other.act(OBS, deterministic=True).value)
+    few = {"state": OBS["state"][7:9]}
+    np.testing.assert_allclose(tried.act(few, deterministic=True).value, first[7:9], atol=1e-6)
+    assert np.corrcoef(first[:-1, 0], first[1:, 0])[0, 1] < 0.05

@@ -56,6 +56,16 @@ def values(made, ticks, place=(0.0, 0.0, 0.0)):
     return [None if item is None else item.values[0, 0] for item in found]
 
 
+def test_keeps_of_its_noise_what_is_said_or_what_it_was_trained_to(make_arm):
+    told = []
+    for said in (None, 0.0, 0.3):
+        port = SpecPort(make_arm(), 10.0)
+        policy = Constant(port.io, [0.0, 0.0, 0.0])
+        policy.parts = PolicyParts(set_dither=told.append)
+        PolicyRunner(policy, port, RunnerOptions(rate=50.0, dither=said), identity="p")
+    assert told == [0.0, 0.3]
+
+
 def test_goes_straight_from_target_to_target(make_arm):
     # absolute mapping: range -1.98 .. 1.98, so 0.5 is 0.99 rad; five ticks per decision
     made = runner(make_arm(), [0.5, 0.0, 0.0])
