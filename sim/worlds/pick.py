@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _LOW, _HIGH = (0.28, -0.22, 0.016), (0.58, 0.22, 0.34)
 _ARM = ArmOptions(low=_LOW, high=_HIGH, gripper=True)
 _HALF = 0.02  # half the cube's edge, m
-_GRIP = 2 * _HALF + 0.012  # widest opening of fingers that hold it, m: it may be turned between them
+_GRIP = 2 * math.sqrt(2.0) * _HALF + 0.001  # widest opening of fingers that hold it, m: by two of its edges
 _CUBE, _GOAL = 0.1, 0.15  # metres per unit of the two vectors in the state
 _AIM = Aim(middle=(0.44, 0.0, 0.12))
 _OBJECTS = f"""
@@ -162,7 +163,7 @@ class Pick(ArmTask):
         return self._arm.act(state, move, opening=xp.where(close, xp.zeros_like(aside), xp.zeros_like(aside) + STROKE))
 
     def _is_held(self, view: View) -> Array:
-        """(N,) cube off the table, between fingers that are as far apart as it is wide."""
+        """(N,) cube off the table, between fingers no further apart than it is wide across its edges."""
         cube, opening = view.qpos[:, self._cube : self._cube + 3], self._arm.opening(view)
         near = norm(cube - view.task["tip"]) < self._near
         return near & (cube[:, 2] > _HALF + 0.005) & (opening < self._around)

@@ -15,7 +15,7 @@ ONE_THREAD = EngineOptions(num_threads=1)
 
 def test_pick_cube_at_the_goal_without_fingers_around_it_is_no_success() -> None:
     world = Pick()
-    env = make(3, 0, world=world, options=ONE_THREAD)
+    env = make(5, 0, world=world, options=ONE_THREAD)
     env.reset(seed=0)
     view: Any = env._view
     view.qpos[:, 8:11] = view.task["goal"]  # floating where it should be
@@ -23,7 +23,9 @@ def test_pick_cube_at_the_goal_without_fingers_around_it_is_no_success() -> None
     view.task["tip"][1:] = view.task["goal"][1:]
     view.qpos[:, 6:8] = 0.02
     view.qpos[1, 6:8] = 0.04  # around it, open
-    assert world.success(view).tolist() == [False, False, True]
+    view.qpos[3, 6:8] = 0.0283  # on two edges of it, 5.66 cm from one another
+    view.qpos[4, 6:8] = 0.0295  # nowhere on it
+    assert world.success(view).tolist() == [False, False, True, True, False]
     env.close()
 
 
