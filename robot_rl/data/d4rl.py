@@ -26,7 +26,7 @@ from robot_rl.atomic import new_hdf5
 from robot_rl.data import scores
 from robot_rl.data.bounds import ActionBounds, attributes, facts
 from robot_rl.data.d4rl_table import D4rlTable, load
-from robot_rl.data.episode import Logs, success_number, unnamed_io
+from robot_rl.data.episode import Logs, beside, is_usual, read_beside, unnamed_io
 from robot_rl.data.findings import note, refusal, warning
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.types import Episode, IOSpec
@@ -137,26 +137,15 @@ def write(
         "rewards": np.concatenate([e.reward for e in episodes]).astype(np.float32),
         "terminals": ends[0],
         "timeouts": ends[1],
-        "infos/proposed": np.concatenate([e.proposed for e in episodes]).astype(np.float32),
-        "infos/intervened": np.concatenate([e.intervened for e in episodes]),
         "infos/stamp": np.concatenate([e.stamp[:-1] for e in episodes]).astype(np.float64),
         "infos/next_stamp": np.concatenate([e.stamp[1:] for e in episodes]).astype(np.float64),
     }
-    # What the layout itself cannot say: a last observation that was never recorded, and recordings without an end.
-    cut = [2 if e.meta.get("cut") else int(not (e.terminated or e.truncated)) for e in episodes]
-    known = [e.meta.get("final_obs_valid", True) for e in episodes]
-    length = [len(e) for e in episodes]
-    won = [success_number(e.meta) for e in episodes]
-    if max(won) >= 0:
-        columns["infos/succeeded"] = np.repeat(np.array(won, np.int8), length)
-    if any(cut):
-        columns["infos/cut"] = np.repeat(np.array(cut, np.int8), length)
-    if not all(known):
-        columns["infos/final_obs_valid"] = np.repeat(np.array(known, bool), length)
-    for column in episodes[0].meta.get("columns", {}):
-        if all(column in e.meta.get("columns", {}) for e in episodes):
-            key = column if column.startswith("infos/") else f"infos/{column}"
-            columns[key] = np.concatenate([e.meta["columns"][column] for e in episodes])
+    tables = [beside(e) for e in episodes]
+    for name in tables[0]:
+        if all(name in table for table in tables):
+            column = np.concatenate([table[name] for table in tables])
+            if not is_usual(name, column):
+                columns[name if name.startswith("infos/") else f"infos/{name}"] = column
     with new_hdf5(path) as file:
         for key, value in columns.items():
             file.create_dataset(key, data=value, compression="gzip" if compress else None)
@@ -350,23 +339,21 @@ def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: 
     else:
         state[ends + 1 + np.arange(len(ends))] = table["next_observations" if known else "observations"][ends]
     steps = np.arange((ends - starts).max() + 2, dtype=np.float64)
-    human = np.zeros(rows, bool)
     more = {key: value for key, value in table.column.items() if key.startswith("infos/")}
-    human = more.pop("infos/intervened", human).astype(bool)
+    human = more.pop("infos/intervened", np.zeros(rows, bool)).astype(bool)
     proposed = more.pop("infos/proposed", table["actions"])
-    recorded, kind = more.pop("infos/final_obs_valid", None), more.pop("infos/cut", np.zeros(rows, np.int8))
-    succeeded = more.pop("infos/succeeded", np.full(rows, -1))
     stamp, after = more.pop("infos/stamp", None), more.pop("infos/next_stamp", None)
     episodes = []
     for i, (a, b) in enumerate(zip(starts.tolist(), (ends + 1).tolist())):
         state[a + i : b + i] = logged[a:b]  # every episode before adds one final observation
-        meta: dict[str, object] = {"columns": {key: value[a:b] for key, value in more.items()}} if more else {}
-        if not known or (recorded is not None and not recorded[b - 1]):
+        columns = {key: value[a:b] for key, value in more.items()}
+        meta, endless = read_beside(columns, "infos/")
+        if columns:
+            meta["columns"] = columns
+        if not known:
             meta["final_obs_valid"] = False
-        if (tail_cut and b == rows) or kind[b - 1] == 2:
+        if tail_cut and b == rows:
             meta["cut"] = True
-        if succeeded[b - 1] >= 0:
-            meta["success"] = bool(succeeded[b - 1])
         time = steps[: b - a + 1]
         if stamp is not None and after is not None:
             time = np.append(stamp[a:b], after[b - 1])
@@ -377,7 +364,7 @@ def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: 
                 proposed=proposed[a:b],
                 reward=table["rewards"][a:b],
                 terminated=bool(terminal[b - 1]),
-                truncated=bool(timeout[b - 1]) and kind[b - 1] != 1,
+                truncated=bool(timeout[b - 1]) and not endless,
                 intervened=human[a:b],
                 stamp=time,
                 meta=meta,

@@ -176,9 +176,50 @@ def success_of(meta: Mapping[str, Any]) -> bool | None:
     return None if column is None or not len(column) else bool(np.asarray(column)[-1])
 
 
-def success_number(meta: Mapping[str, Any]) -> int:
-    """1 for the episode of a success, 0 for another, -1 where these facts do not say."""
-    return int(meta["success"]) if meta.get("success") is not None else -1
+_USUAL = {"cut": 0, "final_obs_valid": True, "succeeded": -1}
+
+
+def beside(episode: Episode) -> dict[str, np.ndarray]:
+    """(T, ...) columns of what D4RL and Minari have no place for, and the further ones; inverse of `read_beside`.
+
+    "cut": 1 where neither terminated nor truncated, 2 where `meta["cut"]` says so, else 0; "final_obs_valid": whether
+    the last observation was recorded; "succeeded": 1, 0, or -1 where nothing is known.
+    """
+    steps, meta = len(episode), episode.meta
+    cut = 2 if meta.get("cut") else int(not (episode.terminated or episode.truncated))
+    success = -1 if meta.get("success") is None else int(meta["success"])
+    return {
+        "proposed": episode.proposed.astype(np.float32, copy=False),
+        "intervened": episode.intervened,
+        "cut": np.full(steps, cut, np.int8),
+        "final_obs_valid": np.full(steps, meta.get("final_obs_valid", True)),
+        "succeeded": np.full(steps, success, np.int8),
+        **meta.get("columns", {}),
+    }
+
+
+def is_usual(name: str, column: np.ndarray) -> bool:
+    """Whether such a column tells nothing, so that no file has to hold it."""
+    return name in _USUAL and bool((column == _USUAL[name]).all())
+
+
+def read_beside(columns: dict[str, np.ndarray], prefix: str = "") -> tuple[dict[str, Any], bool]:
+    """Facts for `Episode.meta`, and whether the episode is neither terminated nor truncated.
+
+    Args:
+        columns: of the episode, (T, ...); those that tell it are taken out.
+        prefix: of their names.
+    """
+    said = {name: columns.pop(prefix + name, None) for name in _USUAL}
+    last = _USUAL | {name: column[-1] for name, column in said.items() if column is not None and len(column)}
+    meta: dict[str, Any] = {}
+    if not last["final_obs_valid"]:
+        meta["final_obs_valid"] = False
+    if last["cut"] == 2:
+        meta["cut"] = True
+    if last["succeeded"] >= 0:
+        meta["success"] = bool(last["succeeded"])
+    return meta, last["cut"] == 1
 
 
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:
@@ -198,8 +239,8 @@ def episode_from_columns(
     action: np.ndarray,
     reward: np.ndarray,
     *,
-    terminated: bool,
-    truncated: bool,
+    terminated: bool = False,
+    truncated: bool | None = None,
     final_obs: dict[str, np.ndarray] | None = None,
     proposed: np.ndarray | None = None,
     intervened: np.ndarray | None = None,
@@ -209,29 +250,31 @@ def episode_from_columns(
     """An episode from T observations and, if there is one, the final observation.
 
     Args:
-        obs: (T, ...) per key.
+        obs: (T, ...) per key, or (T + 1, ...) with the final observation.
         action: (T, A).
         reward: (T,).
         terminated: of the last step.
-        truncated: of the last step.
-        final_obs: (...) per key, or None: the last observation is repeated and `meta["final_obs_valid"]` is False.
+        truncated: of the last step; where it is not terminated when None.
+        final_obs: (...) per key; where there is none the last observation is repeated and `meta["final_obs_valid"]` is
+            False.
         proposed: (T, A); the actions when None.
         intervened: (T,) bool; all False when None.
         stamp: (T + 1,) seconds; step indices when None.
         meta: further facts.
     """
-    facts = dict(meta or {})
-    if final_obs is None:
-        final_obs = {key: value[-1] for key, value in obs.items()}
-        facts["final_obs_valid"] = False
-    steps = len(action)
+    facts, steps = dict(meta or {}), len(action)
+    if any(len(value) == steps for value in obs.values()):
+        if final_obs is None:
+            final_obs = {key: value[-1] for key, value in obs.items()}
+            facts["final_obs_valid"] = False
+        obs = {key: np.concatenate((value, final_obs[key][None])) for key, value in obs.items()}
     return Episode(
-        obs={key: np.concatenate((value, final_obs[key][None])) for key, value in obs.items()},
+        obs=obs,
         action=action,
         proposed=action if proposed is None else proposed,
         reward=reward,
         terminated=terminated,
-        truncated=truncated,
+        truncated=not terminated if truncated is None else truncated,
         intervened=np.zeros(steps, bool) if intervened is None else intervened,
         stamp=np.arange(steps + 1.0) if stamp is None else stamp,
         meta=facts,

@@ -19,7 +19,7 @@ import numpy as np
 from robot_rl.atomic import new_folder, new_hdf5
 from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.bounds import attributes, facts, read_declared
-from robot_rl.data.episode import Logs, success_number, unnamed_io
+from robot_rl.data.episode import Logs, beside, episode_from_columns, is_usual, read_beside, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, refusal, warning
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions, rate_of
 from robot_rl.data.video import picture
@@ -218,34 +218,21 @@ def _episode(path: Path, name: str, group: Any, infos: bool, findings: list[Find
         findings.append(warning("metadata", message, where=name))
     info = _flat(path, group["infos"], "info", exact=True) if "infos" in group else {}
     columns = {key: value[1:] for key, value in info.items() if len(value) == steps + 1}
-    kind = columns.pop("cut", None)
-    known = columns.pop("final_obs_valid", None)
-    succeeded = columns.pop("succeeded", None)
-    if succeeded is not None and steps:
-        meta["success"] = bool(succeeded[-1])
-    if known is not None and steps and not known[-1]:
-        meta["final_obs_valid"] = False
-    if kind is not None and steps:
-        stopped = stopped and kind[-1] != 1
-        if kind[-1] == 2:
-            meta["cut"] = True
-    proposed, intervened = (
-        columns.pop("proposed", action).astype(np.float32),
-        columns.pop("intervened", np.zeros(steps, bool)),
-    )
-    stamp = info["stamp"] if columns.pop("stamp", None) is not None else np.arange(steps + 1.0)
+    told, endless = read_beside(columns)
+    proposed, intervened = (columns.pop(name, None) for name in ("proposed", "intervened"))
+    stamp = None if columns.pop("stamp", None) is None else info["stamp"]
     if infos and columns:
         meta["columns"] = columns
-    return Episode(
-        obs=obs,
-        action=action,
-        proposed=proposed,
-        reward=reward.astype(np.float32),
+    return episode_from_columns(
+        obs,
+        action,
+        reward.astype(np.float32),
         terminated=ended,
-        truncated=stopped and not ended,
-        intervened=intervened.astype(bool),
+        truncated=stopped and not ended and not endless,
+        proposed=None if proposed is None else proposed.astype(np.float32),
+        intervened=None if intervened is None else intervened.astype(bool),
         stamp=stamp,
-        meta=meta,
+        meta=meta | told,
     )
 
 
@@ -301,16 +288,7 @@ def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> No
     ends[:, -1:] = [[episode.terminated], [not episode.terminated]]
     group["actions"], group["rewards"] = episode.action, reward
     group["terminations"], group["truncations"] = ends
-    columns = {"proposed": episode.proposed, "intervened": episode.intervened, **episode.meta.get("columns", {})}
-    # What the format itself cannot say.
-    cut = 2 if episode.meta.get("cut") else int(not (episode.terminated or episode.truncated))
-    if cut:
-        columns["cut"] = np.full(len(episode), cut, np.int8)
-    if not episode.meta.get("final_obs_valid", True):
-        columns["final_obs_valid"] = np.zeros(len(episode), bool)
-    if success_number(episode.meta) >= 0:
-        columns["succeeded"] = np.full(len(episode), success_number(episode.meta), np.int8)
-    for key, value in columns.items():
-        if len(episode):
+    for key, value in beside(episode).items():
+        if len(episode) and not is_usual(key, value):
             group[f"infos/{key}"] = np.concatenate((value[:1], value))
     group["infos/stamp"] = episode.stamp

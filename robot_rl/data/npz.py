@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,20 +124,16 @@ def _arrays(path: Path, where: str, content: Mapping[str, object], findings: lis
 def _one(path: Path, where: str, content: Mapping[str, object], findings: list[Finding]) -> Episode:
     found = _arrays(path, f"{where}/", content, findings)
     stop_on_errors(findings)
-    obs, action = found["obs"].astype(np.float32), found["action"].astype(np.float32)
-    final = obs[-1] if len(obs) == len(action) + 1 else None
-    if final is None and "next_obs" in found:
-        final = found["next_obs"][-1].astype(np.float32)
-    stopped = bool("timeout" in found and len(action) and found["timeout"][-1])
-    ended = bool("done" in found and len(action) and found["done"][-1]) and not stopped
+    return _episode(found, {"id": where})
+
+
+def _episode(found: Mapping[str, np.ndarray], meta: dict[str, object]) -> Episode:
+    """Of the arrays of its steps; "obs" may have the final observation behind them."""
+    obs, action, reward = (found[kind].astype(np.float32) for kind in ("obs", "action", "reward"))
+    final = {"state": found["next_obs"][-1].astype(np.float32)} if "next_obs" in found else None
+    stopped, ended = (bool(len(action) and kind in found and found[kind][-1]) for kind in ("timeout", "done"))
     return episode_from_columns(
-        {"state": obs[: len(action)]},
-        action,
-        found["reward"].astype(np.float32),
-        terminated=ended,
-        truncated=not ended,
-        final_obs=None if final is None else {"state": final},
-        meta={"id": where},
+        {"state": obs}, action, reward, terminated=ended and not stopped, final_obs=final, meta=meta
     )
 
 
@@ -171,22 +168,11 @@ def _flat(path: Path, content: Mapping[str, object], findings: list[Finding]) ->
     findings.append(
         note("npz", f"{int(last.sum())} episodes told apart by {'index' if 'index' in content else 'done'}")
     )
-    ends = np.flatnonzero(last)
-    episodes, begin = [], 0
-    for end in (ends + 1).tolist():
-        after = found["next_obs"][end - 1] if "next_obs" in found else None
-        if after is None and end == rows < len(found["obs"]):
-            after = found["obs"][rows]
-        terminated = bool(done[end - 1] and not timeout[end - 1])
-        episodes.append(
-            episode_from_columns(
-                {"state": found["obs"][begin:end].astype(np.float32)},
-                found["action"][begin:end].astype(np.float32),
-                found["reward"][begin:end].astype(np.float32),
-                terminated=terminated,
-                truncated=not terminated,
-                final_obs=None if after is None else {"state": after.astype(np.float32)},
-            )
-        )
-        begin = end
+    ends = [0, *(np.flatnonzero(last) + 1).tolist()]
+    episodes = []
+    for begin, end in pairwise(ends):
+        mine = {kind: value[begin:end] for kind, value in found.items()}
+        if end == rows < len(found["obs"]) and "next_obs" not in found:
+            mine["obs"] = found["obs"][begin:]
+        episodes.append(_episode(mine, {}))
     return episodes

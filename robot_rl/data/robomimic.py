@@ -100,7 +100,7 @@ def _episode(path: Path, name: str, demo: Any, order: list[str], o: ReadOptions,
             message = f"{path}: data/{name}/{key} has {len(value)} rows, expected {len(action)} (actions)"
             findings.append(error("lengths", message, "the demonstration is damaged; leave it out or record it again"))
     if any(len(value) != len(action) for value in rows.values()):
-        return episode_from_columns(obs, action[:0], reward[:0], terminated=False, truncated=True)
+        return episode_from_columns(obs, action[:0], reward[:0])
     finished = bool(len(done) and done[-1] and reward[-1] >= o.success_reward)
     columns = {"states": states} if o.infos and states is not None and len(states) == len(action) else {}
     meta: dict[str, object] = {"name": name, "success": bool(len(reward) and reward.max() >= o.success_reward)}
@@ -109,7 +109,6 @@ def _episode(path: Path, name: str, demo: Any, order: list[str], o: ReadOptions,
         action,
         reward,
         terminated=finished,
-        truncated=not finished,
         final_obs=None if after is None else {key: value[-1] for key, value in after.items()},
         meta={**meta, "columns": columns} if columns else meta,
     )

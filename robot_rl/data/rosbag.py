@@ -35,7 +35,7 @@ import numpy as np
 from robot_rl import extras
 from robot_rl.data import bag_check, foreign, mcap_salvage
 from robot_rl.data.bounds import read_declared
-from robot_rl.data.episode import Logs
+from robot_rl.data.episode import Logs, episode_from_columns
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, warning
 from robot_rl.data.lerobot import action_lag
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions
@@ -453,15 +453,4 @@ def _episode(
         reward = hold(topic.time, _values(rule["topic"], topic, rule)[:, 0], grid[1:]).astype(np.float32)
     elif rule is not None:
         reward[:] = float(rule)
-    meta: dict[str, Any] = {} if whole else {"cut": True}
-    return Episode(
-        obs=obs,
-        action=action,
-        proposed=action,
-        reward=reward,
-        terminated=False,
-        truncated=True,
-        intervened=np.zeros(len(action), bool),
-        stamp=grid,
-        meta=meta,
-    )
+    return episode_from_columns(obs, action, reward, stamp=grid, meta={} if whole else {"cut": True})

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data import foreign, sources
-from robot_rl.data.episode import Logs
+from robot_rl.data.episode import Logs, episode_from_columns
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.expression import Expression
@@ -292,17 +292,7 @@ def _episode(
         meta["success"] = bool(complete and good[held].all())
     if _info(plan):
         meta["columns"] = {name: columns[key][:-1].astype(np.float32) for name, key in _info(plan).items()}
-    return Episode(
-        obs={"state": state},
-        action=action,
-        proposed=action,
-        reward=reward,
-        terminated=False,
-        truncated=True,
-        intervened=np.zeros(len(action), bool),
-        stamp=stamp,
-        meta=meta,
-    )
+    return episode_from_columns({"state": state}, action, reward, stamp=stamp, meta=meta)
 
 
 def _info(plan: Mapping[str, Any]) -> dict[str, str]:
