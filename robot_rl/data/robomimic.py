@@ -58,7 +58,6 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
         if not order:
             findings.append(note("states", "no 'obs': the simulator's states are taken as observations"))
         episodes = [_episode(path, name, group[name], order, o, findings) for name in names]
-        stop_on_errors(findings)
         facts: dict[str, Any] = {"path": str(path), "format": "robomimic", "filter": o.filter, "order": order}
         told_hz = None
         if "env_args" in group.attrs:
@@ -99,8 +98,7 @@ def _episode(path: Path, name: str, demo: Any, order: list[str], o: ReadOptions,
         if len(value) != len(action):
             message = f"{path}: data/{name}/{key} has {len(value)} rows, expected {len(action)} (actions)"
             findings.append(error("lengths", message, "the demonstration is damaged; leave it out or record it again"))
-    if any(len(value) != len(action) for value in rows.values()):
-        return episode_from_columns(obs, action[:0], reward[:0])
+    stop_on_errors(findings)
     finished = bool(len(done) and done[-1] and reward[-1] >= o.success_reward)
     columns = {"states": states} if o.infos and states is not None and len(states) == len(action) else {}
     meta: dict[str, object] = {"name": name, "success": bool(len(reward) and reward.max() >= o.success_reward)}
