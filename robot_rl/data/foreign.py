@@ -199,17 +199,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise refusal("metadata", str(problem)) from problem
 
 
-def number(name: str, key: str, value: object) -> float:
-    """A finite number of a map.
-
-    Raises:
-        BadData: it is none; names the map and the key.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise refusal("map", f"{name}: {key} is {str(value)[:100]!r}, expected a number")
-    return float(value)
-
-
 @contextmanager
 def hdf5(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file that keeps to itself: no external storage, no links or virtual data sets into other files.
