@@ -176,7 +176,8 @@ def success_of(meta: Mapping[str, Any]) -> bool | None:
     return None if column is None or not len(column) else bool(np.asarray(column)[-1])
 
 
-_USUAL = {"cut": 0, "final_obs_valid": True, "succeeded": -1}
+USUAL = {"cut": 0, "final_obs_valid": True, "succeeded": -1}
+"""What the columns of `beside` hold where there is nothing to tell."""
 
 
 def beside(episode: Episode) -> dict[str, np.ndarray]:
@@ -200,7 +201,7 @@ def beside(episode: Episode) -> dict[str, np.ndarray]:
 
 def is_usual(name: str, column: np.ndarray) -> bool:
     """Whether such a column tells nothing, so that no file has to hold it."""
-    return name in _USUAL and bool((column == _USUAL[name]).all())
+    return name in USUAL and bool((column == USUAL[name]).all())
 
 
 def read_beside(columns: dict[str, np.ndarray], prefix: str = "") -> tuple[dict[str, Any], bool]:
@@ -210,8 +211,8 @@ def read_beside(columns: dict[str, np.ndarray], prefix: str = "") -> tuple[dict[
         columns: of the episode, (T, ...); those that tell it are taken out.
         prefix: of their names.
     """
-    said = {name: columns.pop(prefix + name, None) for name in _USUAL}
-    last = _USUAL | {name: column[-1] for name, column in said.items() if column is not None and len(column)}
+    said = {name: columns.pop(prefix + name, None) for name in USUAL}
+    last = USUAL | {name: column[-1] for name, column in said.items() if column is not None and len(column)}
     meta: dict[str, Any] = {}
     if not last["final_obs_valid"]:
         meta["final_obs_valid"] = False

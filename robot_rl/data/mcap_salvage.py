@@ -46,24 +46,7 @@ def messages(path: Path) -> Iterator[Raw]:
         raise refusal("unreadable", f"{path} does not begin like an MCAP file", "copy it again")
     schemas: dict[int, tuple[str, str]] = {}
     channels: dict[int, tuple[int, str, str]] = {}
-    yield from _walk(path, memoryview(content)[len(MAGIC) :], schemas, channels)
-
-
-def _walk(
-    path: Path,
-    data: memoryview,
-    schemas: dict[int, tuple[str, str]],
-    channels: dict[int, tuple[int, str, str]],
-    inside: bool = False,
-) -> Iterator[Raw]:
-    at = 0
-    while at + 9 <= len(data):
-        kind, length = data[at], struct.unpack_from("<Q", data, at + 1)[0]
-        at += 9
-        body, whole = data[at : at + length], at + length <= len(data)
-        at += length
-        if not whole and kind != _CHUNK:
-            return
+    for kind, body in _records(path, memoryview(content)[len(MAGIC) :]):
         if kind == _SCHEMA:
             number = struct.unpack_from("<H", body)[0]
             name, offset = _text(body, 2)
@@ -81,12 +64,23 @@ def _walk(
                 name, text = schemas.get(schema, ("", ""))
                 name = name if "/msg/" in name else name.replace("/", "/msg/", 1)
                 yield Raw(topic, name, text, encoding, logged, bytes(body[22:]))
-        elif kind == _CHUNK and len(body) > 32 and not inside:
+
+
+def _records(path: Path, data: memoryview, inside: bool = False) -> Iterator[tuple[int, memoryview]]:
+    """Kind and content of every whole record, those in chunks (which may be cut) in their place."""
+    at = 0
+    while at + 9 <= len(data):
+        kind, length = struct.unpack_from("<BQ", data, at)
+        body = data[at + 9 : at + 9 + length]
+        at += 9 + length
+        if kind == _CHUNK and len(body) > 32 and not inside:
             name, offset = _text(body, 28)
             claimed = struct.unpack_from("<Q", body, 16)[0]
             foreign.room(path, claimed, "a chunk")
             content = _unpack(name, bytes(body[offset + 8 :]), claimed)
-            yield from _walk(path, memoryview(content), schemas, channels, inside=True)
+            yield from _records(path, memoryview(content), inside=True)
+        elif at <= len(data):
+            yield kind, body
 
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:

@@ -70,8 +70,7 @@ def read(path: str | Path, options: ReadOptions = AS_IT_IS) -> Logs:
         findings.append(warning("no_infos", f"{folder}: infos of the Arrow format are not read"))
     for name, group in minari_arrow.episodes(folder, metadata) if arrow else _groups(file_path):
         episodes.append(_episode(file_path, name, group, options.infos, findings))
-    for key in ("total_episodes", "total_steps"):
-        found = len(episodes) if key == "total_episodes" else sum(len(e) for e in episodes)
+    for key, found in (("total_episodes", len(episodes)), ("total_steps", sum(map(len, episodes)))):
         if key in metadata and metadata[key] != found:
             findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
     interface = unnamed_io(
@@ -162,11 +161,8 @@ def _metadata(path: Path) -> dict[str, Any]:
         if (folder / META).is_file():
             facts = foreign.read_json(foreign.inside(folder, META))
             if facts.get("data_format", "hdf5") not in ("hdf5", "arrow"):
-                raise refusal(
-                    "minari_format",
-                    f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5' or 'arrow'",
-                    "convert it with minari",
-                )
+                message = f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5' or 'arrow'"
+                raise refusal("minari_format", message, "convert it with minari")
             return facts
     return {}
 
@@ -260,16 +256,14 @@ def _columns(value: np.ndarray) -> np.ndarray:
 
 def _box(value: np.ndarray, key: str) -> dict[str, object]:
     shape = list(value.shape[1:])
-    if value.dtype == np.uint8:
-        low, high = np.zeros(shape, int), np.full(shape, 255)
-    elif value.dtype.kind == "f":
-        low, high = np.full(shape, -np.inf), np.full(shape, np.inf)
-    elif value.dtype.kind == "i":
-        range_ = np.iinfo(value.dtype)
-        low, high = np.full(shape, range_.min), np.full(shape, range_.max)
+    if value.dtype.kind == "f":
+        ends = -np.inf, np.inf
+    elif value.dtype.kind == "i" or value.dtype == np.uint8:
+        ends = np.iinfo(value.dtype).min, np.iinfo(value.dtype).max
     else:
         raise ValueError(f"'{key}' is {value.dtype}, expected numbers")
-    return {"type": "Box", "dtype": str(value.dtype), "shape": shape, "low": low.tolist(), "high": high.tolist()}
+    low, high = (np.full(shape, end).tolist() for end in ends)
+    return {"type": "Box", "dtype": str(value.dtype), "shape": shape, "low": low, "high": high}
 
 
 def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> None:
