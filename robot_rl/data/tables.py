@@ -199,27 +199,17 @@ def _list_known() -> str:
 
 
 def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
-    try:
-        names, rows, words = foreign.csv(path)
-    except BadData:
-        raise
-    except (OSError, EOFError, ValueError) as problem:
-        findings.append(error("bad_csv", f"{path} cannot be read: {problem}", sources.AGAIN, where=path.name))
-        return None
+    names, rows, words = foreign.csv(path)
     if words and not any(found.case == "words" for found in findings):  # once, however many files a folder holds
         findings.append(note("words", f"{path} has columns of words, which are left out: {', '.join(words)}"))
     if not rows.size:
         findings.append(warning("no_rows", f"{path} has no rows: left out", where=path.name))
         return None
-    if rows.shape[1] != len(names):
-        message = f"{path} has {rows.shape[1]} columns of data, but {len(names)} names"
-        findings.append(error("bad_csv", message, where=path.name))
-        return None
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
-        message = f"{path} has several columns called {', '.join(twice)}"
-        findings.append(error("bad_csv", message, "give each a name of its own", where=path.name))
-        return None
+        raise ValueError(f"it has several columns called {', '.join(twice)}; give each a name of its own")
+    if rows.shape[1] != len(names):
+        raise ValueError(f"it has {rows.shape[1]} columns of data, but {len(names)} names")
     return dict(zip(names, rows.T))
 
 
@@ -240,7 +230,13 @@ def _report_resampled(periods: list[tuple[float, float, str]], hz: float) -> Fin
 def _episode(
     path: Path, plan: TableMap, findings: list[Finding], periods: list[tuple[float, float, str]]
 ) -> Episode | None:
-    columns = _load(path, findings)
+    try:
+        columns = _load(path, findings)
+    except BadData:
+        raise
+    except (OSError, EOFError, ValueError) as problem:
+        findings.append(error("bad_csv", f"{path} cannot be read: {problem}", sources.AGAIN, where=path.name))
+        return None
     if columns is None:
         return None
     commands = {item.column for item in plan.action} | set(plan.info.values())

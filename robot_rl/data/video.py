@@ -99,23 +99,19 @@ def facts(path: Path) -> tuple[float, int, str]:
         raise _unreadable_error(path, "unknown codec", str(problem)) from problem
 
 
-def write(
-    path: Path, images: Iterable[np.ndarray], *, fps: int, codec: str = "libx264", lossless: bool = False
-) -> None:
+def write(path: Path, images: Iterable[np.ndarray], *, fps: int, lossless: bool = False) -> None:
     """Encode (H, W, 3) uint8 images of even height and width.
 
     Args:
         path: the file.
         images: one after another.
         fps: frames per second.
-        codec: of FFmpeg.
         lossless: keep every value (H.264 in RGB, which few players show).
     """
     av = extras.require("av")
-    options = {"crf": "0", "preset": "veryfast"} if lossless else {"crf": "18", "preset": "veryfast"}
-    name, pixels = ("libx264rgb", "rgb24") if lossless else (codec, "yuv420p")
+    name, pixels, loss = ("libx264rgb", "rgb24", "0") if lossless else ("libx264", "yuv420p", "18")
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(name, rate=fps, options=options)
+        stream = container.add_stream(name, rate=fps, options={"crf": loss, "preset": "veryfast"})
         stream.pix_fmt = pixels
         for image in images:
             if not stream.width or stream.codec_context.width != image.shape[1]:
