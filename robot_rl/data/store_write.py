@@ -140,14 +140,8 @@ class StoreWriter:
             if value.dtype == np.float64:
                 self.report.append(f"observation '{key}' is float64: kept as float32")
         self._add_column("action", episode.action.shape[1:], "f4")
-        for name, dtype in (
-            ("reward", "f4"),
-            ("terminal", "?"),
-            ("truncated", "?"),
-            ("intervened", "?"),
-            ("stamp", "f8"),
-        ):
-            self._add_column(name, (), dtype)
+        for name in ("reward", "terminal", "truncated", "intervened", "stamp"):
+            self._add_column(name, (), {"reward": "f4", "stamp": "f8"}.get(name, "?"))
         self._first = set(episode.meta.get("columns", {}))
         for key, value in episode.meta.get("columns", {}).items():
             value = np.asarray(value)
@@ -205,9 +199,8 @@ class StoreWriter:
         self._flush()
         if not self._columns or self.io is None:
             raise ValueError("got no episodes, expected at least one")
-        self.report += [
-            f"column '{name}' is not in every episode in one form: left out" for name in sorted(self._later)
-        ]
+        for name in sorted(self._later):
+            self.report.append(f"column '{name}' is not in every episode in one form: left out")
         for name, values in self._episode.items():
             kind = {"final_obs_valid": "?", "complete": "?", "success": "i1"}.get(name, "i8")
             self._add_column(f"episode_{name}", (), kind).append(np.array(values))
