@@ -64,8 +64,8 @@ def timeout_as_terminal(episodes: list[Episode], name: str, limit: int | None = 
     if len(at_limit) < 0.9 * len(episodes):
         return []
     message = (
-        f"{len(at_limit)} of {len(episodes)} episodes end by a terminal at {limit} steps: probably a time limit, stored "
-        "as a true end"
+        f"{len(at_limit)} of {len(episodes)} episodes end by a terminal at {limit} steps: probably a time limit, "
+        "stored as a true end"
     )
     repair, where = "convert treats them as truncated (trust_terminals=true keeps them)", f"episode {at_limit[0]}"
     return [warning("timeout_as_terminal", message, repair, count=len(at_limit), where=where)]

@@ -116,12 +116,8 @@ def convert(
     stop_on_errors(findings)
     facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
     source = Path(path)
-    formats.write(
-        out,
-        replace(mended, findings=[f for f in findings if f.case != "action_unknown"]),  # whoever reads it may be told
-        to,
-        **({"sources": _files(source), "origin": logs.meta["format"], **facts} if to == "store" else {}),
-    )
+    told = replace(mended, findings=[f for f in findings if f.case != "action_unknown"])  # whoever reads it may be told
+    formats.write(out, told, to, sources=_files(source), origin=logs.meta["format"], **facts)
     return findings
 
 

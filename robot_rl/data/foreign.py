@@ -55,9 +55,8 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         mute = [f for f in bad.findings if f.severity == "error" and name not in f.message]
         if not mute:
             raise
-        raise BadData(
-            [replace(f, message=f"{path}: {f.message}") if f in mute else f for f in bad.findings]
-        ) from bad.__cause__
+        named = [replace(f, message=f"{path}: {f.message}") if f in mute else f for f in bad.findings]
+        raise BadData(named) from bad.__cause__
     except (FileNotFoundError, ImportError):
         raise
     except MemoryError as problem:
@@ -216,9 +215,8 @@ def hdf5(path: Path) -> Iterator[h5py.File]:
         try:
             _keep_to_itself(path, file)
         except (OSError, RuntimeError, KeyError, TypeError) as problem:
-            raise refusal("damaged", f"{path}: its list of keys cannot be read ({problem})", sources.AGAIN) from (
-                problem
-            )
+            message = f"{path}: its list of keys cannot be read ({problem})"
+            raise refusal("damaged", message, sources.AGAIN) from problem
         yield file
 
 

@@ -62,11 +62,8 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     stop_on_errors(findings)
     io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], options.control_hz or RATE)
     facts = {"path": str(path), "format": "npz", "name": (options.dataset or path.stem).lower().replace("_", "-")}
-    told = (
-        {key: np.asarray(content[key]).tolist() for key in _TOLD if key in content}
-        if isinstance(content, Mapping)
-        else {}
-    )
+    known = content if isinstance(content, Mapping) else {}
+    told = {key: np.asarray(known[key]).tolist() for key in _TOLD if key in known}
     return Logs(episodes, findings, io, facts, attributes(io.action_dim, told))
 
 
@@ -143,9 +140,9 @@ def _flat(path: Path, content: Mapping[str, object], findings: list[Finding]) ->
     rows = len(found["action"])
     if not rows:
         raise BadData([*findings, error("no_rows", f"{path} has no rows", sources.AGAIN)])
-    done = found["done"].astype(bool) if "done" in found else np.zeros(rows, bool)
-    timeout = found["timeout"].astype(bool) if "timeout" in found else np.zeros(rows, bool)
-    last = done | timeout
+    last = np.zeros(rows, bool)
+    for kind in {"done", "timeout"} & found.keys():
+        last |= found[kind].astype(bool)
     if "index" in content:
         starts = foreign.numbers(path, content["index"]).astype(np.int64).reshape(-1)
         if not len(starts) or starts[0] or starts[-1] > rows or (np.diff(starts) < 0).any():
@@ -156,18 +153,16 @@ def _flat(path: Path, content: Mapping[str, object], findings: list[Finding]) ->
         told, last = last, np.zeros(rows, bool)
         last[starts[starts > 0] - 1] = last[-1] = True
         if early := int((told & ~last).sum()):
-            findings.append(
-                warning("early_end", f"{early} ends before the last step of an episode: ignored", count=early)
-            )
+            message = f"{early} ends before the last step of an episode: ignored"
+            findings.append(warning("early_end", message, count=early))
     else:
         limit = scores.episode_limit(path.stem)
         if not last.any() and (limit is None or rows > limit):
             message = f"{path} marks no episode's end ('index', 'done' or 'timeout')"
             raise BadData([*findings, error("no_boundary", message, "add 'index': the first row of every episode")])
     last[-1] = True
-    findings.append(
-        note("npz", f"{int(last.sum())} episodes told apart by {'index' if 'index' in content else 'done'}")
-    )
+    by = "index" if "index" in content else "done"
+    findings.append(note("npz", f"{int(last.sum())} episodes told apart by {by}"))
     ends = [0, *(np.flatnonzero(last) + 1).tolist()]
     episodes = []
     for begin, end in pairwise(ends):

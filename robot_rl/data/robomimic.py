@@ -83,10 +83,8 @@ def _episode(path: Path, name: str, demo: Any, order: list[str], o: ReadOptions,
             raise sources.missing_key(path, f"data/{name}/{key}", [f"data/{name}/{k}" for k in demo])
     try:
         action = foreign.take(path, demo["actions"]).astype(np.float32)
-        reward, done = (
-            foreign.take(path, demo["rewards"]).astype(np.float32).reshape(-1),
-            foreign.take(path, demo["dones"]).reshape(-1),
-        )
+        reward, done = (foreign.take(path, demo[key]).reshape(-1) for key in ("rewards", "dones"))
+        reward = reward.astype(np.float32)
         obs = _observe(path, name, demo, "obs", order)
         whole = bool(order) and all(key in demo.get("next_obs", {}) for key in order)
         after = _observe(path, name, demo, "next_obs", order) if whole else None
@@ -121,9 +119,8 @@ def _observe(path: Path, name: str, demo: Any, group: str, order: list[str]) -> 
     low = []
     for key in order:
         if key not in demo.get(group, {}):
-            raise sources.missing_key(
-                path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo.get(group, {})]
-            )
+            where = f"data/{name}/{group}"
+            raise sources.missing_key(path, f"{where}/{key}", [f"{where}/{k}" for k in demo.get(group, {})])
         value = foreign.take(path, demo[group][key])
         if value.ndim >= 4 or (value.ndim == 3 and value.dtype == np.uint8):  # (T, 4, 4) poses are none
             found[f"image.{key.removesuffix('_image')}"] = value

@@ -78,9 +78,8 @@ def picture(data: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
         data: of one picture.
         size: (height, width) to scale to, in RGB.
     """
-    image = extras.require("PIL.Image").open(
-        io.BytesIO(data), formats=("PNG", "JPEG")
-    )  # no other decoder sees bytes of others
+    # no other decoder sees bytes of others
+    image = extras.require("PIL.Image").open(io.BytesIO(data), formats=("PNG", "JPEG"))
     return np.asarray(image if size is None else image.convert("RGB").resize(size[::-1]))
 
 
@@ -134,8 +133,6 @@ def _open(path: Path) -> Any:
 
 
 def _unreadable_error(path: Path, codec: str, problem: str) -> BadData:
-    return refusal(
-        "video_unreadable",
-        f"{path}: no frame can be decoded (codec {codec}; decoder tried: PyAV/FFmpeg; {problem})",
-        "copy the file again, or write it as H.264; videos=false leaves images out",
-    )
+    message = f"{path}: no frame can be decoded (codec {codec}; decoder tried: PyAV/FFmpeg; {problem})"
+    repair = "copy the file again, or write it as H.264; videos=false leaves images out"
+    return refusal("video_unreadable", message, repair)
