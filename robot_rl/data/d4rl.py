@@ -136,17 +136,17 @@ def write(
                 "files hold one vector; write it with to=lerobot, or as a store (out=<name>.store)"
             )
     states = [np.concatenate([episode.obs[key] for key in keys], 1) for episode in episodes]
-    ends = np.zeros((2, sum(len(e) for e in episodes)), bool)
     last = np.cumsum([len(e) for e in episodes]) - 1
-    ends[0, last] = [e.terminated for e in episodes]
-    ends[1, last] = [not e.terminated for e in episodes]
+    terminals, timeouts = np.zeros((2, last[-1] + 1), bool)
+    terminals[last] = [e.terminated for e in episodes]
+    timeouts[last] = [not e.terminated for e in episodes]
     columns = {
         "observations": np.concatenate([state[:-1] for state in states]).astype(np.float32),
         "next_observations": np.concatenate([state[1:] for state in states]).astype(np.float32),
         "actions": np.concatenate([e.action for e in episodes]).astype(np.float32),
         "rewards": np.concatenate([e.reward for e in episodes]).astype(np.float32),
-        "terminals": ends[0],
-        "timeouts": ends[1],
+        "terminals": terminals,
+        "timeouts": timeouts,
         "infos/stamp": np.concatenate([e.stamp[:-1] for e in episodes]).astype(np.float64),
         "infos/next_stamp": np.concatenate([e.stamp[1:] for e in episodes]).astype(np.float64),
     }

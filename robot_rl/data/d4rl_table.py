@@ -161,12 +161,12 @@ def _by_chunk(
                 holes.append((begin, end))
     rows = ", ".join(f"{a:,}–{b - 1:,}" for a, b in holes[:5]) + (" ..." if len(holes) > 5 else "")
     message = f"{path}: key '{key}' cannot be read: rows {rows} cannot be decompressed"
-    count = sum(b - a for a, b in holes)
+    count, where = sum(b - a for a, b in holes), f"row {holes[0][0]}"
     if salvage:
-        kept = "; whole episodes outside them are kept (salvage)"
-        return value, holes, [warning("damaged_chunk", message + kept, count=count, where=f"row {holes[0][0]}")]
+        message += "; whole episodes outside them are kept (salvage)"
+        return value, holes, [warning("damaged_chunk", message, count=count, where=where)]
     repair = "salvage=true keeps the whole episodes outside them; better, download or copy the file again"
-    return None, [], [error("damaged_chunk", message, repair, count=count, where=f"row {holes[0][0]}")]
+    return None, [], [error("damaged_chunk", message, repair, count=count, where=where)]
 
 
 def _shapes(table: D4rlTable) -> None:

@@ -244,7 +244,7 @@ class RingWriter:
     def _write_extras(
         self, rows: Store, given: Mapping[str, Array], place: str, pick: object, count: int | None = None
     ) -> None:
-        """Further columns of rows: those that are `pick`ed of the `count` rows (one per environment) given in a place."""
+        """Further columns of rows: what is picked of the `count` rows (one per environment) that a place gives."""
         for name, (shape, where) in self._layout.extras.items():
             if given.get(name) is None:
                 raise ValueError(

@@ -19,7 +19,7 @@ from robot_rl.data import foreign
 from robot_rl.data.findings import refusal
 
 MAGIC = b"\x89MCAP0\r\n"
-_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK = 3, 4, 5, 6
+_SCHEMA, _CHANNEL, _MESSAGE, CHUNK = 3, 4, 5, 6
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def messages(path: Path) -> Iterator[Raw]:
         raise refusal("unreadable", f"{path} does not begin like an MCAP file", "copy it again")
     schemas: dict[int, tuple[str, str]] = {}
     channels: dict[int, tuple[int, str, str]] = {}
-    for kind, body in _records(path, memoryview(content)[len(MAGIC) :]):
+    for kind, body in _unpacked(path, memoryview(content)[len(MAGIC) :]):
         if kind == _SCHEMA:
             number = struct.unpack_from("<H", body)[0]
             name, offset = _text(body, 2)
@@ -66,20 +66,25 @@ def messages(path: Path) -> Iterator[Raw]:
                 yield Raw(topic, name, text, encoding, logged, bytes(body[22:]))
 
 
-def _records(path: Path, data: memoryview, inside: bool = False) -> Iterator[tuple[int, memoryview]]:
-    """Kind and content of every whole record, those in chunks (which may be cut) in their place."""
+def records(data: memoryview) -> Iterator[tuple[int, memoryview, bool]]:
+    """Kind and content of every record behind the magic number, and whether it is whole."""
     at = 0
     while at + 9 <= len(data):
         kind, length = struct.unpack_from("<BQ", data, at)
-        body = data[at + 9 : at + 9 + length]
+        yield kind, data[at + 9 : at + 9 + length], at + 9 + length <= len(data)
         at += 9 + length
-        if kind == _CHUNK and len(body) > 32 and not inside:
+
+
+def _unpacked(path: Path, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Kind and content of every whole record, those in chunks (which may be cut) in their place."""
+    for kind, body, whole in records(data):
+        if kind == CHUNK and len(body) > 32:
             name, offset = _text(body, 28)
             claimed = struct.unpack_from("<Q", body, 16)[0]
             foreign.room(path, claimed, "a chunk")
-            content = _unpack(name, bytes(body[offset + 8 :]), claimed)
-            yield from _records(path, memoryview(content), inside=True)
-        elif at <= len(data):
+            content = memoryview(_unpack(name, bytes(body[offset + 8 :]), claimed))
+            yield from ((kind, body) for kind, body, whole in records(content) if whole)
+        elif whole:
             yield kind, body
 
 
