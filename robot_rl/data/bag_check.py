@@ -56,7 +56,7 @@ def _check_file(file: Path, *, packed: bool) -> None:
 
 def _check_chunks(file: Path) -> None:
     """Walk over the records of an MCAP file; of a chunk only its head is read, unless it does not tell its size."""
-    content = memoryview(np.memmap(file, np.uint8, "r"))
+    content = np.memmap(file, np.uint8, "r").data
     for kind, body, whole in records(content[len(MAGIC) :]):
         if not whole:
             return  # a break: the reader says so

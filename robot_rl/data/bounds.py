@@ -89,6 +89,11 @@ class Scale:
         return float(np.log(np.abs(self.gain)).sum())
 
 
+def one_unit(size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Bounds of actions whose number 1 is one physical unit."""
+    return (-1.0,) * size, (1.0,) * size
+
+
 def identity_scale(size: int) -> Scale:
     """Nothing changes."""
     return Scale(np.ones(size), np.zeros(size))

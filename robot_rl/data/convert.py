@@ -42,13 +42,9 @@ def examine(
     """
     try:
         logs = formats.load(path, allow_nan=True, **options)
-    except BadData as bad:
-        return None, bad.findings
-    limit = options.get("episode_length")
-    try:
         with foreign.reading(path):
             logs, done = actions.settle(logs, **(said or {}))
-            found = [*logs.findings, *done, *checks.check(logs, batch=batch, limit=limit)]
+            found = [*logs.findings, *done, *checks.check(logs, batch=batch, limit=options.get("episode_length"))]
     except BadData as bad:
         return None, bad.findings
     if logs.meta["format"] == "store":

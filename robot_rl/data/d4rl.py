@@ -295,14 +295,9 @@ def _salvage(table: D4rlTable, episodes: list[Episode]) -> list[Episode]:
 
 def _first_hits(terminal: np.ndarray, boundary: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(rows to keep, terminals): of every trajectory between boundaries, only up to its first terminal."""
-    starts = np.concatenate(([0], np.flatnonzero(boundary[:-1]) + 1))
-    trajectory = np.zeros(len(terminal), np.int64)
-    trajectory[starts[1:]] = 1
-    trajectory = np.cumsum(trajectory)
-    hits = np.cumsum(terminal)
-    before = hits - terminal  # hits before this row
-    at_start = before[starts][trajectory]
-    keep = before == at_start
+    begins = np.concatenate(([True], boundary[:-1]))
+    before = np.cumsum(terminal) - terminal  # hits before this row
+    keep = before == before[begins][np.cumsum(begins) - 1]  # as many as at the start of its trajectory
     return keep, terminal & keep
 
 

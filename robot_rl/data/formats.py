@@ -233,18 +233,11 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
         made_of = facts.pop("sources", ())
         report, facts = [str(item) for item in logs.findings], {**facts, "action": said}
         write_store(path, logs.episodes, io=logs.io, report=report, sources=made_of, facts=facts)
-    elif to == "d4rl":
-        from robot_rl.data import d4rl
+    elif to in ("d4rl", "minari", "lerobot"):
+        from robot_rl.data import d4rl, lerobot_write, minari
 
-        d4rl.write(path, logs.episodes, io=logs.io, said=said)
-    elif to == "minari":
-        from robot_rl.data import minari
-
-        minari.write(path, logs.episodes, dataset_id=path.name, io=logs.io, said=said)
-    elif to == "lerobot":
-        from robot_rl.data import lerobot_write
-
-        lerobot_write.write(path, logs.episodes, io=logs.io, said=said)
+        writer = {"d4rl": d4rl, "minari": minari, "lerobot": lerobot_write}[to]
+        writer.write(path, logs.episodes, io=logs.io, said=said)
     elif to == "recording":
         from robot_rl.data.recorder import Recorder
 

@@ -252,7 +252,7 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
 
 def _check_rows(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
     features, fps = data.info["features"], float(data.info["fps"])
-    off, worst, first = 0, 0.0, -1
+    off: dict[int, np.ndarray] = {}  # seconds by which stamps are wrong, by episode
     for number, table in tables.items():
         for key in ("action", "timestamp", "frame_index"):
             if key not in table:
@@ -273,30 +273,28 @@ def _check_rows(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
         if table["frame_index"].size and int(table["frame_index"].reshape(-1)[0]) != 0:
             wrong = np.append(wrong, 1.0 / fps)
         if (wrong > _STAMP_TOLERANCE).any():
-            off, worst = off + int((wrong > _STAMP_TOLERANCE).sum()), max(worst, float(wrong.max()))
-            first = number if first < 0 else first
+            off[number] = wrong[wrong > _STAMP_TOLERANCE]
     if off:
-        message = (
-            f"{off} time stamps differ from frame_index / {fps:g}, at most by {worst:.3g} s, first in episode {first}"
-        )
-        data.findings.append(warning("stamps_off", message, "video frames may not fit", count=off))
+        count, worst = sum(map(len, off.values())), max(seconds.max() for seconds in off.values())
+        message = f"{count} time stamps differ from frame_index / {fps:g}, at most by {worst:.3g} s"
+        message += f", first in episode {next(iter(off))}"
+        data.findings.append(warning("stamps_off", message, "video frames may not fit", count=count))
     _check_stats(data, tables)
 
 
 def _check_stats(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
     """Do the episodes lie in the range that the stored statistics give?"""
     said = _read_said(data)
-    count, worst, first = 0, 0.0, -1
+    gaps: dict[int, float] = {}
     for number, table in tables.items():
-        stats = said.get(number, {}).get("action")
-        if not stats or "max" not in stats or not len(table["action"]):
-            continue
-        gap = float(np.abs(np.asarray(stats["max"], np.float64).reshape(-1) - table["action"].max(0).reshape(-1)).max())
-        if gap > 1e-3:
-            count, worst, first = count + 1, max(worst, gap), number if first < 0 else first
-    if count:
-        message = f"{count} episodes differ from their stored statistics, at most by {worst:.3g}, first episode {first}"
-        data.findings.append(warning("metadata", message, count=count, where=f"episode {first}"))
+        most = (said.get(number, {}).get("action") or {}).get("max")
+        if most is not None and len(table["action"]):
+            gap = np.abs(np.asarray(most, np.float64).reshape(-1) - table["action"].max(0).reshape(-1)).max()
+            gaps |= {number: float(gap)} if gap > 1e-3 else {}
+    if gaps:
+        message = f"{len(gaps)} episodes differ from their stored statistics, at most by {max(gaps.values()):.3g}"
+        where = f"episode {next(iter(gaps))}"
+        data.findings.append(warning("metadata", f"{message}, first {where}", count=len(gaps), where=where))
 
 
 def _bounds(data: _Set, size: int) -> ActionBounds | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,12 +105,10 @@ def _unpack(compression: str, packed: bytes, most: int) -> bytes:
     else:
         raise refusal("unreadable", f"a chunk is compressed by '{compression}', expected lz4 or zstd")
     found, step, held = [], 4096, 0
-    try:
+    with suppress(Exception):  # the libraries' own errors: the rest is lost
         for begin in range(0, len(packed), step):  # piece by piece: what precedes a break comes out
             found.append(machine.decompress(packed[begin : begin + step], max(most - held, 1)))
             held += len(found[-1])
             if machine.eof or held >= most:
                 break
-    except Exception:  # the libraries' own errors: the rest is lost
-        return b"".join(found)
     return b"".join(found)

@@ -99,7 +99,7 @@ def write(
     path: str | Path,
     episodes: Sequence[Episode],
     *,
-    dataset_id: str,
+    dataset_id: str | None = None,
     io: IOSpec | None = None,
     said: str | None = None,
     **metadata: object,
@@ -114,7 +114,7 @@ def write(
     Args:
         path: folder of the dataset, by Minari's rules <MINARI_DATASETS_PATH>/<dataset_id>; replaced as a whole.
         episodes: what to write.
-        dataset_id: "<namespace>/<name>-v<k>".
+        dataset_id: "<namespace>/<name>-v<k>"; the folder's name when None.
         io: interface; its rate and what -1 and +1 mean are kept in metadata.json.
         said: what is known of the actions beside it, see `bounds.ActionBounds.statement`.
         metadata: further entries of metadata.json, such as author or algorithm_name.
@@ -146,7 +146,7 @@ def write(
             "jpeg_encoding": False,
             "observation_space": json.dumps(space),
             "action_space": json.dumps(action),
-            "dataset_id": dataset_id,
+            "dataset_id": dataset_id or Path(path).name,
             "minari_version": "0.5.4",
             "dataset_size": round((data / FILE).stat().st_size / 1e6, 1),
             **({} if io is None else {"control_hz": io.control_hz}),

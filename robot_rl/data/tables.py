@@ -216,12 +216,10 @@ def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
 def _report_resampled(periods: list[tuple[float, float, str]], hz: float) -> Finding:
     """One line about the sampling of all files: usual periods, the largest gap."""
     low, high = min(p[0] for p in periods) * 1e3, max(p[0] for p in periods) * 1e3
-    gap, where = max((p[1], p[2]) for p in periods)
+    gap, file = max((p[1], p[2]) for p in periods)
     slow = sum(p[0] > 1.5 / hz for p in periods)
-    text = (
-        f"{len(periods)} files with rows every {low:.3g} to {high:.3g} ms (largest gap {gap * 1e3:.3g} ms in {where}), "
-    )
-    text += f"resampled to {hz:g} Hz"
+    text = f"{len(periods)} files with rows every {low:.3g} to {high:.3g} ms (largest gap {gap * 1e3:.3g} ms in {file})"
+    text += f", resampled to {hz:g} Hz"
     if slow:
         text += f"; {slow} of them are slower than that: states between their rows are interpolated"
     return note("resampled", text, count=len(periods))
