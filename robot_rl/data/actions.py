@@ -7,7 +7,17 @@ from dataclasses import replace
 import numpy as np
 
 from robot_rl.data import scores
-from robot_rl.data.bounds import DENSITIES, HOW, NORMALISED, ActionBounds, Scale, bounds_of_io, meaning, read_stated
+from robot_rl.data.bounds import (
+    DENSITIES,
+    HOW,
+    NORMALISED,
+    ActionBounds,
+    Scale,
+    bounds_of_io,
+    meaning,
+    one_unit,
+    read_stated,
+)
 from robot_rl.data.episode import Logs
 from robot_rl.data.findings import Finding, note, warning
 from robot_rl.types import Episode
@@ -36,14 +46,11 @@ def settle(
         known, done = _own_range(logs.episodes)
     if action == "keep" and known is not None and not known.normalised:
         # as they are: the number 1 is one unit, as whoever keeps them says
-        ones = (1.0,) * logs.io.action_dim
-        known = replace(known, low=tuple(-x for x in ones), high=ones, stated=True)
+        low, high = one_unit(logs.io.action_dim)
+        known = replace(known, low=low, high=high, stated=True)
     io, scale = meaning(logs.io, known)
     episodes = logs.episodes
-    if scale.changes:
-        assert known is not None
-        assert known.low is not None
-        assert known.high is not None
+    if scale.changes and known is not None and known.low and known.high:
         episodes = [_scale(e, scale) for e in episodes]
         if not done:
             who = "given" if known.stated else "declared"

@@ -102,8 +102,8 @@ class DeviceArrays:
         store[rows] = torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
 
     def host(self, store: Store) -> np.ndarray:
-        """`store` copied to main memory."""
-        return store.cpu().numpy()
+        """`store` copied to main memory, unless it is there."""
+        return store if isinstance(store, np.ndarray) else store.cpu().numpy()
 
 
 Arrays = HostArrays | DeviceArrays

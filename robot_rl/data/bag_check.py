@@ -8,12 +8,13 @@ from contextlib import closing
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
+
 from robot_rl import extras
 from robot_rl.data import foreign
 from robot_rl.data.findings import refusal
-from robot_rl.data.mcap_salvage import MAGIC
+from robot_rl.data.mcap_salvage import CHUNK, MAGIC, records
 
-_CHUNK = 6
 _HEAD = struct.Struct("<QQQII")  # of a chunk: first and last time, unpacked size, checksum, length of a name
 _BLOCK = 1 << 20
 
@@ -55,23 +56,16 @@ def _check_file(file: Path, *, packed: bool) -> None:
 
 def _check_chunks(file: Path) -> None:
     """Walk over the records of an MCAP file; of a chunk only its head is read, unless it does not tell its size."""
-    size, total = file.stat().st_size, 0
-    with open(file, "rb") as data:
-        at = len(MAGIC)
-        while at + 9 <= size:
-            data.seek(at)
-            kind, length = struct.unpack("<BQ", data.read(9))
-            if at + 9 + length > size:
-                return  # a break: the reader says so
-            if kind == _CHUNK and length >= _HEAD.size:
-                _, _, claimed, _, name = _HEAD.unpack(data.read(_HEAD.size))
-                compression = data.read(min(name, 16))
-                total = max(total, claimed)
-                foreign.room(file, total, "a chunk")
-                if compression == b"zstd":
-                    data.seek(8, 1)
-                    _unpack(file, data.read(length - _HEAD.size - name - 8), claimed)
-            at += 9 + length
+    content = np.memmap(file, np.uint8, "r").data
+    for kind, body, whole in records(content[len(MAGIC) :]):
+        if not whole:
+            return  # a break: the reader says so
+        if kind == CHUNK and len(body) >= _HEAD.size:
+            _, _, claimed, _, name = _HEAD.unpack_from(body)
+            foreign.room(file, claimed, "a chunk")
+            packed = _HEAD.size + name
+            if body[_HEAD.size : packed] == b"zstd":
+                _unpack(file, bytes(body[packed + 8 :]), claimed)
 
 
 def _check_tables(file: Path, packed: bool) -> None:

@@ -89,6 +89,11 @@ class Scale:
         return float(np.log(np.abs(self.gain)).sum())
 
 
+def one_unit(size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Bounds of actions whose number 1 is one physical unit."""
+    return (-1.0,) * size, (1.0,) * size
+
+
 def identity_scale(size: int) -> Scale:
     """Nothing changes."""
     return Scale(np.ones(size), np.zeros(size))
@@ -134,10 +139,9 @@ def read_declared(
     # a map with a negative scale has its upper bound at -1
     if not np.isfinite(ends).all() or not ((ends[0] < ends[1]).all() or (normalised and (ends[0] != ends[1]).all())):
         return None
+    units = [units] * size if isinstance(units, (str, bytes)) else units
     named: tuple[str, ...] | None = None
-    if isinstance(units, (str, bytes)):
-        named = (units.decode() if isinstance(units, bytes) else units,) * size
-    elif units is not None and np.ndim(units) == 1 and len(units) == size:
+    if units is not None and np.ndim(units) == 1 and len(units) == size:
         named = tuple(x.decode() if isinstance(x, bytes) else str(x) for x in units)
     return ActionBounds(tuple(ends[0].tolist()), tuple(ends[1].tolist()), named, normalised)
 
@@ -185,7 +189,7 @@ def check_ends(low: object, high: object) -> None:
     lengths = {len(x) for x in (low, high) if isinstance(x, Sequence)}
     if low is None and high is None:
         return
-    if low is None or high is None or len(lengths) > 1 or not (np.asarray(low, float) < np.asarray(high, float)).all():
+    if len(lengths) > 1 or read_declared(low, high, max(lengths, default=1)) is None:
         raise ValueError(
             f"action_low is {low} and action_high {high}, expected for both a number or lists of one length, the first "
             "below the second"

@@ -26,15 +26,11 @@ def check(logs: Logs, *, batch: int = 256, limit: int | None = None) -> list[Fin
     """
     episodes, name = logs.episodes, str(logs.meta.get("name", ""))
     known = {item.case for item in logs.findings}
-    found: list[Finding] = []
-    found += not_finite(episodes)
-    found += _sizes(logs, name)
+    found = [*not_finite(episodes), *_sizes(logs, name)]
     label = name.split("-")[0].capitalize() if scores.episode_limit(name or "-") else ""
     declared = logs.bounds is not None and logs.bounds.low is not None
     found += sources.saturation(np.concatenate([e.action for e in episodes]), label, declared=declared)
-    found += _stamps(episodes)
-    found += _images(episodes)
-    found += _copies(episodes)
+    found += [*_stamps(episodes), *_images(episodes), *_copies(episodes)]
     length = np.array([len(e) for e in episodes])
     if not logs.meta.get("shuffled"):
         found += timeout_as_terminal(episodes, name, limit)
@@ -67,16 +63,12 @@ def timeout_as_terminal(episodes: list[Episode], name: str, limit: int | None = 
             at_limit = [i for i, really in zip(at_limit, ends) if not really]
     if len(at_limit) < 0.9 * len(episodes):
         return []
-    return [
-        warning(
-            "timeout_as_terminal",
-            f"{len(at_limit)} of {len(episodes)} episodes end by a terminal at {limit} steps: probably a time limit, "
-            "stored as a true end",
-            "convert treats them as truncated (trust_terminals=true keeps them)",
-            count=len(at_limit),
-            where=f"episode {at_limit[0]}",
-        )
-    ]
+    message = (
+        f"{len(at_limit)} of {len(episodes)} episodes end by a terminal at {limit} steps: probably a time limit, "
+        "stored as a true end"
+    )
+    repair, where = "convert treats them as truncated (trust_terminals=true keeps them)", f"episode {at_limit[0]}"
+    return [warning("timeout_as_terminal", message, repair, count=len(at_limit), where=where)]
 
 
 def bad_episodes(episodes: Iterable[Episode]) -> list[int]:
@@ -139,30 +131,25 @@ def _sizes(logs: Logs, name: str) -> list[Finding]:
 
 
 def _stamps(episodes: list[Episode]) -> list[Finding]:
-    back, twice, holes = [0, 0, ""], [0, 0, ""], [0, 0, ""]
+    places: dict[str, list[str]] = {"stamps_backwards": [], "stamps_twice": [], "stamps_gap": []}
     largest = 0.0
     for i, episode in enumerate(episodes):
-        period = np.diff(episode.stamp)
-        for tally, where in ((back, period < 0), (twice, period == 0)):
-            if where.any():
-                tally[2] = tally[2] or f"episode {i} step {int(np.argmax(where))}"
-                tally[0] += int(where.sum())
-        wide = gaps(episode.stamp)
-        if len(wide):
-            holes[2] = holes[2] or f"episode {i} step {int(wide[0])}"
-            holes[0] += len(wide)
-            largest = max(largest, float(period[wide].max()))
-    found = []
-    for tally, case, what in ((back, "stamps_backwards", "run backwards"), (twice, "stamps_twice", "are duplicated")):
-        if tally[0]:
-            message = f"{tally[0]} time stamps {what} (a stamp does not increase), first {tally[2]}"
-            found.append(warning(case, message, "split_gaps=true cuts there", count=tally[0], where=tally[2]))
-    if holes[0]:
-        message = (
-            f"{holes[0]} gaps of more than {GAP:g} periods between rows, largest {largest:.3g} s, first {holes[2]}"
+        period, wide = np.diff(episode.stamp), gaps(episode.stamp)
+        largest = max(largest, float(period[wide].max(initial=0.0)))
+        for case, steps in zip(places, (np.flatnonzero(period < 0), np.flatnonzero(period == 0), wide)):
+            places[case] += [f"episode {i} step {t}" for t in steps]
+    said = {
+        "stamps_backwards": "time stamps run backwards (a stamp does not increase)",
+        "stamps_twice": "time stamps are duplicated (a stamp does not increase)",
+        "stamps_gap": f"gaps of more than {GAP:g} periods between rows, largest {largest:.3g} s",
+    }
+    return [
+        warning(
+            case, f"{len(at)} {said[case]}, first {at[0]}", "split_gaps=true cuts there", count=len(at), where=at[0]
         )
-        found.append(warning("stamps_gap", message, "split_gaps=true cuts there", count=holes[0], where=holes[2]))
-    return found
+        for case, at in places.items()
+        if at
+    ]
 
 
 def _images(episodes: list[Episode]) -> list[Finding]:
@@ -180,7 +167,7 @@ def _images(episodes: list[Episode]) -> list[Finding]:
             found.append(warning("image_layout", message, "convert transposes them to (H, W, C)", count=steps))
         if value.dtype == np.uint8:
             continue
-        low, high = min(float(e.obs[key].min()) for e in episodes), max(float(e.obs[key].max()) for e in episodes)
+        low, high = image_range(episodes, key)
         size = steps * int(np.prod(shape)) * value.dtype.itemsize / 1e9
         facts = f"images '{key}' are {value.dtype} in [{low:.3g}, {high:.3g}]"
         if value.dtype == np.float64:
@@ -197,21 +184,22 @@ def _images(episodes: list[Episode]) -> list[Finding]:
 def image_layout(shape: tuple[int, ...]) -> str | None:
     """ "hwc", "chw", or None where both are possible or neither."""
     last, first = shape[-1] in (1, 3, 4), shape[0] in (1, 3, 4)
-    if last == first:
-        return None
-    return "hwc" if last else "chw"
+    return None if last == first else "hwc" if last else "chw"
+
+
+def image_range(episodes: list[Episode], key: str) -> tuple[float, float]:
+    """Smallest and largest value of these observations."""
+    return min(float(e.obs[key].min()) for e in episodes), max(float(e.obs[key].max()) for e in episodes)
 
 
 def _copies(episodes: list[Episode]) -> list[Finding]:
     seen: dict[bytes, int] = {}
     doubled, first = 0, ""
     for i, episode in enumerate(episodes):
-        key = fingerprint(episode)
-        if key in seen:
+        before = seen.setdefault(fingerprint(episode), i)
+        if before != i:
             doubled += 1
-            first = first or f"episode {i} repeats episode {seen[key]}"
-        else:
-            seen[key] = i
+            first = first or f"episode {i} repeats episode {before}"
     if not doubled:
         return []
     message = f"{doubled} episodes are exact copies of others, first: {first}"
@@ -219,14 +207,12 @@ def _copies(episodes: list[Episode]) -> list[Finding]:
 
 
 def _rewards(episodes: list[Episode]) -> list[Finding]:
-    low = min((float(np.nanmin(e.reward)) for e in episodes if len(e)), default=0.0)
-    high = max((float(np.nanmax(e.reward)) for e in episodes if len(e)), default=0.0)
+    reward = np.concatenate([e.reward for e in episodes])
+    low, high = (float(np.nanmin(reward)), float(np.nanmax(reward))) if len(reward) else (0.0, 0.0)
     if low != high:
         return []
-    what = "zero everywhere" if low == 0.0 else f"constant ({low:.4g})"
-    return [
-        warning("constant_reward", f"the reward is {what}", "only cloning can learn from it; check what was logged")
-    ]
+    message = "the reward is " + ("zero everywhere" if low == 0.0 else f"constant ({low:.4g})")
+    return [warning("constant_reward", message, "only cloning can learn from it; check what was logged")]
 
 
 def _constant(episodes: list[Episode]) -> list[Finding]:

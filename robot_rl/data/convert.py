@@ -42,13 +42,9 @@ def examine(
     """
     try:
         logs = formats.load(path, allow_nan=True, **options)
-    except BadData as bad:
-        return None, bad.findings
-    limit = options.get("episode_length")
-    try:
         with foreign.reading(path):
             logs, done = actions.settle(logs, **(said or {}))
-            found = [*logs.findings, *done, *checks.check(logs, batch=batch, limit=limit)]
+            found = [*logs.findings, *done, *checks.check(logs, batch=batch, limit=options.get("episode_length"))]
     except BadData as bad:
         return None, bad.findings
     if logs.meta["format"] == "store":
@@ -116,12 +112,8 @@ def convert(
     stop_on_errors(findings)
     facts = {key: logs.meta[key] for key in ("name", "rewards", "shuffled", "robot") if logs.meta.get(key) is not None}
     source = Path(path)
-    formats.write(
-        out,
-        replace(mended, findings=[f for f in findings if f.case != "action_unknown"]),  # whoever reads it may be told
-        to,
-        **({"sources": _files(source), "origin": logs.meta["format"], **facts} if to == "store" else {}),
-    )
+    told = replace(mended, findings=[f for f in findings if f.case != "action_unknown"])  # whoever reads it may be told
+    formats.write(out, told, to, sources=_files(source), origin=logs.meta["format"], **facts)
     return findings
 
 

@@ -18,15 +18,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from robot_rl.atomic import new_hdf5
 from robot_rl.data import scores
-from robot_rl.data.bounds import ActionBounds, attributes, facts
+from robot_rl.data.bounds import attributes, facts
 from robot_rl.data.d4rl_table import D4rlTable, load
-from robot_rl.data.episode import Logs, success_number, unnamed_io
+from robot_rl.data.episode import Logs, beside, is_usual, read_beside, split, unnamed_io
 from robot_rl.data.findings import note, refusal, warning
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.types import Episode, IOSpec
@@ -54,13 +55,24 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
         BadData: it is damaged or incomplete, its columns differ in length, no episode boundary can be found, or rows do
             not follow one another; with the remedy.
     """
-    path, o, terminals = Path(path), options, options.terminals
+    path, o = Path(path), options
     name = (o.dataset or path.stem).lower().replace("_", "-")
     table = load(path, o.infos, salvage=o.salvage)
-    findings = table.findings
     control_hz = table.rate if o.control_hz is None else o.control_hz
     if o.shuffled:
-        return _read_shuffled(table, name, control_hz)
+        episodes = _single_rows(table)
+    else:
+        episodes = _tell_apart(table, name, o)
+    io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
+    known = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
+    if o.shuffled:
+        known["shuffled"] = True
+    return Logs(episodes, table.findings, io, known, attributes(io.action_dim, table.told))
+
+
+def _tell_apart(table: D4rlTable, name: str, o: ReadOptions) -> list[Episode]:
+    """The episodes of a table in time order."""
+    findings, terminals = table.findings, o.terminals
     if terminals == "auto":
         terminals = "timeout" if name.startswith("kitchen") else "terminal"
         if terminals == "timeout" and table["terminals"].any():
@@ -81,9 +93,7 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     if o.maze2d_shift == "fix":
         episodes = [_shift(episode) for episode in episodes if len(episode) > 1]
         findings.append(note("maze2d_shift", "rewards moved one step back; the last step of every episode left out"))
-    io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
-    known = {"path": str(path), "name": name, "format": "d4rl", "rows": len(table)}
-    return Logs(episodes, findings, io, known, _bounds(table, io.action_dim))
+    return episodes
 
 
 def write(
@@ -126,37 +136,26 @@ def write(
                 "files hold one vector; write it with to=lerobot, or as a store (out=<name>.store)"
             )
     states = [np.concatenate([episode.obs[key] for key in keys], 1) for episode in episodes]
-    ends = np.zeros((2, sum(len(e) for e in episodes)), bool)
     last = np.cumsum([len(e) for e in episodes]) - 1
-    ends[0, last] = [e.terminated for e in episodes]
-    ends[1, last] = [not e.terminated for e in episodes]
+    terminals, timeouts = np.zeros((2, last[-1] + 1), bool)
+    terminals[last] = [e.terminated for e in episodes]
+    timeouts[last] = [not e.terminated for e in episodes]
     columns = {
         "observations": np.concatenate([state[:-1] for state in states]).astype(np.float32),
         "next_observations": np.concatenate([state[1:] for state in states]).astype(np.float32),
         "actions": np.concatenate([e.action for e in episodes]).astype(np.float32),
         "rewards": np.concatenate([e.reward for e in episodes]).astype(np.float32),
-        "terminals": ends[0],
-        "timeouts": ends[1],
-        "infos/proposed": np.concatenate([e.proposed for e in episodes]).astype(np.float32),
-        "infos/intervened": np.concatenate([e.intervened for e in episodes]),
+        "terminals": terminals,
+        "timeouts": timeouts,
         "infos/stamp": np.concatenate([e.stamp[:-1] for e in episodes]).astype(np.float64),
         "infos/next_stamp": np.concatenate([e.stamp[1:] for e in episodes]).astype(np.float64),
     }
-    # What the layout itself cannot say: a last observation that was never recorded, and recordings without an end.
-    cut = [2 if e.meta.get("cut") else int(not (e.terminated or e.truncated)) for e in episodes]
-    known = [e.meta.get("final_obs_valid", True) for e in episodes]
-    length = [len(e) for e in episodes]
-    won = [success_number(e.meta) for e in episodes]
-    if max(won) >= 0:
-        columns["infos/succeeded"] = np.repeat(np.array(won, np.int8), length)
-    if any(cut):
-        columns["infos/cut"] = np.repeat(np.array(cut, np.int8), length)
-    if not all(known):
-        columns["infos/final_obs_valid"] = np.repeat(np.array(known, bool), length)
-    for column in episodes[0].meta.get("columns", {}):
-        if all(column in e.meta.get("columns", {}) for e in episodes):
-            key = column if column.startswith("infos/") else f"infos/{column}"
-            columns[key] = np.concatenate([e.meta["columns"][column] for e in episodes])
+    tables = [beside(e) for e in episodes]
+    for name in tables[0]:
+        if all(name in table for table in tables):
+            column = np.concatenate([table[name] for table in tables])
+            if not is_usual(name, column):
+                columns[name if name.startswith("infos/") else f"infos/{name}"] = column
     with new_hdf5(path) as file:
         for key, value in columns.items():
             file.create_dataset(key, data=value, compression="gzip" if compress else None)
@@ -181,28 +180,20 @@ def _ends(table: D4rlTable, name: str, limit: int | None, meaning: str) -> tuple
     if "timeouts" in table.column and not (limit and not (table["timeouts"] | terminal).any()):
         timeout = table["timeouts"].copy()
         if known is not None and rows > known and not (terminal | timeout).any():
-            raise refusal(
-                "no_boundary",
-                f"{table.path} marks no episode's end in {rows:,} rows, but episodes have at most {known} steps",
-                ask,
-            )
-    else:
-        if known is None and not terminal.any():
-            raise refusal(
-                "no_boundary", f"{table.path} marks no episode's end (no 'timeouts', no terminal in {rows:,} rows)", ask
-            )
+            message = f"{table.path} marks no episode's end in {rows:,} rows, but episodes have at most {known} steps"
+            raise refusal("no_boundary", message, ask)
+    elif known is not None:
+        timeout = (limit_rows(terminal, known) == known - 1) & ~terminal
+        count = int(timeout.sum())
+        said = warning("no_timeouts", f"no 'timeouts': {count} ends assumed at {known} steps", count=count)
+        table.findings.append(said if count else note("no_timeouts", "no 'timeouts'"))
+    elif terminal.any():
         timeout = np.zeros(rows, bool)
-        if known is not None:
-            timeout = (limit_rows(terminal, known) == known - 1) & ~terminal
-            count = int(timeout.sum())
-            message = f"no 'timeouts': {count} ends assumed at {known} steps"
-            table.findings.append(
-                warning("no_timeouts", message, count=count) if count else note("no_timeouts", "no 'timeouts'")
-            )
-        else:
-            table.findings.append(
-                warning("no_timeouts", "no 'timeouts' and no known limit: episodes end at terminals only", ask)
-            )
+        message = "no 'timeouts' and no known limit: episodes end at terminals only"
+        table.findings.append(warning("no_timeouts", message, ask))
+    else:
+        message = f"{table.path} marks no episode's end (no 'timeouts', no terminal in {rows:,} rows)"
+        raise refusal("no_boundary", message, ask)
     if meaning == "timeout":
         timeout, terminal = timeout | terminal, np.zeros_like(terminal)
     both = terminal & timeout
@@ -222,14 +213,12 @@ def _hidden_ends(table: D4rlTable, ended: np.ndarray, name: str) -> np.ndarray:
     if "next_observations" in table.column:
         cut[:-1] = _gaps(table["next_observations"], state) & ~ended[:-1]
         if cut.sum() > max(1, 0.001 * len(table)):
-            raise refusal(
-                "shuffled",
-                f"{table.path}: {cut.sum():,} of {len(table):,} rows are not followed by their next observation, "
-                f"first row {int(np.argmax(cut))}; the rows are probably shuffled, and episodes cannot be told",
-                "shuffled=true reads them as single transitions, for TD learning only",
-                count=cut.sum(),
-                where=f"row {int(np.argmax(cut))}",
+            message = (
+                f"{table.path}: {cut.sum():,} of {len(table):,} rows are not followed by their next observation, first "
+                f"row {int(np.argmax(cut))}; the rows are probably shuffled, and episodes cannot be told"
             )
+            repair, where = "shuffled=true reads them as single transitions, for TD learning only", np.argmax(cut)
+            raise refusal("shuffled", message, repair, count=cut.sum(), where=f"row {where}")
     elif not name.startswith("antmaze") and len(state) > 2:
         cut[:-1] = _jumps(state, ended)
     if cut.any():
@@ -240,13 +229,11 @@ def _hidden_ends(table: D4rlTable, ended: np.ndarray, name: str) -> np.ndarray:
         jump = np.linalg.norm(np.diff(state[:, :2], axis=0), axis=1) > _JUMP
         jump &= ~(ended | cut)[:-1]
         if jump.any():
-            raise refusal(
-                "antmaze_v0",
+            message = (
                 f"{table.path}: the ant jumps more than {_JUMP:g} m inside an episode at {jump.sum()} rows, first "
-                f"after row {int(np.argmax(jump))}; timeouts and resets do not fit (AntMaze v0): use the v2 file",
-                count=jump.sum(),
-                where=f"row {int(np.argmax(jump))}",
+                f"after row {int(np.argmax(jump))}; timeouts and resets do not fit (AntMaze v0): use the v2 file"
             )
+            raise refusal("antmaze_v0", message, count=jump.sum(), where=f"row {int(np.argmax(jump))}")
     return cut
 
 
@@ -278,29 +265,18 @@ def _jumps(state: np.ndarray, ended: np.ndarray) -> np.ndarray:
     return (size > _JUMP_FACTOR * usual) & ~ended[:-1] if usual > 0 else np.zeros(len(size), bool)
 
 
-def _bounds(table: D4rlTable, size: int) -> ActionBounds | None:
-    return attributes(size, {key: value for key, value in table.told.items() if value is not None})
-
-
-def _read_shuffled(table: D4rlTable, name: str, control_hz: float) -> Logs:
+def _single_rows(table: D4rlTable) -> list[Episode]:
     """Every row as an episode of one step."""
     if "next_observations" not in table.column:
         raise refusal("missing_key", f"{table.path} has no 'next_observations': shuffled rows need them")
-    everywhere = np.ones(len(table), bool)
-    terminal = table["terminals"].copy()
-    timeout = table["timeouts"] & ~terminal if "timeouts" in table.column else np.zeros(len(table), bool)
-    count = len(table)
-    table.findings.append(
-        warning(
-            "shuffled", f"{count:,} rows read as single transitions: returns and sequences mean nothing", count=count
-        )
-    )
-    episodes = _episodes(table, terminal, timeout, everywhere)
+    count, terminal = len(table), table["terminals"].copy()
+    timeout = table["timeouts"] & ~terminal if "timeouts" in table.column else np.zeros(count, bool)
+    message = f"{count:,} rows read as single transitions: returns and sequences mean nothing"
+    table.findings.append(warning("shuffled", message, count=count))
+    episodes = _episodes(table, terminal, timeout, np.ones(count, bool))
     for episode in episodes:
         episode.meta["cut"] = True
-    io = unnamed_io({"state": table["observations"]}, table["actions"].shape[1], control_hz)
-    known = {"path": str(table.path), "name": name, "format": "d4rl", "rows": count, "shuffled": True}
-    return Logs(episodes, table.findings, io, known, _bounds(table, io.action_dim))
+    return episodes
 
 
 def _salvage(table: D4rlTable, episodes: list[Episode]) -> list[Episode]:
@@ -319,14 +295,9 @@ def _salvage(table: D4rlTable, episodes: list[Episode]) -> list[Episode]:
 
 def _first_hits(terminal: np.ndarray, boundary: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(rows to keep, terminals): of every trajectory between boundaries, only up to its first terminal."""
-    starts = np.concatenate(([0], np.flatnonzero(boundary[:-1]) + 1))
-    trajectory = np.zeros(len(terminal), np.int64)
-    trajectory[starts[1:]] = 1
-    trajectory = np.cumsum(trajectory)
-    hits = np.cumsum(terminal)
-    before = hits - terminal  # hits before this row
-    at_start = before[starts][trajectory]
-    keep = before == at_start
+    begins = np.concatenate(([True], boundary[:-1]))
+    before = np.cumsum(terminal) - terminal  # hits before this row
+    keep = before == before[begins][np.cumsum(begins) - 1]  # as many as at the start of its trajectory
     return keep, terminal & keep
 
 
@@ -350,23 +321,21 @@ def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: 
     else:
         state[ends + 1 + np.arange(len(ends))] = table["next_observations" if known else "observations"][ends]
     steps = np.arange((ends - starts).max() + 2, dtype=np.float64)
-    human = np.zeros(rows, bool)
     more = {key: value for key, value in table.column.items() if key.startswith("infos/")}
-    human = more.pop("infos/intervened", human).astype(bool)
+    human = more.pop("infos/intervened", np.zeros(rows, bool)).astype(bool)
     proposed = more.pop("infos/proposed", table["actions"])
-    recorded, kind = more.pop("infos/final_obs_valid", None), more.pop("infos/cut", np.zeros(rows, np.int8))
-    succeeded = more.pop("infos/succeeded", np.full(rows, -1))
     stamp, after = more.pop("infos/stamp", None), more.pop("infos/next_stamp", None)
     episodes = []
     for i, (a, b) in enumerate(zip(starts.tolist(), (ends + 1).tolist())):
         state[a + i : b + i] = logged[a:b]  # every episode before adds one final observation
-        meta: dict[str, object] = {"columns": {key: value[a:b] for key, value in more.items()}} if more else {}
-        if not known or (recorded is not None and not recorded[b - 1]):
+        columns = {key: value[a:b] for key, value in more.items()}
+        meta, endless = read_beside(columns, "infos/")
+        if columns:
+            meta["columns"] = columns
+        if not known:
             meta["final_obs_valid"] = False
-        if (tail_cut and b == rows) or kind[b - 1] == 2:
+        if tail_cut and b == rows:
             meta["cut"] = True
-        if succeeded[b - 1] >= 0:
-            meta["success"] = bool(succeeded[b - 1])
         time = steps[: b - a + 1]
         if stamp is not None and after is not None:
             time = np.append(stamp[a:b], after[b - 1])
@@ -377,7 +346,7 @@ def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: 
                 proposed=proposed[a:b],
                 reward=table["rewards"][a:b],
                 terminated=bool(terminal[b - 1]),
-                truncated=bool(timeout[b - 1]) and kind[b - 1] != 1,
+                truncated=bool(timeout[b - 1]) and not endless,
                 intervened=human[a:b],
                 stamp=time,
                 meta=meta,
@@ -387,16 +356,6 @@ def _episodes(table: D4rlTable, terminal: np.ndarray, timeout: np.ndarray, cut: 
 
 
 def _shift(episode: Episode) -> Episode:
-    columns = {key: value[:-1] for key, value in episode.meta.get("columns", {}).items()}
-    meta = {key: value for key, value in episode.meta.items() if key not in ("columns", "final_obs_valid")}
-    return Episode(
-        obs={"state": episode.obs["state"][:-1]},
-        action=episode.action[:-1],
-        proposed=episode.proposed[:-1],
-        reward=episode.reward[1:],
-        terminated=False,
-        truncated=True,
-        intervened=episode.intervened[:-1],
-        stamp=episode.stamp[:-1],
-        meta={**meta, "columns": columns} if columns else meta,
-    )
+    whole, _ = split(episode, [len(episode) - 1])
+    said = {key: value for key, value in episode.meta.items() if key == "success"}
+    return replace(whole, reward=episode.reward[1:], truncated=True, meta=whole.meta | said)

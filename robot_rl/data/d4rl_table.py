@@ -11,12 +11,14 @@ import h5py
 import numpy as np
 
 from robot_rl.data import foreign, sources
+from robot_rl.data.episode import USUAL
 from robot_rl.data.findings import Finding, error, note, refusal, stop_on_errors, warning
 from robot_rl.data.read_options import rate_of
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _FLAGS = ("terminals", "timeouts")
 _BOUNDS = ("action_low", "action_high", "action_units", "action_normalised")
+_KEPT = {*USUAL, "action_log_probs", "intervened", "proposed", "stamp", "next_stamp"}
 _PART = re.compile(r"virtual/(\d{1,9})/(.+)")
 
 
@@ -31,7 +33,7 @@ class D4rlTable:
         lost: (N,) bool, rows that could not be read (salvage), or None.
         final: (E, S) final observations where `observations` holds T + 1 rows per episode, else None.
         rate: decisions per second.
-        told: what the file says of its actions (`bounds.attributes`), None where it does not.
+        told: what the file says of its actions (`bounds.attributes`).
     """
 
     path: Path
@@ -66,22 +68,12 @@ def load(path: Path, infos: bool, *, salvage: bool = False) -> D4rlTable:
     holes: list[tuple[int, int]] = []
     with foreign.hdf5(path) as file:
         present, rate = _find_parts(file), _rate(file)
-        told = {key: _read_told(file, key) for key in _BOUNDS}
+        told = {key: value for key in _BOUNDS if (value := _read_told(file, key)) is not None}
         for key in REQUIRED:
             if key not in present:
                 findings += sources.missing_key(path, key, present).findings
         wanted = [key for key in (*REQUIRED, "timeouts", "next_observations") if key in present]
-        kept = (
-            "cut",
-            "final_obs_valid",
-            "succeeded",
-            "action_log_probs",
-            "intervened",
-            "proposed",
-            "stamp",
-            "next_stamp",
-        )
-        wanted += [key for key in present if key.startswith("infos/") and (infos or key[6:] in kept)]
+        wanted += [key for key in present if key.startswith("infos/") and (infos or key[6:] in _KEPT)]
         for key in wanted:
             try:
                 column[key] = _read(path, present[key])
@@ -124,16 +116,14 @@ def _find_parts(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
 
 
 def _read(path: Path, parts: list[h5py.Dataset]) -> np.ndarray:
-    if len(parts) == 1:
-        return foreign.take(path, parts[0])
-    return np.concatenate([foreign.take(path, part) for part in parts])
+    found = [foreign.take(path, part) for part in parts]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _rate(file: h5py.File) -> float:
     """Decisions per second as the file itself says, else 20."""
     kept = file.get("metadata/control_hz")
-    told = kept[()] if isinstance(kept, h5py.Dataset) and kept.shape == () else None
-    return rate_of(told)
+    return rate_of(kept[()] if isinstance(kept, h5py.Dataset) and kept.shape == () else None)
 
 
 def _read_told(file: h5py.File, key: str) -> Any:
@@ -171,12 +161,12 @@ def _by_chunk(
                 holes.append((begin, end))
     rows = ", ".join(f"{a:,}–{b - 1:,}" for a, b in holes[:5]) + (" ..." if len(holes) > 5 else "")
     message = f"{path}: key '{key}' cannot be read: rows {rows} cannot be decompressed"
-    count = sum(b - a for a, b in holes)
+    count, where = sum(b - a for a, b in holes), f"row {holes[0][0]}"
     if salvage:
-        kept = "; whole episodes outside them are kept (salvage)"
-        return value, holes, [warning("damaged_chunk", message + kept, count=count, where=f"row {holes[0][0]}")]
+        message += "; whole episodes outside them are kept (salvage)"
+        return value, holes, [warning("damaged_chunk", message, count=count, where=where)]
     repair = "salvage=true keeps the whole episodes outside them; better, download or copy the file again"
-    return None, [], [error("damaged_chunk", message, repair, count=count, where=f"row {holes[0][0]}")]
+    return None, [], [error("damaged_chunk", message, repair, count=count, where=where)]
 
 
 def _shapes(table: D4rlTable) -> None:
@@ -209,14 +199,9 @@ def _shapes(table: D4rlTable) -> None:
         elif key == "observations" and _split_finals(table):
             continue
         else:
-            findings.append(
-                error(
-                    "lengths",
-                    f"{path}: '{key}' has {found:,} rows, 'actions' has {rows:,}",
-                    "the columns do not belong together; write the file again",
-                    count=abs(found - rows),
-                )
-            )
+            message = f"{path}: '{key}' has {found:,} rows, 'actions' has {rows:,}"
+            repair = "the columns do not belong together; write the file again"
+            findings.append(error("lengths", message, repair, count=abs(found - rows)))
 
 
 def _split_finals(table: D4rlTable) -> bool:
@@ -236,14 +221,11 @@ def _split_finals(table: D4rlTable) -> bool:
     keep = np.ones(len(obs), bool)
     keep[final] = False
     table.final, column["observations"] = obs[final].astype(np.float32), obs[keep]
-    table.findings.append(
-        warning(
-            "final_rows",
-            f"observations has {len(obs):,} rows for {rows:,} actions: one more for each of the {len(last):,} "
-            "episodes, read as their final observations",
-            count=len(last),
-        )
+    message = (
+        f"observations has {len(obs):,} rows for {rows:,} actions: one more for each of the {len(last):,} episodes, "
+        "read as their final observations"
     )
+    table.findings.append(warning("final_rows", message, count=len(last)))
     return True
 
 

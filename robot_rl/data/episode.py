@@ -18,7 +18,10 @@ from torch import Tensor
 
 from robot_rl.data.bounds import ActionBounds
 from robot_rl.data.findings import BadData, Finding, error
-from robot_rl.types import Episode, IOSpec, Obs, Step
+from robot_rl.types import Episode, IOSpec, Step
+
+_KINDS = {"action": "float32", "proposed": "float32", "reward": "float32", "intervened": "bool"}
+"""Columns of an episode with a row per step -> dtype."""
 
 
 class EpisodeBuilder:
@@ -52,44 +55,38 @@ class EpisodeBuilder:
             The episodes that ended, in the order of their environments.
         """
         obs, successor = _numpy(step.obs), _numpy(step.next_obs)
-        action, proposed, reward = (_numpy(x) for x in (step.action, step.proposed, step.reward))
-        terminated, truncated, valid, intervened = (
-            _numpy(x) for x in (step.terminated, step.truncated, step.valid, step.intervened)
-        )
+        given = (step.action, step.proposed, step.reward, step.intervened)
+        named = dict(zip(_KINDS, map(_numpy, given)))
+        terminated, truncated, valid = map(_numpy, (step.terminated, step.truncated, step.valid))
         more = {name: _numpy(step.info[name]) for name in self.columns}
         done = []
-        for e in range(self.num_envs):
-            rows = self._rows[e]
+        for e, rows in enumerate(self._rows):
             if not valid[e]:
                 if rows:
-                    done.append(self._finish(e, terminated=False, truncated=False))
+                    done.append(self._finish(e))
                 continue
             time = float(len(rows)) if stamp is None else float(stamp[e])
             after = time + 1.0 if next_stamp is None else float(next_stamp[e])
+            if rows:  # only the last row's successor is needed
+                rows[-1]["next_obs"] = None
             rows.append(
                 {
                     "obs": {key: np.array(value[e]) for key, value in obs.items()},
                     "next_obs": {key: np.array(value[e]) for key, value in successor.items()},
-                    "action": np.array(action[e], np.float32),
-                    "proposed": np.array(proposed[e], np.float32),
-                    "reward": np.float32(reward[e]),
-                    "intervened": bool(intervened[e]),
-                    "stamp": time,
-                    "next_stamp": after,
+                    **{name: np.array(value[e], _KINDS[name]) for name, value in named.items()},
+                    "stamp": (time, after),
                     "columns": {name: np.array(value[e]) for name, value in more.items()},
                 }
             )
-            if len(rows) > 1:  # only the last row's successor is needed
-                rows[-2]["next_obs"] = None
             if terminated[e] or truncated[e]:
                 done.append(self._finish(e, bool(terminated[e]), bool(truncated[e] and not terminated[e])))
         return done
 
     def flush(self) -> list[Episode]:
         """Hand out what is still open, as cut recordings."""
-        return [self._finish(e, terminated=False, truncated=False) for e in range(self.num_envs) if self._rows[e]]
+        return [self._finish(e) for e in range(self.num_envs) if self._rows[e]]
 
-    def _finish(self, env: int, terminated: bool, truncated: bool) -> Episode:
+    def _finish(self, env: int, terminated: bool = False, truncated: bool = False) -> Episode:
         rows, self._rows[env] = self._rows[env], []
         last = rows[-1]
         meta = dict(self._meta)
@@ -97,13 +94,10 @@ class EpisodeBuilder:
             meta["columns"] = {name: np.stack([row["columns"][name] for row in rows]) for name in self.columns}
         return Episode(
             obs={key: np.stack([*(row["obs"][key] for row in rows), last["next_obs"][key]]) for key in last["obs"]},
-            action=np.stack([row["action"] for row in rows]),
-            proposed=np.stack([row["proposed"] for row in rows]),
-            reward=np.array([row["reward"] for row in rows], np.float32),
+            **{name: np.stack([row[name] for row in rows]) for name in _KINDS},
             terminated=terminated,
             truncated=truncated,
-            intervened=np.array([row["intervened"] for row in rows], bool),
-            stamp=np.array([*(row["stamp"] for row in rows), last["next_stamp"]]),
+            stamp=np.array([*(row["stamp"][0] for row in rows), last["stamp"][1]]),
             meta=meta,
         )
 
@@ -139,16 +133,13 @@ def sound(path: str | os.PathLike[str], logs: Logs) -> Logs:
         raise BadData([*logs.findings, error("no_rows", f"no episode of {path} has a step")])
     first = logs.episodes[0]
     known = {key: value.shape[1:] for key, value in _columns(first).items()}
-    for i, episode in enumerate(logs.episodes):
-        columns, steps = _columns(episode), len(episode.action)
+    for i, episode in enumerate(logs.episodes):  # which have counted their rows themselves
+        columns = _columns(episode)
         wrong = [f"'{k}' is {v.dtype}, expected numbers" for k, v in columns.items() if v.dtype.kind not in "biuf"]
         if columns.keys() != known.keys():
             wrong.append(f"it observes {sorted(episode.obs)}, the first one {sorted(first.obs)}")
         for key, value in columns.items():
-            rows = steps + (key.startswith("obs/") or key == "stamp")
-            if value.ndim < 1 or len(value) != rows:
-                wrong.append(f"'{key}' has shape {list(value.shape)}, expected {rows} rows")
-            elif value.shape[1:] != known.get(key, value.shape[1:]):
+            if value.shape[1:] != known.get(key, value.shape[1:]):
                 wrong.append(f"'{key}' has {list(value.shape[1:])} numbers per row, episode 0 has {list(known[key])}")
         if episode.action.ndim != 2 or not episode.action.shape[1] or not episode.obs:
             wrong.append(f"its actions have shape {list(episode.action.shape)}, it observes {list(episode.obs)}")
@@ -176,9 +167,51 @@ def success_of(meta: Mapping[str, Any]) -> bool | None:
     return None if column is None or not len(column) else bool(np.asarray(column)[-1])
 
 
-def success_number(meta: Mapping[str, Any]) -> int:
-    """1 for the episode of a success, 0 for another, -1 where these facts do not say."""
-    return int(meta["success"]) if meta.get("success") is not None else -1
+USUAL = {"cut": 0, "final_obs_valid": True, "succeeded": -1}
+"""What the columns of `beside` hold where there is nothing to tell."""
+
+
+def beside(episode: Episode) -> dict[str, np.ndarray]:
+    """(T, ...) columns of what D4RL and Minari have no place for, and the further ones; inverse of `read_beside`.
+
+    "cut": 1 where neither terminated nor truncated, 2 where `meta["cut"]` says so, else 0; "final_obs_valid": whether
+    the last observation was recorded; "succeeded": 1, 0, or -1 where nothing is known.
+    """
+    steps, meta = len(episode), episode.meta
+    cut = 2 if meta.get("cut") else int(not (episode.terminated or episode.truncated))
+    success = -1 if meta.get("success") is None else int(meta["success"])
+    return {
+        "proposed": episode.proposed.astype(np.float32, copy=False),
+        "intervened": episode.intervened,
+        "cut": np.full(steps, cut, np.int8),
+        "final_obs_valid": np.full(steps, meta.get("final_obs_valid", True)),
+        "succeeded": np.full(steps, success, np.int8),
+        **meta.get("columns", {}),
+    }
+
+
+def is_usual(name: str, column: np.ndarray) -> bool:
+    """Whether such a column tells nothing, so that no file has to hold it."""
+    return name in USUAL and bool((column == USUAL[name]).all())
+
+
+def read_beside(columns: dict[str, np.ndarray], prefix: str = "") -> tuple[dict[str, Any], bool]:
+    """Facts for `Episode.meta`, and whether the episode is neither terminated nor truncated.
+
+    Args:
+        columns: of the episode, (T, ...); those that tell it are taken out.
+        prefix: of their names.
+    """
+    said = {name: columns.pop(prefix + name, None) for name in USUAL}
+    last = USUAL | {name: column[-1] for name, column in said.items() if column is not None and len(column)}
+    meta: dict[str, Any] = {}
+    if not last["final_obs_valid"]:
+        meta["final_obs_valid"] = False
+    if last["cut"] == 2:
+        meta["cut"] = True
+    if last["succeeded"] >= 0:
+        meta["success"] = bool(last["succeeded"])
+    return meta, last["cut"] == 1
 
 
 def unnamed_io(obs: dict[str, np.ndarray], action_dim: int, control_hz: float) -> IOSpec:
@@ -198,8 +231,8 @@ def episode_from_columns(
     action: np.ndarray,
     reward: np.ndarray,
     *,
-    terminated: bool,
-    truncated: bool,
+    terminated: bool = False,
+    truncated: bool | None = None,
     final_obs: dict[str, np.ndarray] | None = None,
     proposed: np.ndarray | None = None,
     intervened: np.ndarray | None = None,
@@ -209,29 +242,31 @@ def episode_from_columns(
     """An episode from T observations and, if there is one, the final observation.
 
     Args:
-        obs: (T, ...) per key.
+        obs: (T, ...) per key, or (T + 1, ...) with the final observation.
         action: (T, A).
         reward: (T,).
         terminated: of the last step.
-        truncated: of the last step.
-        final_obs: (...) per key, or None: the last observation is repeated and `meta["final_obs_valid"]` is False.
+        truncated: of the last step; where it is not terminated when None.
+        final_obs: (...) per key; where there is none the last observation is repeated and `meta["final_obs_valid"]` is
+            False.
         proposed: (T, A); the actions when None.
         intervened: (T,) bool; all False when None.
         stamp: (T + 1,) seconds; step indices when None.
         meta: further facts.
     """
-    facts = dict(meta or {})
-    if final_obs is None:
-        final_obs = {key: value[-1] for key, value in obs.items()}
-        facts["final_obs_valid"] = False
-    steps = len(action)
+    facts, steps = dict(meta or {}), len(action)
+    if any(len(value) == steps for value in obs.values()):
+        if final_obs is None:
+            final_obs = {key: value[-1] for key, value in obs.items()}
+            facts["final_obs_valid"] = False
+        obs = {key: np.concatenate((value, final_obs[key][None])) for key, value in obs.items()}
     return Episode(
-        obs={key: np.concatenate((value, final_obs[key][None])) for key, value in obs.items()},
+        obs=obs,
         action=action,
         proposed=action if proposed is None else proposed,
         reward=reward,
         terminated=terminated,
-        truncated=truncated,
+        truncated=not terminated if truncated is None else truncated,
         intervened=np.zeros(steps, bool) if intervened is None else intervened,
         stamp=np.arange(steps + 1.0) if stamp is None else stamp,
         meta=facts,
@@ -273,9 +308,5 @@ def _piece(episode: Episode, begin: int, end: int) -> Episode:
 
 def _numpy(value: object) -> Any:
     if isinstance(value, dict):
-        return _numpy_obs(value)
+        return {key: _numpy(item) for key, item in value.items()}
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-
-
-def _numpy_obs(obs: Obs) -> dict[str, np.ndarray]:
-    return {key: _numpy(value) for key, value in obs.items()}

@@ -55,9 +55,8 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         mute = [f for f in bad.findings if f.severity == "error" and name not in f.message]
         if not mute:
             raise
-        raise BadData(
-            [replace(f, message=f"{path}: {f.message}") if f in mute else f for f in bad.findings]
-        ) from bad.__cause__
+        named = [replace(f, message=f"{path}: {f.message}") if f in mute else f for f in bad.findings]
+        raise BadData(named) from bad.__cause__
     except (FileNotFoundError, ImportError):
         raise
     except MemoryError as problem:
@@ -199,17 +198,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise refusal("metadata", str(problem)) from problem
 
 
-def number(name: str, key: str, value: object) -> float:
-    """A finite number of a map.
-
-    Raises:
-        BadData: it is none; names the map and the key.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise refusal("map", f"{name}: {key} is {str(value)[:100]!r}, expected a number")
-    return float(value)
-
-
 @contextmanager
 def hdf5(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file that keeps to itself: no external storage, no links or virtual data sets into other files.
@@ -227,9 +215,8 @@ def hdf5(path: Path) -> Iterator[h5py.File]:
         try:
             _keep_to_itself(path, file)
         except (OSError, RuntimeError, KeyError, TypeError) as problem:
-            raise refusal("damaged", f"{path}: its list of keys cannot be read ({problem})", sources.AGAIN) from (
-                problem
-            )
+            message = f"{path}: its list of keys cannot be read ({problem})"
+            raise refusal("damaged", message, sources.AGAIN) from problem
         yield file
 
 

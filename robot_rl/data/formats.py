@@ -19,6 +19,12 @@ from robot_rl.types import Episode, IOSpec
 
 _OWN = ("recording", "store")
 FORMATS = ("d4rl", "minari", "robomimic", "lerobot", "rosbag", "csv", "npz", "replay", *_OWN)
+_ENDS = {
+    "csv": (".csv", ".csv.gz"),
+    "recording": (".episodes",),
+    "npz": (".npz", ".pkl", ".pickle"),
+    "rosbag": (".mcap", ".db3"),
+}
 _ONLY_READ = (".csv", ".gz", ".npz", ".pkl", ".pickle", ".parquet", ".mcap", ".db3", ".bag", ".json")
 WRITERS = ("store", "d4rl", "minari", "lerobot", "recording")
 
@@ -35,14 +41,10 @@ def detect(path: str | os.PathLike[str]) -> str:
         return _folder(path)
     sources.check_file(path)
     name = path.name.lower()
-    if name.endswith((".csv", ".csv.gz")):
-        return "csv"
-    by_suffix = {".episodes": "recording", ".npz": "npz", ".pkl": "npz", ".pickle": "npz", ".mcap": "rosbag"}
-    by_suffix |= {".db3": "rosbag"}
-    suffix = path.suffix.lower()
-    if suffix in by_suffix:
-        return by_suffix[suffix]
-    if suffix == ".parquet":
+    known = next((kind for kind, ends in _ENDS.items() if name.endswith(ends)), None)
+    if known is not None:
+        return known
+    if name.endswith(".parquet"):
         repair = (
             "of a LeRobot set name the folder that holds meta/; a table of your own is read as CSV with a map, each "
             "episode a file: pandas.read_parquet(...).to_csv(..., index=False)"
@@ -60,23 +62,24 @@ def _folder(path: Path) -> str:
         return "recording"
     if replay_log.find(path) is not None:
         return "replay"
-    if (path / "meta").is_dir() and (path / "meta/info.json").exists():
-        return "lerobot"
-    if any(
-        (folder / name).exists() for folder in (path, path / "data") for name in ("metadata.json", "main_data.hdf5")
-    ):
-        return "minari"
-    if any(path.glob("*.mcap")) or any(path.glob("*.db3")) or (path / "metadata.yaml").is_file():
-        return "rosbag"
-    if any(path.rglob("*.csv")) or any(path.rglob("*.csv.gz")):
-        return "csv"
-    raise refusal(
-        "unknown_format",
+    for kind, patterns in _FOLDERS.items():
+        if any(any(path.glob(pattern)) for pattern in patterns):
+            return kind
+    message = (
         f"{path} holds no log that can be read, expected segment-*.episodes (our recordings), meta.json (a store), "
-        "checkpoints/step_*/buffer (a run that learnt from a replay buffer), "
-        "data/main_data.hdf5 (Minari), meta/info.json (LeRobot), metadata.yaml (rosbag2) or .csv files",
-        "for D4RL, robomimic, NPZ and pickles name the file itself",
+        "checkpoints/step_*/buffer (a run that learnt from a replay buffer), data/main_data.hdf5 (Minari), "
+        "meta/info.json (LeRobot), metadata.yaml (rosbag2) or .csv files"
     )
+    raise refusal("unknown_format", message, "for D4RL, robomimic, NPZ and pickles name the file itself")
+
+
+_FOLDERS = {
+    "lerobot": ("meta/info.json",),
+    "minari": ("metadata.json", "main_data.hdf5", "data/metadata.json", "data/main_data.hdf5"),
+    "rosbag": ("*.mcap", "*.db3", "metadata.yaml"),
+    "csv": ("**/*.csv", "**/*.csv.gz"),
+}
+"""Format -> what a folder of it holds, one of these; in the order in which they are tried."""
 
 
 def _is_robomimic(path: Path) -> bool:
@@ -150,14 +153,10 @@ def _recording(path: Path) -> Logs:
     for file in folder.glob("segment-*.episodes"):
         foreign.inside(folder, file.name)
     recording = Recording(path if path.is_file() else folder)
-    findings = [
-        warning(
-            "torn",
-            f"{file.name}: {size:,} bytes at {offset:,} are an episode that was never completed: passed over",
-            where=file.name,
-        )
-        for file, offset, size in recording.torn
-    ]
+    findings: list[Finding] = []
+    for file, offset, size in recording.torn:
+        message = f"{file.name}: {size:,} bytes at {offset:,} are an episode that was never completed: passed over"
+        findings.append(warning("torn", message, where=file.name))
     episodes = []
     for i in range(len(recording)):
         try:
@@ -177,7 +176,7 @@ def _recording(path: Path) -> Logs:
         io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], 20.0)
     said = episodes[0].meta.get("actions")
     bounds = None if said is None else bounds_of_io(io, said)
-    return Logs(episodes, list(findings), io, {"path": str(folder), "format": "recording"}, bounds)
+    return Logs(episodes, findings, io, {"path": str(folder), "format": "recording"}, bounds)
 
 
 def _sample(episodes: list[Episode], findings: list[Finding]) -> list[Episode]:
@@ -222,7 +221,7 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
         path: the file or folder.
         logs: what to write.
         to: the format.
-        facts: "sources" and further entries for a store's meta.json.
+        facts: "sources" and further entries for a store's meta.json; no other format keeps them.
 
     Raises:
         ValueError: there is no such writer, or the format cannot hold the data.
@@ -234,18 +233,11 @@ def write(path: str | os.PathLike[str], logs: Logs, to: str, **facts: Any) -> No
         made_of = facts.pop("sources", ())
         report, facts = [str(item) for item in logs.findings], {**facts, "action": said}
         write_store(path, logs.episodes, io=logs.io, report=report, sources=made_of, facts=facts)
-    elif to == "d4rl":
-        from robot_rl.data import d4rl
+    elif to in ("d4rl", "minari", "lerobot"):
+        from robot_rl.data import d4rl, lerobot_write, minari
 
-        d4rl.write(path, logs.episodes, io=logs.io, said=said)
-    elif to == "minari":
-        from robot_rl.data import minari
-
-        minari.write(path, logs.episodes, dataset_id=path.name, io=logs.io, said=said)
-    elif to == "lerobot":
-        from robot_rl.data import lerobot_write
-
-        lerobot_write.write(path, logs.episodes, io=logs.io, said=said)
+        writer = {"d4rl": d4rl, "minari": minari, "lerobot": lerobot_write}[to]
+        writer.write(path, logs.episodes, io=logs.io, said=said)
     elif to == "recording":
         from robot_rl.data.recorder import Recorder
 

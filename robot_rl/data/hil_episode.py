@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -75,10 +76,9 @@ class EpisodeDraft:
             raise ValueError(f"the episode ended ({self.end_reason.name}); begin a new one before adding steps")
         last = self.steps[-1] if self.steps else None
         if last is not None and not _meets(last, step):
-            self.steps.append(_gap(last, step))
-            if last.human:
-                last.intv_end = True
-            last = self.steps[-1]
+            last.intv_end |= last.human
+            last = _gap(last, step)
+            self.steps.append(last)
         if step.source not in _DRIVEN and step.valid:
             step.valid, step.invalid_reason = False, Invalid.SOURCE
         following = last is not None and last.human and not last.intv_end
@@ -112,10 +112,7 @@ class EpisodeDraft:
 
     def step_at(self, time: int) -> int:
         """Index of the step with t_obs <= time < t_next; the first for earlier times, the last for later ones."""
-        for index in range(len(self.steps) - 1, -1, -1):
-            if self.steps[index].t_obs <= time:
-                return index
-        return 0
+        return next((i for i in reversed(range(len(self.steps))) if self.steps[i].t_obs <= time), 0)
 
     def ran_at(self, pressed: int) -> bool:
         """Whether a key pressed then [ns] is about this episode: somebody drove a step of it a reaction time before."""
@@ -142,7 +139,8 @@ class EpisodeDraft:
         step = self.steps[index]
         step.reward_task = float(success)
         step.reward_source = RewardSource.HUMAN_KEY
-        self._cut(index)
+        for later in self.steps[index + 1 :]:
+            later.valid, later.invalid_reason = False, Invalid.AFTER_END
         self.close(EndReason.SUCCESS if success else EndReason.FAILURE)
         return index
 
@@ -161,8 +159,7 @@ class EpisodeDraft:
         last = self.steps[-1]
         if reason in (EndReason.FAULT, EndReason.COMMS):
             last.valid, last.invalid_reason = False, Invalid.COMMS if reason == EndReason.COMMS else Invalid.FAULT
-        if last.human:
-            last.intv_end = True
+        last.intv_end |= last.human
         index = self.last_valid()
         if index is None:
             return
@@ -172,7 +169,7 @@ class EpisodeDraft:
         stops = (EndReason.HUMAN_STOP, EndReason.SAFETY_STOP)
         end = told or (reason in stops and self.rules.stop_is_end)
         final.terminated, final.truncated = end, not end
-        final.intv_end = final.intv_end or final.human
+        final.intv_end |= final.human
         if index < self._given:  # it was handed on before what came later turned out to be void
             self._reward(index)
 
@@ -192,14 +189,7 @@ class EpisodeDraft:
 
     def last_valid(self) -> int | None:
         """Index of the last step that may be learned from, whose outcome is the episode's."""
-        for index in range(len(self.steps) - 1, -1, -1):
-            if self.steps[index].valid:
-                return index
-        return None
-
-    def _cut(self, index: int) -> None:
-        for step in self.steps[index + 1 :]:
-            step.valid, step.invalid_reason = False, Invalid.AFTER_END
+        return last_valid(self.steps)
 
     def _reward(self, index: int) -> None:
         """Reward, the one from interventions and the discount of one settled step."""
@@ -210,15 +200,15 @@ class EpisodeDraft:
 
     def _taken_over(self, index: int) -> bool:
         """Whether a person takes over at the step after `index`, for long enough to be meant."""
-        if index + 1 >= len(self.steps) or self.steps[index].source != Source.POLICY:
+        span = self.steps[index + 1 : index + 1 + self.rules.min_span]
+        if not span or self.steps[index].source != Source.POLICY or not (span[0].intv_start and span[0].valid):
             return False
-        follower = self.steps[index + 1]
-        if not (follower.intv_start and follower.valid):
-            return False
-        length = 1
-        while index + 1 + length < len(self.steps) and self.steps[index + 1 + length].intv_id == follower.intv_id:
-            length += 1
-        return length >= self.rules.min_span
+        return len(span) == self.rules.min_span and all(step.intv_id == span[0].intv_id for step in span)
+
+
+def last_valid(steps: Sequence[ControlStep]) -> int | None:
+    """Index of the last step that may be learned from; None where there is none."""
+    return next((i for i in reversed(range(len(steps))) if steps[i].valid), None)
 
 
 def relabel(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | None) -> ControlStep | None:
@@ -232,9 +222,10 @@ def relabel(steps: Sequence[ControlStep], rules: EpisodeRules, success: bool | N
     Returns:
         The step, or None when the episode has no valid one.
     """
-    step = next((step for step in reversed(steps) if step.valid), None)
-    if step is None:
+    index = last_valid(steps)
+    if index is None:
         return None
+    step = steps[index]
     step.reward_task = float(success or False)
     step.reward_source = RewardSource.NONE if success is None else RewardSource.HUMAN_KEY
     step.reward = step.reward_task
@@ -247,7 +238,8 @@ def to_episode(steps: Sequence[ControlStep], reason: EndReason, meta: Mapping[st
     """Steps whose observations meet, as one `Episode`; the inverse of `to_steps`."""
     keys = steps[0].obs
     columns = {name: np.array([vars(s)[name] for s in steps], dtype) for name, dtype in COLUMNS.items()}
-    last = next((step for step in reversed(steps) if step.valid), steps[-1])
+    index = last_valid(steps)
+    last = steps[-1 if index is None else index]
     return Episode(
         obs={key: np.stack([*(s.obs[key] for s in steps), steps[-1].next_obs[key]]) for key in keys},
         action=np.array([s.action_exec for s in steps], np.float32),
@@ -271,20 +263,12 @@ def valid_pieces(episode: Episode) -> list[Episode]:
 
     Every piece but one that ends in a true end is a cut (`truncated`), so that nothing is bootstrapped across a gap.
     """
-    pieces: list[list[ControlStep]] = [[]]
-    for step in to_steps(episode):
-        if step.valid:
-            pieces[-1].append(step)
-        elif pieces[-1]:
-            pieces.append([])
-    out = []
     meta = {k: v for k, v in episode.meta.items() if k not in ("columns", "end_reason", "success")}
-    whole = [piece for piece in pieces if piece]
-    for piece in whole:
+    pieces = [list(steps) for valid, steps in groupby(to_steps(episode), lambda step: step.valid) if valid]
+    reasons = [*[EndReason.NONE] * (len(pieces) - 1), EndReason(episode.meta["end_reason"])]
+    for piece in pieces:
         piece[-1].truncated = not piece[-1].terminated
-        reason = EndReason(episode.meta["end_reason"]) if piece is whole[-1] else EndReason.NONE
-        out.append(to_episode(piece, reason, meta))
-    return out
+    return [to_episode(piece, reason, meta) for piece, reason in zip(pieces, reasons)]
 
 
 def to_steps(episode: Episode) -> list[ControlStep]:
@@ -304,18 +288,10 @@ def to_steps(episode: Episode) -> list[ControlStep]:
     for t in range(len(episode)):
         values: dict[str, Any] = {name: columns[name][t] for name in COLUMNS}
         values = {name: value if value.ndim else value.item() for name, value in values.items()}
-        steps.append(
-            ControlStep(
-                obs=obs[t],
-                next_obs=obs[t + 1],
-                action_policy=episode.proposed[t],
-                action_exec=episode.action[t],
-                reward=float(episode.reward[t]),
-                terminated=bool(episode.terminated and t == final),
-                truncated=bool(episode.truncated and t == final),
-                **values,
-            )
-        )
+        step = ControlStep(obs[t], obs[t + 1], episode.proposed[t], action_exec=episode.action[t], **values)
+        step.reward = float(episode.reward[t])
+        step.terminated, step.truncated = (bool(end and t == final) for end in (episode.terminated, episode.truncated))
+        steps.append(step)
     return steps
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,8 @@ def read_lines(path: Path) -> list[dict[str, object]]:
         return []
     lines = []
     for line in text.splitlines():
-        try:
+        with suppress(json.JSONDecodeError):
             lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,10 @@ def _facts(path: Path, logs: Logs) -> dict[str, Any]:
         "period": _periods(episodes),
         "findings": findings,
     }
-    try:
-        facts["normalized_return"] = scores.normalized_score(
-            str(logs.meta.get("name", path.stem)), facts["return"]["mean"]
-        )
-    except ValueError:
-        facts["normalized_return"] = None
+    facts["normalized_return"] = None
+    with suppress(ValueError):  # not of D4RL
+        name = str(logs.meta.get("name", path.stem))
+        facts["normalized_return"] = scores.normalized_score(name, facts["return"]["mean"])
     return facts
 
 
@@ -144,15 +143,9 @@ def _periods(episodes: list[Episode]) -> dict[str, float] | None:
 
 
 def _spread(values: np.ndarray) -> dict[str, float]:
-    values = values[np.isfinite(values)]
-    if not len(values):
-        values = np.zeros(1)
-    return {
-        "mean": float(values.mean()),
-        "std": float(values.std()),
-        "min": float(values.min()),
-        "max": float(values.max()),
-    }
+    values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+    ways = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
+    return {name: float(way(values)) for name, way in ways.items()}
 
 
 def _size(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from torch import Tensor
 
@@ -114,7 +116,7 @@ class RingWriter:
         layout.write(record, step.obs, step.next_obs, step.action, step.reward)
         record[:, layout.tail] = self._running
         if layout.extras:
-            self._write_extras(record, step, slice(None))
+            self._write_extras(record, {**step.info, "proposed": step.proposed}, "Step.info", slice(None))
 
     def _settle(self) -> None:
         """Bring `_last` and `_last_frame` up to date."""
@@ -154,7 +156,7 @@ class RingWriter:
         end, cut, person = (arrays.put(x, "bool")[pick] for x in (step.terminated, step.truncated, step.intervened))
         layout.write_end(arrays, rows, self._gamma * ~end, end, cut, False, person)
         if layout.extras:
-            self._write_extras(rows, step, pick)
+            self._write_extras(rows, {**step.info, "proposed": step.proposed}, "Step.info", pick)
         linked = ring.continues(rows, self._last[env])
         numbers = None
         if ring.frames is not None:
@@ -228,11 +230,8 @@ class RingWriter:
             ends[:, -1] = episode.terminated, episode.truncated
         ended, cut, person = (arrays.put(x, "bool") for x in (*ends, episode.intervened[begin:end]))
         layout.write_end(arrays, rows, self._gamma * ~ended, ended, cut, False, person)
-        for name, (shape, where) in layout.extras.items():
-            source = episode.proposed if name == "proposed" else columns.get(name)
-            if source is None:
-                raise ValueError(_no_extra(name, shape, "Episode.meta['columns']", sorted(columns)))
-            rows[:, where] = self._flat(source[begin:end], n)
+        given = {name: value[begin:end] for name, value in {**columns, "proposed": episode.proposed}.items()}
+        self._write_extras(rows, given, "Episode.meta['columns']", slice(None), n)
         previous = np.arange(ring.count - 1, ring.count + n - 1)
         previous[0] = -1
         numbers = None
@@ -242,12 +241,17 @@ class RingWriter:
             numbers = (own, own + 1, own)
         ring.add_rows(rows, previous, numbers)
 
-    def _write_extras(self, rows: Store, step: Step, pick: object) -> None:
+    def _write_extras(
+        self, rows: Store, given: Mapping[str, Array], place: str, pick: object, count: int | None = None
+    ) -> None:
+        """Further columns of rows: what is picked of the `count` rows (one per environment) that a place gives."""
         for name, (shape, where) in self._layout.extras.items():
-            source = step.proposed if name == "proposed" else step.info.get(name)
-            if source is None:
-                raise ValueError(_no_extra(name, shape, "Step.info", sorted(step.info)))
-            rows[:, where] = self._flat(source, self._num_envs)[pick]
+            if given.get(name) is None:
+                raise ValueError(
+                    f"the buffer keeps the extra '{name}' {shape}, but {place} has only "
+                    f"{sorted(given.keys() - {'proposed'})}; provide it there, or build the buffer without it"
+                )
+            rows[:, where] = self._flat(given[name], count or self._num_envs)[pick]
 
     def _flat(self, value: Array, rows: int) -> Store:
         return self._arrays.put(value, "float32").reshape(rows, -1)
@@ -258,10 +262,3 @@ _FLOAT32 = np.dtype(np.float32)
 
 def _host(value: Array) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-
-
-def _no_extra(name: str, shape: tuple[int, ...], place: str, there: list[str]) -> str:
-    return (
-        f"the buffer keeps the extra '{name}' {shape}, but {place} has only {there}; provide it there, or build the "
-        "buffer without it"
-    )

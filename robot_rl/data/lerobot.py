@@ -62,8 +62,7 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     if not root.is_dir():
         raise FileNotFoundError(f"{root} does not exist; expected the folder of a LeRobot data set")
     data = _meta(root)
-    read_tables = _tables_v3 if data.version.startswith("v3") else _tables_v2
-    tables = read_tables(data, options.salvage)
+    tables = _tables(data, options.salvage)
     stop_on_errors(data.findings)
     if not tables:
         raise BadData([*data.findings, error("no_rows", f"{root} holds no episode")])
@@ -122,11 +121,8 @@ def _meta(root: Path) -> _Set:
     except (OSError, KeyError) as problem:
         raise refusal("metadata", f"{root / INFO} cannot be used: {problem!r}", sources.AGAIN) from problem
     if not data.version.startswith(("v2.", "v3.")):
-        raise refusal(
-            "version",
-            f"{root} is of LeRobot version {data.version}, known are v2.x and v3.x",
-            "convert it with lerobot",
-        )
+        message = f"{root} is of LeRobot version {data.version}, known are v2.x and v3.x"
+        raise refusal("version", message, "convert it with lerobot")
     if data.version.startswith("v3"):
         files = sorted((root / "meta/episodes").rglob("*.parquet"))
         rows = [row for file in files for row in _parquet(root, file, "episodes of its list").to_pylist()]
@@ -157,41 +153,28 @@ def _read_rows(root: Path, name: str) -> list[dict[str, Any]]:
     return foreign.json_lines(foreign.inside(root, f"meta/{name}.jsonl"))
 
 
-def _path_of(data: _Set, kind: str, **values: object) -> Path:
-    """The file that a template of info.json stands for; below the data set's folder."""
-    return foreign.inside(data.root, foreign.fill(data.info.get(kind), **values))
+def _file_of(data: _Set, number: int, kind: str = "data", **more: str) -> Path:
+    """The file that holds an episode, by a template of info.json; below the data set's folder.
 
-
-def _table_file(data: _Set, number: int) -> Path:
-    """The table that holds an episode."""
+    Args:
+        data: the data set.
+        number: of the episode.
+        kind: how the list of episodes calls it.
+        more: further fields of the template.
+    """
+    row, template = data.rows[number], data.info.get(f"{kind.partition('/')[0].removesuffix('s')}_path")
     if data.version.startswith("v3"):
-        row = data.rows[number]
-        where = {"chunk_index": int(row["data/chunk_index"]), "file_index": int(row["data/file_index"])}
-        return _path_of(data, "data_path", **where)
-    chunk = number // int(data.info.get("chunks_size", 1000))
-    return _path_of(data, "data_path", episode_chunk=chunk, episode_index=number)
+        where = {field: int(row[f"{kind}/{field}"]) for field in ("chunk_index", "file_index")}
+    else:
+        where = {"episode_chunk": number // int(data.info.get("chunks_size", 1000)), "episode_index": number}
+    return foreign.inside(data.root, foreign.fill(template, **where, **more))
 
 
-def _tables_v2(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
-    tables: dict[int, dict[str, np.ndarray]] = {}
-    missing = []
-    for number in sorted(data.rows):
-        file = _table_file(data, number)
-        if not file.is_file():
-            missing.append(number)
-            continue
-        try:
-            tables[number] = _columns(_parquet(data.root, file, f"episode {number}", numeric=True))
-        except BadData as bad:
-            _report_broken(data, bad, salvage)
-    _tell_missing(data, missing)
-    return tables
-
-
-def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
+def _tables(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
+    """Episode -> its columns."""
     wanted: dict[Path, list[int]] = {}
     for number in data.rows:
-        wanted.setdefault(_table_file(data, number), []).append(number)
+        wanted.setdefault(_file_of(data, number), []).append(number)
     tables: dict[int, dict[str, np.ndarray]] = {}
     missing: list[int] = []
     for file, held in sorted(wanted.items()):
@@ -203,26 +186,23 @@ def _tables_v3(data: _Set, salvage: bool) -> dict[int, dict[str, np.ndarray]]:
         except BadData as bad:
             _report_broken(data, bad, salvage)
             continue
+        if not data.version.startswith("v3"):  # the file is the episode
+            tables[held[0]] = columns
+            continue
         index = columns["episode_index"].reshape(-1)
         for episode in held:
             rows = np.flatnonzero(index == episode)
             if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
                 tables[episode] = {key: value[rows[0] : rows[-1] + 1] for key, value in columns.items()}
             elif len(rows):
-                message = f"{file}: the rows of episode {episode} do not lie together"
-                data.findings.append(
-                    error("index_gap", message, "export the data set again", where=f"episode {episode}")
-                )
+                message, where = f"{file}: the rows of episode {episode} do not lie together", f"episode {episode}"
+                data.findings.append(error("index_gap", message, "export the data set again", where=where))
             else:
                 missing.append(episode)
-    _tell_missing(data, missing)
-    return dict(sorted(tables.items()))
-
-
-def _tell_missing(data: _Set, missing: list[int]) -> None:
     if missing:
-        message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(missing)}"
+        message = f"{len(missing)} of {len(data.rows)} episodes are missing: {_spans(sorted(missing))}"
         data.findings.append(warning("episodes_missing", message, "copy them, or go on without", count=len(missing)))
+    return dict(sorted(tables.items()))
 
 
 def _report_broken(data: _Set, bad: BadData, salvage: bool) -> None:
@@ -272,7 +252,7 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
 
 def _check_rows(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
     features, fps = data.info["features"], float(data.info["fps"])
-    off, worst, first = 0, 0.0, -1
+    off: dict[int, np.ndarray] = {}  # seconds by which stamps are wrong, by episode
     for number, table in tables.items():
         for key in ("action", "timestamp", "frame_index"):
             if key not in table:
@@ -293,30 +273,28 @@ def _check_rows(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
         if table["frame_index"].size and int(table["frame_index"].reshape(-1)[0]) != 0:
             wrong = np.append(wrong, 1.0 / fps)
         if (wrong > _STAMP_TOLERANCE).any():
-            off, worst = off + int((wrong > _STAMP_TOLERANCE).sum()), max(worst, float(wrong.max()))
-            first = number if first < 0 else first
+            off[number] = wrong[wrong > _STAMP_TOLERANCE]
     if off:
-        message = (
-            f"{off} time stamps differ from frame_index / {fps:g}, at most by {worst:.3g} s, first in episode {first}"
-        )
-        data.findings.append(warning("stamps_off", message, "video frames may not fit", count=off))
+        count, worst = sum(map(len, off.values())), max(seconds.max() for seconds in off.values())
+        message = f"{count} time stamps differ from frame_index / {fps:g}, at most by {worst:.3g} s"
+        message += f", first in episode {next(iter(off))}"
+        data.findings.append(warning("stamps_off", message, "video frames may not fit", count=count))
     _check_stats(data, tables)
 
 
 def _check_stats(data: _Set, tables: dict[int, dict[str, np.ndarray]]) -> None:
     """Do the episodes lie in the range that the stored statistics give?"""
     said = _read_said(data)
-    count, worst, first = 0, 0.0, -1
+    gaps: dict[int, float] = {}
     for number, table in tables.items():
-        stats = said.get(number, {}).get("action")
-        if not stats or "max" not in stats or not len(table["action"]):
-            continue
-        gap = float(np.abs(np.asarray(stats["max"], np.float64).reshape(-1) - table["action"].max(0).reshape(-1)).max())
-        if gap > 1e-3:
-            count, worst, first = count + 1, max(worst, gap), number if first < 0 else first
-    if count:
-        message = f"{count} episodes differ from their stored statistics, at most by {worst:.3g}, first episode {first}"
-        data.findings.append(warning("metadata", message, count=count, where=f"episode {first}"))
+        most = (said.get(number, {}).get("action") or {}).get("max")
+        if most is not None and len(table["action"]):
+            gap = np.abs(np.asarray(most, np.float64).reshape(-1) - table["action"].max(0).reshape(-1)).max()
+            gaps |= {number: float(gap)} if gap > 1e-3 else {}
+    if gaps:
+        message = f"{len(gaps)} episodes differ from their stored statistics, at most by {max(gaps.values()):.3g}"
+        where = f"episode {next(iter(gaps))}"
+        data.findings.append(warning("metadata", f"{message}, first {where}", count=len(gaps), where=where))
 
 
 def _bounds(data: _Set, size: int) -> ActionBounds | None:
@@ -352,22 +330,15 @@ def _images(
     data: _Set, number: int, rows: int, cameras: list[str], size: tuple[int, int] | None
 ) -> dict[str, np.ndarray]:
     found = {}
-    row, fps = data.rows[number], float(data.info["fps"])
+    fps = float(data.info["fps"])
     for key in cameras:
         begin, short = 0.0, "image." + key.removeprefix("observation.images.").removeprefix("observation.")
         if data.info["features"][key]["dtype"] == "image":
             found[short] = _read_embedded(data, number, key, size)
             continue
         if data.version.startswith("v3"):
-            begin = float(row[f"videos/{key}/from_timestamp"])
-            where = {
-                "chunk_index": int(row[f"videos/{key}/chunk_index"]),
-                "file_index": int(row[f"videos/{key}/file_index"]),
-            }
-            file = _path_of(data, "video_path", video_key=key, **where)
-        else:
-            chunk = number // int(data.info.get("chunks_size", 1000))
-            file = _path_of(data, "video_path", video_key=key, episode_chunk=chunk, episode_index=number)
+            begin = float(data.rows[number][f"videos/{key}/from_timestamp"])
+        file = _file_of(data, number, f"videos/{key}", video_key=key)
         try:
             if file.is_file():
                 length = video.facts(file)[0] - begin
@@ -389,7 +360,7 @@ def _images(
 
 def _read_embedded(data: _Set, number: int, key: str, size: tuple[int, int] | None) -> np.ndarray:
     """(T, H, W, 3) uint8: pictures that lie in the table itself, as PNG or JPEG."""
-    file = _table_file(data, number)
+    file = _file_of(data, number)
     if data.pictures is None or data.pictures[0] != file:  # an episode after another from one file, read once
         data.pictures = file, _parquet(data.root, file, "pictures")
     table = data.pictures[1]
@@ -404,26 +375,23 @@ def _episode(
     data: _Set, number: int, table: dict[str, np.ndarray], images: dict[str, np.ndarray], options: ReadOptions
 ) -> Episode:
     row, steps = data.rows[number], len(table["action"])
-    obs = {key: value.astype(np.float32).reshape(steps, -1) for key, value in table.items() if _is_vector(key, value)}
-    obs = {_short(key): value for key, value in obs.items()} | images
-    final = {
-        _short(k[6:]): np.asarray(v, np.float32) for k, v in row.items() if k.startswith("final/") and v is not None
-    }
+    seen, last = "observation.", "final/observation."
+    numeric = {key: value for key, value in table.items() if value.dtype.kind in "biuf" and key.startswith(seen)}
+    obs = {key.removeprefix(seen): value.astype(np.float32).reshape(steps, -1) for key, value in numeric.items()}
+    obs |= images
+    kept = {key: value for key, value in row.items() if key.startswith(last) and value is not None}
+    final = {key.removeprefix(last): np.asarray(value, np.float32) for key, value in kept.items()}
     flat = {key: value.reshape(steps, -1)[:, 0] for key, value in table.items() if value.size == steps}
-    reward = np.zeros(steps, np.float32)
-    success = bool(flat["next.success"][-1]) if "next.success" in flat and steps else None
-    terminated = bool(steps and flat.get("next.terminated", np.zeros(1))[-1]) or success is True
-    if "next.terminated" in flat:
-        terminated = bool(steps and flat["next.terminated"][-1])
+    told = {key: bool(value[-1]) for key, value in flat.items() if key.startswith("next.") and steps}
+    reward, success = np.zeros(steps, np.float32), told.get("next.success")
+    terminated = told.get("next.terminated", success is True)
     if options.reward == "column":
         if "next.reward" not in flat:
             raise BadData([*data.findings, *sources.missing_key(data.root, "next.reward", table).findings])
         reward = flat["next.reward"].astype(np.float32)
     elif options.reward == "success_at_end" and success is not False and steps:
         reward[-1], terminated = 1.0, True
-    truncated = not terminated
-    if "next.truncated" in flat and not terminated and steps:
-        truncated = bool(flat["next.truncated"][-1])
+    truncated = not terminated and told.get("next.truncated", True)
     tasks = row.get("tasks") or [data.tasks.get(int(flat.get("task_index", [0])[0]), "")]
     meta: dict[str, object] = {"id": number, "task": str(tasks[0])}
     if success is not None:
@@ -439,7 +407,7 @@ def _episode(
     if "stamp" in flat:
         stamp = np.append(flat["stamp"], row.get("final_stamp") or stamp[-1])
     vectors_known = bool(final) and not images and set(final) == set(obs)
-    made = episode_from_columns(
+    return episode_from_columns(
         obs,
         table["action"].astype(np.float32).reshape(steps, -1),
         reward,
@@ -451,15 +419,6 @@ def _episode(
         stamp=stamp,
         meta=meta,
     )
-    return made
-
-
-def _is_vector(key: str, value: np.ndarray) -> bool:
-    return key.startswith("observation.") and value.dtype.kind in "biuf"
-
-
-def _short(key: str) -> str:
-    return key.removeprefix("observation.")
 
 
 def _reward_facts(data: _Set, episodes: list[Episode], mode: str) -> None:

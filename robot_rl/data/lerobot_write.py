@@ -25,13 +25,7 @@ from robot_rl.data.normalize import DataNorm
 from robot_rl.types import Episode, IOSpec
 
 _FILE_BYTES = 100 << 20
-_INDEX = {
-    "timestamp": "float32",
-    "frame_index": "int64",
-    "episode_index": "int64",
-    "index": "int64",
-    "task_index": "int64",
-}
+_INDEX = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
 
 
 def write(
@@ -122,20 +116,15 @@ class _Writer:
         self._lists(index)
 
     def _columns_of_all(self) -> list[str]:
-        names = list(self.episodes[0].meta.get("columns", {}))
-        return [
-            n
-            for n in names
-            if all(n in e.meta.get("columns", {}) for e in self.episodes)
-            and np.asarray(self.episodes[0].meta["columns"][n]).dtype.kind in "biuf"
-            and np.asarray(self.episodes[0].meta["columns"][n]).ndim <= 2
-        ]
+        tables = [e.meta.get("columns", {}) for e in self.episodes]
+        first = {name: np.asarray(value) for name, value in tables[0].items()}
+        fitting = [name for name, value in first.items() if value.dtype.kind in "biuf" and value.ndim <= 2]
+        return [name for name in fitting if all(name in table for table in tables)]
 
     def _columns(self, number: int, index: int, episode: Episode) -> dict[str, np.ndarray]:
         steps = len(episode)
         frame = np.arange(steps)
-        text = str(episode.meta.get("task") or "")
-        task = self.tasks.setdefault(text, len(self.tasks))
+        task = self.tasks.setdefault(_task(episode), len(self.tasks))
         last = frame == steps - 1
         found: dict[str, np.ndarray] = {f"observation.{k}": v[:-1] for k, v in self._vectors(episode).items()}
         found |= {"action": episode.action, "next.reward": episode.reward.astype(np.float32)}
@@ -160,7 +149,7 @@ class _Writer:
         return {key: value for key, value in episode.obs.items() if key not in self.cameras}
 
     def _row(self, number: int, index: int, file: int, episode: Episode, columns: dict[str, np.ndarray]) -> None:
-        row: dict[str, object] = {"episode_index": number, "tasks": [str(episode.meta.get("task") or "")]}
+        row: dict[str, object] = {"episode_index": number, "tasks": [_task(episode)]}
         row |= {"length": len(episode), "data/chunk_index": 0, "data/file_index": file}
         row |= {"dataset_from_index": index, "dataset_to_index": index + len(episode)}
         row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
@@ -208,30 +197,18 @@ class _Writer:
         pa = self.pa
         self._table("meta/episodes/chunk-000/file-000.parquet", pa.Table.from_pylist(self.rows))
         tasks = pa.table({"task_index": list(self.tasks.values()), "__index_level_0__": list(self.tasks)})
-        pandas = {
-            "index_columns": ["__index_level_0__"],
-            "columns": [],
-            "column_indexes": [],
-            "pandas_version": "2.0.0",
-        }
+        pandas = {"index_columns": ["__index_level_0__"], "columns": [], "column_indexes": []}
+        pandas["pandas_version"] = "2.0.0"
         self._table("meta/tasks.parquet", tasks.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()}))
         first, features = self._columns(0, 0, self.episodes[0]), {}
         for key, value in first.items():
             features[key] = {"dtype": _INDEX.get(key, str(value.dtype)), "shape": list(value.shape[1:]) or [1]}
             features[key]["names"] = self._names(key, value)
         for key, shape in self.cameras.items():
-            about = {
-                "video.fps": float(self.fps),
-                "video.height": shape[0],
-                "video.width": shape[1],
-                "video.channels": 3,
-            }
-            about |= {
-                "video.codec": "h264",
-                "video.pix_fmt": "gbrp" if self.lossless else "yuv420p",
-                "has_audio": False,
-            }
             names = ["height", "width", "channels"]
+            about = {f"video.{name}": size for name, size in zip(names, shape)}
+            about |= {"video.fps": float(self.fps), "video.codec": "h264", "has_audio": False}
+            about["video.pix_fmt"] = "gbrp" if self.lossless else "yuv420p"
             features[_camera(key)] = {"dtype": "video", "shape": list(shape), "names": names, "info": about}
         info = {
             "codebase_version": "v3.0",
@@ -292,6 +269,10 @@ class _Stats:
         assert norm is not None  # no episode is without steps
         named = {"min": self._low, "max": self._high, "mean": norm.mean, "std": norm.deviation}
         return {**{name: value.tolist() for name, value in named.items()}, "count": [norm.count]}
+
+
+def _task(episode: Episode) -> str:
+    return str(episode.meta.get("task") or "")
 
 
 def _camera(key: str) -> str:

@@ -223,14 +223,12 @@ class LogDataset:
     def look(self, most: int) -> tuple[Obs, Any, int]:
         """Observations and actions of evenly spaced steps of those in use, and how many; see `data.seen.Looked`."""
         index = space_rows(self._length, most)
-        run = np.searchsorted(self._before, index, "right") - 1
-        row = self._begin.take(run) + index - self._before.take(run)
+        run, row = self._place(index)
         first = row + self._episode.take(run)
         obs = {key: self.store.obs(key)[first] for key in self.store.obs_keys if self.store.obs(key).ndim == 2}
         few = first[space_rows(len(first), MOST_PICTURES)]
         obs |= {key: self.store.obs(key)[few] for key in self.store.obs_keys if key.startswith("image.")}
-        action = self.store.column("action")[row]
-        return obs, action if self._clip is None else action.clip(-self._clip, self._clip), self._length
+        return obs, self._actions(row).numpy(), self._length
 
     def state_dict(self) -> StateDict:
         """Position in the stream of samples."""
@@ -267,13 +265,14 @@ class LogDataset:
         """Runs of steps that can be sampled, none across an episode: begin, length, episode."""
         store, chosen = self.store, self.episodes
         begin, length = store.start_step[chosen], store.length[chosen].copy()
-        terminal = store.column("terminal")
+        # An end can only be the last step of its episode, so that tables of episodes replace columns of steps.
+        self._last = store.start_step + store.length - 1
+        kept = np.maximum(self._last, 0)
+        self._terminated = store.column("terminal").take(kept) & (store.length > 0)
+        self._truncated = store.column("truncated").take(kept) & (store.length > 0)
+        self._human = bool(store.column("intervened").any())
         if require_next:
-            some = length > 0
-            last = (begin + length - 1)[some]
-            ended = np.zeros(len(chosen), bool)
-            ended[some] = terminal[last]
-            lost = some & ~store.final_obs_valid[chosen] & ~ended
+            lost = (length > 0) & ~(store.final_obs_valid | self._terminated)[chosen]
             length[lost] -= 1
             if lost.any():
                 self.notes.append(
@@ -294,12 +293,6 @@ class LogDataset:
         self._run_of: np.ndarray | None = None
         if self._length <= _TABLE:  # one gather is far cheaper than a binary search
             self._run_of = np.repeat(np.arange(len(self._begin), dtype=np.int32), self._run_length)
-        # An end can only be the last step of its episode, so that tables of episodes replace columns of steps.
-        self._last = store.start_step + store.length - 1
-        kept = np.maximum(self._last, 0)
-        self._terminated = store.column("terminal").take(kept) & (store.length > 0)
-        self._truncated = store.column("truncated").take(kept) & (store.length > 0)
-        self._human = bool(store.column("intervened").any())
         if not self._length:
             raise ValueError(
                 f"{store.path} has no step that can be sampled in the {len(chosen)} chosen episodes: a step without a "
@@ -320,13 +313,8 @@ class LogDataset:
         return 1000.0 / spread
 
     def _collect(self, index: np.ndarray) -> Transitions:
-        if self._run_of is not None:
-            run = self._run_of.take(index)
-        else:
-            run = np.searchsorted(self._before, index, "right") - 1
-        begin, episode = self._begin.take(run), self._episode.take(run)
-        row = begin + index - self._before.take(run)
-        end = begin + self._run_length.take(run)
+        run, row = self._place(index)
+        end, episode = self._begin.take(run) + self._run_length.take(run), self._episode.take(run)
         mask = None
         if self.window > 1:
             row = row[:, None] + np.arange(self.window)
@@ -342,12 +330,9 @@ class LogDataset:
         if mask is not None:
             reward, discount = reward * mask, discount * mask
         first, after = row + episode, final + episode + 1
-        action = self._read("action", row)
-        if self._clip is not None:
-            action.clamp_(-self._clip, self._clip)
         return Transitions(
             obs={key: self._read(f"obs/{key}", first) for key in self.keys},
-            action=action,
+            action=self._actions(row),
             reward=torch.from_numpy(reward),
             discount=torch.from_numpy(discount),
             next_obs={key: self._read(f"obs/{key}", after) for key in self.keys},
@@ -357,6 +342,14 @@ class LogDataset:
             mask=all_true(len(row), torch.device("cpu")) if mask is None else torch.from_numpy(mask),
             extras=self._more(row, final, episode),
         )
+
+    def _place(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Segments and rows of steps by their numbers among those that can be sampled."""
+        if self._run_of is not None:
+            run = self._run_of.take(index)
+        else:
+            run = np.searchsorted(self._before, index, "right") - 1
+        return run, self._begin.take(run) + index - self._before.take(run)
 
     def _reward(self, row: np.ndarray) -> np.ndarray:
         reward = self.store.column("reward").take(row)
@@ -371,11 +364,8 @@ class LogDataset:
             valid, after = final < last, np.minimum(final + 1, last)
             if self._valid is not None:
                 valid &= self._valid.take(after)
-            following = self._read("action", after)
-            if self._clip is not None:
-                following.clamp_(-self._clip, self._clip)
             found["next_action_valid"] = torch.from_numpy(valid)
-            found["next_action"] = following * found["next_action_valid"][..., None]
+            found["next_action"] = self._actions(after) * found["next_action_valid"][..., None]
         if "return_to_go" in self._held:
             found["return_to_go"] = self._read("return_to_go", row)
         for name in self._extras:
@@ -386,6 +376,10 @@ class LogDataset:
             else:
                 found[name] = self._read(name if name == "proposed" else f"info/{name}", row).float()
         return found
+
+    def _actions(self, row: np.ndarray) -> Tensor:
+        action = self._read("action", row)
+        return action if self._clip is None else action.clamp_(-self._clip, self._clip)
 
     def _read(self, name: str, index: np.ndarray) -> Tensor:
         """Rows of a column, copied."""
@@ -446,12 +440,10 @@ def _valid_runs(
     valid: np.ndarray, begin: np.ndarray, length: np.ndarray, episode: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut the segments at the steps that are not valid."""
-    inside = np.zeros(len(valid) + 1, np.int8)
-    for a, n in zip(begin.tolist(), length.tolist()):
-        inside[a : a + n] = valid[a : a + n]
-    starts_of = np.zeros(len(valid) + 1, bool)
-    starts_of[begin[length > 0]] = True
-    first = np.flatnonzero((inside[:-1] == 1) & ((np.concatenate(([0], inside[:-2])) == 0) | starts_of[:-1]))
-    ends_at = np.flatnonzero((inside[:-1] == 1) & ((inside[1:] == 0) | starts_of[1:])) + 1
-    owner = np.searchsorted(begin[length > 0], first, "right") - 1
-    return first, ends_at - first, episode[length > 0][owner]
+    owner = np.full(len(valid) + 1, -1)  # segment of each step that may be drawn
+    for i, (a, n) in enumerate(zip(begin.tolist(), length.tolist())):
+        owner[a : a + n] = np.where(valid[a : a + n], i, -1)
+    edges = np.flatnonzero(np.diff(owner, prepend=-1))
+    opens = np.flatnonzero(owner[edges] >= 0)
+    first = edges[opens]
+    return first, edges[opens + 1] - first, episode[owner[first]]

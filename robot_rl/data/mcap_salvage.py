@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from robot_rl.data import foreign
 from robot_rl.data.findings import refusal
 
 MAGIC = b"\x89MCAP0\r\n"
-_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK = 3, 4, 5, 6
+_SCHEMA, _CHANNEL, _MESSAGE, CHUNK = 3, 4, 5, 6
 
 
 @dataclass(frozen=True)
@@ -46,24 +47,7 @@ def messages(path: Path) -> Iterator[Raw]:
         raise refusal("unreadable", f"{path} does not begin like an MCAP file", "copy it again")
     schemas: dict[int, tuple[str, str]] = {}
     channels: dict[int, tuple[int, str, str]] = {}
-    yield from _walk(path, memoryview(content)[len(MAGIC) :], schemas, channels)
-
-
-def _walk(
-    path: Path,
-    data: memoryview,
-    schemas: dict[int, tuple[str, str]],
-    channels: dict[int, tuple[int, str, str]],
-    inside: bool = False,
-) -> Iterator[Raw]:
-    at = 0
-    while at + 9 <= len(data):
-        kind, length = data[at], struct.unpack_from("<Q", data, at + 1)[0]
-        at += 9
-        body, whole = data[at : at + length], at + length <= len(data)
-        at += length
-        if not whole and kind != _CHUNK:
-            return
+    for kind, body in _unpacked(path, memoryview(content)[len(MAGIC) :]):
         if kind == _SCHEMA:
             number = struct.unpack_from("<H", body)[0]
             name, offset = _text(body, 2)
@@ -81,12 +65,28 @@ def _walk(
                 name, text = schemas.get(schema, ("", ""))
                 name = name if "/msg/" in name else name.replace("/", "/msg/", 1)
                 yield Raw(topic, name, text, encoding, logged, bytes(body[22:]))
-        elif kind == _CHUNK and len(body) > 32 and not inside:
+
+
+def records(data: memoryview) -> Iterator[tuple[int, memoryview, bool]]:
+    """Kind and content of every record behind the magic number, and whether it is whole."""
+    at = 0
+    while at + 9 <= len(data):
+        kind, length = struct.unpack_from("<BQ", data, at)
+        yield kind, data[at + 9 : at + 9 + length], at + 9 + length <= len(data)
+        at += 9 + length
+
+
+def _unpacked(path: Path, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Kind and content of every whole record, those in chunks (which may be cut) in their place."""
+    for kind, body, whole in records(data):
+        if kind == CHUNK and len(body) > 32:
             name, offset = _text(body, 28)
             claimed = struct.unpack_from("<Q", body, 16)[0]
             foreign.room(path, claimed, "a chunk")
-            content = _unpack(name, bytes(body[offset + 8 :]), claimed)
-            yield from _walk(path, memoryview(content), schemas, channels, inside=True)
+            content = memoryview(_unpack(name, bytes(body[offset + 8 :]), claimed))
+            yield from ((kind, body) for kind, body, whole in records(content) if whole)
+        elif whole:
+            yield kind, body
 
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:
@@ -105,12 +105,10 @@ def _unpack(compression: str, packed: bytes, most: int) -> bytes:
     else:
         raise refusal("unreadable", f"a chunk is compressed by '{compression}', expected lz4 or zstd")
     found, step, held = [], 4096, 0
-    try:
+    with suppress(Exception):  # the libraries' own errors: the rest is lost
         for begin in range(0, len(packed), step):  # piece by piece: what precedes a break comes out
             found.append(machine.decompress(packed[begin : begin + step], max(most - held, 1)))
             held += len(found[-1])
             if machine.eof or held >= most:
                 break
-    except Exception:  # the libraries' own errors: the rest is lost
-        return b"".join(found)
     return b"".join(found)

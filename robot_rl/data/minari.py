@@ -19,7 +19,7 @@ import numpy as np
 from robot_rl.atomic import new_folder, new_hdf5
 from robot_rl.data import foreign, minari_arrow, sources
 from robot_rl.data.bounds import attributes, facts, read_declared
-from robot_rl.data.episode import Logs, success_number, unnamed_io
+from robot_rl.data.episode import Logs, beside, episode_from_columns, is_usual, read_beside, unnamed_io
 from robot_rl.data.findings import BadData, Finding, error, refusal, warning
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions, rate_of
 from robot_rl.data.video import picture
@@ -70,8 +70,7 @@ def read(path: str | Path, options: ReadOptions = AS_IT_IS) -> Logs:
         findings.append(warning("no_infos", f"{folder}: infos of the Arrow format are not read"))
     for name, group in minari_arrow.episodes(folder, metadata) if arrow else _groups(file_path):
         episodes.append(_episode(file_path, name, group, options.infos, findings))
-    for key in ("total_episodes", "total_steps"):
-        found = len(episodes) if key == "total_episodes" else sum(len(e) for e in episodes)
+    for key, found in (("total_episodes", len(episodes)), ("total_steps", sum(map(len, episodes)))):
         if key in metadata and metadata[key] != found:
             findings.append(warning("metadata", f"{META} says {key} {metadata[key]}, the data has {found}"))
     interface = unnamed_io(
@@ -100,7 +99,7 @@ def write(
     path: str | Path,
     episodes: Sequence[Episode],
     *,
-    dataset_id: str,
+    dataset_id: str | None = None,
     io: IOSpec | None = None,
     said: str | None = None,
     **metadata: object,
@@ -115,7 +114,7 @@ def write(
     Args:
         path: folder of the dataset, by Minari's rules <MINARI_DATASETS_PATH>/<dataset_id>; replaced as a whole.
         episodes: what to write.
-        dataset_id: "<namespace>/<name>-v<k>".
+        dataset_id: "<namespace>/<name>-v<k>"; the folder's name when None.
         io: interface; its rate and what -1 and +1 mean are kept in metadata.json.
         said: what is known of the actions beside it, see `bounds.ActionBounds.statement`.
         metadata: further entries of metadata.json, such as author or algorithm_name.
@@ -147,7 +146,7 @@ def write(
             "jpeg_encoding": False,
             "observation_space": json.dumps(space),
             "action_space": json.dumps(action),
-            "dataset_id": dataset_id,
+            "dataset_id": dataset_id or Path(path).name,
             "minari_version": "0.5.4",
             "dataset_size": round((data / FILE).stat().st_size / 1e6, 1),
             **({} if io is None else {"control_hz": io.control_hz}),
@@ -162,11 +161,8 @@ def _metadata(path: Path) -> dict[str, Any]:
         if (folder / META).is_file():
             facts = foreign.read_json(foreign.inside(folder, META))
             if facts.get("data_format", "hdf5") not in ("hdf5", "arrow"):
-                raise refusal(
-                    "minari_format",
-                    f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5' or 'arrow'",
-                    "convert it with minari",
-                )
+                message = f"{folder} is in Minari's '{facts['data_format']}' format, expected 'hdf5' or 'arrow'"
+                raise refusal("minari_format", message, "convert it with minari")
             return facts
     return {}
 
@@ -218,34 +214,21 @@ def _episode(path: Path, name: str, group: Any, infos: bool, findings: list[Find
         findings.append(warning("metadata", message, where=name))
     info = _flat(path, group["infos"], "info", exact=True) if "infos" in group else {}
     columns = {key: value[1:] for key, value in info.items() if len(value) == steps + 1}
-    kind = columns.pop("cut", None)
-    known = columns.pop("final_obs_valid", None)
-    succeeded = columns.pop("succeeded", None)
-    if succeeded is not None and steps:
-        meta["success"] = bool(succeeded[-1])
-    if known is not None and steps and not known[-1]:
-        meta["final_obs_valid"] = False
-    if kind is not None and steps:
-        stopped = stopped and kind[-1] != 1
-        if kind[-1] == 2:
-            meta["cut"] = True
-    proposed, intervened = (
-        columns.pop("proposed", action).astype(np.float32),
-        columns.pop("intervened", np.zeros(steps, bool)),
-    )
-    stamp = info["stamp"] if columns.pop("stamp", None) is not None else np.arange(steps + 1.0)
+    told, endless = read_beside(columns)
+    proposed, intervened = (columns.pop(name, None) for name in ("proposed", "intervened"))
+    stamp = None if columns.pop("stamp", None) is None else info["stamp"]
     if infos and columns:
         meta["columns"] = columns
-    return Episode(
-        obs=obs,
-        action=action,
-        proposed=proposed,
-        reward=reward.astype(np.float32),
+    return episode_from_columns(
+        obs,
+        action,
+        reward.astype(np.float32),
         terminated=ended,
-        truncated=stopped and not ended,
-        intervened=intervened.astype(bool),
+        truncated=stopped and not ended and not endless,
+        proposed=None if proposed is None else proposed.astype(np.float32),
+        intervened=None if intervened is None else intervened.astype(bool),
         stamp=stamp,
-        meta=meta,
+        meta=meta | told,
     )
 
 
@@ -273,16 +256,14 @@ def _columns(value: np.ndarray) -> np.ndarray:
 
 def _box(value: np.ndarray, key: str) -> dict[str, object]:
     shape = list(value.shape[1:])
-    if value.dtype == np.uint8:
-        low, high = np.zeros(shape, int), np.full(shape, 255)
-    elif value.dtype.kind == "f":
-        low, high = np.full(shape, -np.inf), np.full(shape, np.inf)
-    elif value.dtype.kind == "i":
-        range_ = np.iinfo(value.dtype)
-        low, high = np.full(shape, range_.min), np.full(shape, range_.max)
+    if value.dtype.kind == "f":
+        ends = -np.inf, np.inf
+    elif value.dtype.kind == "i" or value.dtype == np.uint8:
+        ends = np.iinfo(value.dtype).min, np.iinfo(value.dtype).max
     else:
         raise ValueError(f"'{key}' is {value.dtype}, expected numbers")
-    return {"type": "Box", "dtype": str(value.dtype), "shape": shape, "low": low.tolist(), "high": high.tolist()}
+    low, high = (np.full(shape, end).tolist() for end in ends)
+    return {"type": "Box", "dtype": str(value.dtype), "shape": shape, "low": low, "high": high}
 
 
 def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> None:
@@ -301,16 +282,7 @@ def _write_episode(group: Any, number: int, episode: Episode, plain: bool) -> No
     ends[:, -1:] = [[episode.terminated], [not episode.terminated]]
     group["actions"], group["rewards"] = episode.action, reward
     group["terminations"], group["truncations"] = ends
-    columns = {"proposed": episode.proposed, "intervened": episode.intervened, **episode.meta.get("columns", {})}
-    # What the format itself cannot say.
-    cut = 2 if episode.meta.get("cut") else int(not (episode.terminated or episode.truncated))
-    if cut:
-        columns["cut"] = np.full(len(episode), cut, np.int8)
-    if not episode.meta.get("final_obs_valid", True):
-        columns["final_obs_valid"] = np.zeros(len(episode), bool)
-    if success_number(episode.meta) >= 0:
-        columns["succeeded"] = np.full(len(episode), success_number(episode.meta), np.int8)
-    for key, value in columns.items():
-        if len(episode):
+    for key, value in beside(episode).items():
+        if len(episode) and not is_usual(key, value):
             group[f"infos/{key}"] = np.concatenate((value[:1], value))
     group["infos/stamp"] = episode.stamp

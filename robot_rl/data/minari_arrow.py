@@ -58,9 +58,8 @@ def episodes(data: Path, metadata: Mapping[str, object]) -> Iterator[tuple[str, 
         except (OSError, ValueError, MemoryError) as problem:
             if isinstance(problem, BadData):
                 raise
-            raise refusal(
-                "truncated", f"{folder} cannot be read ({problem})", "copy or download the episode again"
-            ) from problem
+            repair = "copy or download the episode again"
+            raise refusal("truncated", f"{folder} cannot be read ({problem})", repair) from problem
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         items: dict[str, object] = {}
         if "observations" in columns:

@@ -95,16 +95,11 @@ class Mix:
         due = {name: self._credit[name] + size * self.share[name] / total for name in filled}
         rows = {name: max(0, int(due[name] + 1e-9)) for name in filled}
         missing = size - sum(rows.values())
-        while missing > 0:
-            name = max(filled, key=lambda name: due[name] - rows[name])
-            rows[name] += 1
-            missing -= 1
-        while missing < 0:
-            name = min((name for name in filled if rows[name]), key=lambda name: due[name] - rows[name])
-            rows[name] -= 1
-            missing += 1
-        for name in filled:
-            self._credit[name] = due[name] - rows[name]
+        step = 1 if missing > 0 else -1
+        for _ in range(abs(missing)):
+            able = [name for name in filled if rows[name] + step >= 0]
+            rows[max(able, key=lambda name: step * (due[name] - rows[name]))] += step
+        self._credit |= {name: due[name] - rows[name] for name in filled}
         return rows
 
 

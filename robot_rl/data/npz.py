@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,8 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     stop_on_errors(findings)
     io = unnamed_io(episodes[0].obs, episodes[0].action.shape[1], options.control_hz or RATE)
     facts = {"path": str(path), "format": "npz", "name": (options.dataset or path.stem).lower().replace("_", "-")}
-    told = (
-        {key: np.asarray(content[key]).tolist() for key in _TOLD if key in content}
-        if isinstance(content, Mapping)
-        else {}
-    )
+    known = content if isinstance(content, Mapping) else {}
+    told = {key: np.asarray(known[key]).tolist() for key in _TOLD if key in known}
     return Logs(episodes, findings, io, facts, attributes(io.action_dim, told))
 
 
@@ -123,20 +121,16 @@ def _arrays(path: Path, where: str, content: Mapping[str, object], findings: lis
 def _one(path: Path, where: str, content: Mapping[str, object], findings: list[Finding]) -> Episode:
     found = _arrays(path, f"{where}/", content, findings)
     stop_on_errors(findings)
-    obs, action = found["obs"].astype(np.float32), found["action"].astype(np.float32)
-    final = obs[-1] if len(obs) == len(action) + 1 else None
-    if final is None and "next_obs" in found:
-        final = found["next_obs"][-1].astype(np.float32)
-    stopped = bool("timeout" in found and len(action) and found["timeout"][-1])
-    ended = bool("done" in found and len(action) and found["done"][-1]) and not stopped
+    return _episode(found, {"id": where})
+
+
+def _episode(found: Mapping[str, np.ndarray], meta: dict[str, object]) -> Episode:
+    """Of the arrays of its steps; "obs" may have the final observation behind them."""
+    obs, action, reward = (found[kind].astype(np.float32) for kind in ("obs", "action", "reward"))
+    final = {"state": found["next_obs"][-1].astype(np.float32)} if "next_obs" in found else None
+    stopped, ended = (bool(len(action) and kind in found and found[kind][-1]) for kind in ("timeout", "done"))
     return episode_from_columns(
-        {"state": obs[: len(action)]},
-        action,
-        found["reward"].astype(np.float32),
-        terminated=ended,
-        truncated=not ended,
-        final_obs=None if final is None else {"state": final},
-        meta={"id": where},
+        {"state": obs}, action, reward, terminated=ended and not stopped, final_obs=final, meta=meta
     )
 
 
@@ -146,9 +140,9 @@ def _flat(path: Path, content: Mapping[str, object], findings: list[Finding]) ->
     rows = len(found["action"])
     if not rows:
         raise BadData([*findings, error("no_rows", f"{path} has no rows", sources.AGAIN)])
-    done = found["done"].astype(bool) if "done" in found else np.zeros(rows, bool)
-    timeout = found["timeout"].astype(bool) if "timeout" in found else np.zeros(rows, bool)
-    last = done | timeout
+    last = np.zeros(rows, bool)
+    for kind in {"done", "timeout"} & found.keys():
+        last |= found[kind].astype(bool)
     if "index" in content:
         starts = foreign.numbers(path, content["index"]).astype(np.int64).reshape(-1)
         if not len(starts) or starts[0] or starts[-1] > rows or (np.diff(starts) < 0).any():
@@ -159,34 +153,21 @@ def _flat(path: Path, content: Mapping[str, object], findings: list[Finding]) ->
         told, last = last, np.zeros(rows, bool)
         last[starts[starts > 0] - 1] = last[-1] = True
         if early := int((told & ~last).sum()):
-            findings.append(
-                warning("early_end", f"{early} ends before the last step of an episode: ignored", count=early)
-            )
+            message = f"{early} ends before the last step of an episode: ignored"
+            findings.append(warning("early_end", message, count=early))
     else:
         limit = scores.episode_limit(path.stem)
         if not last.any() and (limit is None or rows > limit):
             message = f"{path} marks no episode's end ('index', 'done' or 'timeout')"
             raise BadData([*findings, error("no_boundary", message, "add 'index': the first row of every episode")])
     last[-1] = True
-    findings.append(
-        note("npz", f"{int(last.sum())} episodes told apart by {'index' if 'index' in content else 'done'}")
-    )
-    ends = np.flatnonzero(last)
-    episodes, begin = [], 0
-    for end in (ends + 1).tolist():
-        after = found["next_obs"][end - 1] if "next_obs" in found else None
-        if after is None and end == rows < len(found["obs"]):
-            after = found["obs"][rows]
-        terminated = bool(done[end - 1] and not timeout[end - 1])
-        episodes.append(
-            episode_from_columns(
-                {"state": found["obs"][begin:end].astype(np.float32)},
-                found["action"][begin:end].astype(np.float32),
-                found["reward"][begin:end].astype(np.float32),
-                terminated=terminated,
-                truncated=not terminated,
-                final_obs=None if after is None else {"state": after.astype(np.float32)},
-            )
-        )
-        begin = end
+    by = "index" if "index" in content else "done"
+    findings.append(note("npz", f"{int(last.sum())} episodes told apart by {by}"))
+    ends = [0, *(np.flatnonzero(last) + 1).tolist()]
+    episodes = []
+    for begin, end in pairwise(ends):
+        mine = {kind: value[begin:end] for kind, value in found.items()}
+        if end == rows < len(found["obs"]) and "next_obs" not in found:
+            mine["obs"] = found["obs"][begin:]
+        episodes.append(_episode(mine, {}))
     return episodes

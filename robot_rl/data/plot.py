@@ -34,14 +34,12 @@ def plot(logs: Logs, out: str | os.PathLike[str], *, points: int = 20_000, seed:
     returns = np.array([float(e.reward.sum(dtype=np.float64)) for e in episodes])
     length = np.array([len(e) for e in episodes])
     rows = np.sort(rng.choice(int(length.sum()), min(points, int(length.sum())), replace=False))
-    owner = np.searchsorted(np.cumsum(length), rows, "right")
-    step = rows - (np.cumsum(length) - length)[owner]
-    action = np.stack([episodes[e].action[t] for e, t in zip(owner.tolist(), step.tolist())])
-    reward = np.array([episodes[e].reward[t] for e, t in zip(owner.tolist(), step.tolist())])
+    owner = np.repeat(np.arange(len(episodes)), length)[rows]
+    action, reward = (np.concatenate([e.columns()[name] for e in episodes])[rows] for name in ("action", "reward"))
     vectors = [key for key, value in episodes[0].obs.items() if value.ndim == 2 and value.dtype.kind == "f"]
     state = None
     if vectors:
-        parts = [np.stack([episodes[e].obs[key][t] for e, t in zip(owner.tolist(), step.tolist())]) for key in vectors]
+        parts = [np.concatenate([e.obs[key][:-1] for e in episodes])[rows] for key in vectors]
         state = np.nan_to_num(np.concatenate(parts, 1))
     shown_state, shown_action = min(_MOST, 0 if state is None else state.shape[1]), min(_MOST, action.shape[1])
     lines = 1 + -(-shown_state // 4) + -(-shown_action // 4)

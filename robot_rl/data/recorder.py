@@ -40,14 +40,7 @@ def pack(episode: Episode) -> bytes:
     Raises:
         ValueError: `meta` holds something that is neither JSON nor an IOSpec, or an array of objects.
     """
-    start, header, arrays = _encode(episode)
-    parts = [start, header]
-    for array in arrays:
-        parts += [array.tobytes(), bytes(-array.nbytes % _BLOCK)]
-    crc = 0
-    for part in parts[1:]:
-        crc = zlib.crc32(part, crc)
-    return b"".join([*parts, _FOOT.pack(END, crc).ljust(_BLOCK, b"\0")])
+    return b"".join(_encode(episode))
 
 
 def unpack(data: bytes) -> Episode:
@@ -102,19 +95,14 @@ class Recorder:
             ValueError: `meta` holds something that is neither JSON nor an IOSpec, or an array of objects.
             OSError: the disk is full or gone; what was recorded before is unharmed, and the recorder can go on.
         """
-        start, header, arrays = _encode(episode)
+        blocks = _encode(episode)
         if self._file is None or self._file.tell() >= self.segment_bytes:
             self.close()
             self._file = self._open()
         file, offset = self._file, self._file.tell()
         try:
-            crc = zlib.crc32(header)
-            _write(file, start + header)
-            for array in arrays:
-                for block in (array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % _BLOCK)):
-                    _write(file, block)
-                    crc = zlib.crc32(block, crc)
-            _write(file, _FOOT.pack(END, crc).ljust(_BLOCK, b"\0"))
+            for block in blocks:
+                _write(file, block)
             if self._sync:
                 os.fsync(file.fileno())
         except OSError:
@@ -243,21 +231,22 @@ def _write(file: FileIO, data: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def _encode(episode: Episode) -> tuple[bytes, bytes, list[np.ndarray]]:
-    """(start block, padded header, arrays) of a record."""
+def _encode(episode: Episode) -> list[bytes | memoryview]:
+    """The parts of a record, one behind another; the arrays are not copied."""
     meta = dict(episode.meta)
     columns = meta.pop("columns", {})
     io = meta.pop("io", None)
     named = {f"obs/{key}": value for key, value in episode.obs.items()}
     named |= episode.columns()
     named |= {f"columns/{key}": value for key, value in columns.items()}
-    arrays, listed = [], []
+    body: list[bytes | memoryview] = []
+    listed = []
     for name, value in named.items():
         array = np.ascontiguousarray(value)
         if array.dtype.hasobject:
             raise ValueError(f"Episode '{name}' is an array of objects; expected numbers")
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        arrays.append(array)
+        body += [array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % _BLOCK)]
         listed.append({"name": name, "dtype": array.dtype.str, "shape": list(array.shape)})
     facts = {
         "terminated": bool(episode.terminated),
@@ -271,8 +260,11 @@ def _encode(episode: Episode) -> tuple[bytes, bytes, list[np.ndarray]]:
     except TypeError as error:
         raise ValueError(f"Episode.meta cannot be recorded: {error}; keep arrays in meta['columns']") from error
     header = header.ljust(-(-len(header) // _BLOCK) * _BLOCK)
-    body = sum(array.nbytes + -array.nbytes % _BLOCK for array in arrays)
-    return _HEAD.pack(START, VERSION, len(header), body).ljust(_BLOCK, b"\0"), header, arrays
+    crc = zlib.crc32(header)
+    for block in body:
+        crc = zlib.crc32(block, crc)
+    start = _HEAD.pack(START, VERSION, len(header), sum(map(len, body)))
+    return [start.ljust(_BLOCK, b"\0"), header, *body, _FOOT.pack(END, crc).ljust(_BLOCK, b"\0")]
 
 
 def as_plain(value: object) -> object:

@@ -81,14 +81,12 @@ def apply(logs: Logs, repairs: Repairs) -> tuple[Logs, list[Finding]]:
 
 
 def _drop_untrusted(episodes: list[Episode], name: str) -> tuple[list[Episode], list[Finding]]:
-    found = checks.timeout_as_terminal(episodes, name)
-    if not found:
+    if not checks.timeout_as_terminal(episodes, name):
         return episodes, []
     limit = max(len(e) for e in episodes if e.terminated)
-    changed = [
-        replace(e, terminated=False, truncated=True) if e.terminated and len(e) == limit else e for e in episodes
-    ]
-    count = sum(a is not b for a, b in zip(changed, episodes))
+    at_limit = [e.terminated and len(e) == limit for e in episodes]
+    count, cut = sum(at_limit), {"terminated": False, "truncated": True}
+    changed = [replace(e, **cut) if here else e for e, here in zip(episodes, at_limit)]
     message = (
         f"{count} of {len(episodes)} episodes end by terminal at the time limit; treated as truncated "
         "(robot-rl data convert ... trust_terminals=true keeps them)"
@@ -101,16 +99,13 @@ def _split_gaps(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
     cuts = lost = 0
     for episode in episodes:
         period = np.diff(episode.stamp)
-        broken = np.union1d(checks.gaps(episode.stamp), np.flatnonzero(period <= 0))
-        if not len(broken):
-            pieces.append(episode)
-            continue
+        broken = set(np.union1d(checks.gaps(episode.stamp), np.flatnonzero(period <= 0)).tolist())
         # The step that ends beyond the gap leads nowhere known: it is left out, and the piece before it is cut.
         cuts += len(broken)
-        edges = sorted({0, len(episode), *broken.tolist(), *(broken + 1).tolist()})
+        edges = sorted({0, len(episode), *broken, *(t + 1 for t in broken)})
         parts = split(episode, edges[1:-1]) if len(edges) > 2 else [episode]
         for begin, part in zip(edges, parts):
-            if begin in set(broken.tolist()):
+            if begin in broken:
                 lost += 1
             else:
                 last = begin + len(part) == len(episode)
@@ -130,7 +125,7 @@ def _images(episodes: list[Episode]) -> tuple[list[Episode], list[Finding]]:
         turn = layout == "chw"
         if value.dtype == np.uint8 and not turn:
             continue
-        low, top = min(float(e.obs[key].min()) for e in episodes), max(float(e.obs[key].max()) for e in episodes)
+        low, top = checks.image_range(episodes, key)
         if layout is None or not (low >= 0.0 and top <= 255.0):
             continue  # nobody can tell what was meant: the check stops the conversion
         scale = 255.0 if value.dtype.kind == "f" and top <= 1.0 else 1.0

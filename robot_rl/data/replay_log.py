@@ -47,11 +47,8 @@ def read(path: Path, options: ReadOptions = AS_IT_IS) -> Logs:
     """
     folder = find(Path(path))
     if folder is None:
-        raise refusal(
-            "no_replay",
-            f"{path} holds no checkpoint with a replay buffer",
-            "name a run of robot-rl train with an off-policy method, such as policy=online/sac",
-        )
+        repair = "name a run of robot-rl train with an off-policy method, such as policy=online/sac"
+        raise refusal("no_replay", f"{path} holds no checkpoint with a replay buffer", repair)
     try:
         io = IOSpec.from_dict(foreign.read_json(foreign.inside(folder, "io.json")))
         meta = foreign.read_json(foreign.inside(folder, "buffer/meta.json"))
@@ -63,9 +60,8 @@ def read(path: Path, options: ReadOptions = AS_IT_IS) -> Logs:
             raise ValueError("it is of another interface than io.json names")
         Segments().load(ring, folder / "buffer", lambda stored: None)
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as problem:
-        raise refusal(
-            "damaged", f"{folder}: its replay buffer cannot be read ({problem})", "use another checkpoint"
-        ) from problem
+        message = f"{folder}: its replay buffer cannot be read ({problem})"
+        raise refusal("damaged", message, "use another checkpoint") from problem
     episodes = ring.episodes(options.rows)
     findings = []
     lost = ring.count - len(ring)

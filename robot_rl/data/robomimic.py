@@ -58,7 +58,6 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
         if not order:
             findings.append(note("states", "no 'obs': the simulator's states are taken as observations"))
         episodes = [_episode(path, name, group[name], order, o, findings) for name in names]
-        stop_on_errors(findings)
         facts: dict[str, Any] = {"path": str(path), "format": "robomimic", "filter": o.filter, "order": order}
         told_hz = None
         if "env_args" in group.attrs:
@@ -84,10 +83,8 @@ def _episode(path: Path, name: str, demo: Any, order: list[str], o: ReadOptions,
             raise sources.missing_key(path, f"data/{name}/{key}", [f"data/{name}/{k}" for k in demo])
     try:
         action = foreign.take(path, demo["actions"]).astype(np.float32)
-        reward, done = (
-            foreign.take(path, demo["rewards"]).astype(np.float32).reshape(-1),
-            foreign.take(path, demo["dones"]).reshape(-1),
-        )
+        reward, done = (foreign.take(path, demo[key]).reshape(-1) for key in ("rewards", "dones"))
+        reward = reward.astype(np.float32)
         obs = _observe(path, name, demo, "obs", order)
         whole = bool(order) and all(key in demo.get("next_obs", {}) for key in order)
         after = _observe(path, name, demo, "next_obs", order) if whole else None
@@ -99,8 +96,7 @@ def _episode(path: Path, name: str, demo: Any, order: list[str], o: ReadOptions,
         if len(value) != len(action):
             message = f"{path}: data/{name}/{key} has {len(value)} rows, expected {len(action)} (actions)"
             findings.append(error("lengths", message, "the demonstration is damaged; leave it out or record it again"))
-    if any(len(value) != len(action) for value in rows.values()):
-        return episode_from_columns(obs, action[:0], reward[:0], terminated=False, truncated=True)
+    stop_on_errors(findings)
     finished = bool(len(done) and done[-1] and reward[-1] >= o.success_reward)
     columns = {"states": states} if o.infos and states is not None and len(states) == len(action) else {}
     meta: dict[str, object] = {"name": name, "success": bool(len(reward) and reward.max() >= o.success_reward)}
@@ -109,7 +105,6 @@ def _episode(path: Path, name: str, demo: Any, order: list[str], o: ReadOptions,
         action,
         reward,
         terminated=finished,
-        truncated=not finished,
         final_obs=None if after is None else {key: value[-1] for key, value in after.items()},
         meta={**meta, "columns": columns} if columns else meta,
     )
@@ -124,9 +119,8 @@ def _observe(path: Path, name: str, demo: Any, group: str, order: list[str]) -> 
     low = []
     for key in order:
         if key not in demo.get(group, {}):
-            raise sources.missing_key(
-                path, f"data/{name}/{group}/{key}", [f"data/{name}/{group}/{k}" for k in demo.get(group, {})]
-            )
+            where = f"data/{name}/{group}"
+            raise sources.missing_key(path, f"{where}/{key}", [f"{where}/{k}" for k in demo.get(group, {})])
         value = foreign.take(path, demo[group][key])
         if value.ndim >= 4 or (value.ndim == 3 and value.dtype == np.uint8):  # (T, 4, 4) poses are none
             found[f"image.{key.removesuffix('_image')}"] = value

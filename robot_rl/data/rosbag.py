@@ -25,30 +25,82 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from robot_rl import extras
 from robot_rl.data import bag_check, foreign, mcap_salvage
 from robot_rl.data.bounds import read_declared
-from robot_rl.data.episode import Logs
-from robot_rl.data.findings import BadData, Finding, error, note, refusal, warning
+from robot_rl.data.episode import Logs, episode_from_columns
+from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
 from robot_rl.data.lerobot import action_lag
+from robot_rl.data.log_map import Hertz, Real, read_map
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.data.tables import even_times, hold, interpolate
-from robot_rl.types import Episode, IOSpec
+from robot_rl.types import Episode, IOSpec, Options
 
-_RANGE = ("action_low", "action_high", "action_units")
-_KEYS = {"clock", "observation", "action", "reward", "episode", "max_age_s", *_RANGE}
 HEEDS = ("map", "ros_distro", "salvage")
-_ENTRY = {"topic", "field", "joints", "kind"}
-_EPISODE = {"start", "stop", "gap_s"}
-_KINDS = ("linear", "zoh", "angle", "quaternion")
 _STORES = ("humble", "jazzy", "kilted", "iron", "foxy", "galactic", "dashing", "eloquent", "latest")
+
+
+class _Entry(Options):
+    """A field of the messages of a topic."""
+
+    topic: str
+    field: str
+    joints: tuple[str, ...] | None = None
+
+
+class _Seen(_Entry):
+    kind: Literal["linear", "zoh", "angle", "quaternion"] = "linear"
+    key: str = "state"
+
+
+class _Held(_Entry):
+    kind: Literal["zoh"] = "zoh"
+
+
+class _Command(_Held):
+    latency_s: Real = 0.0
+
+
+class _Rule(Options):
+    """Where episodes begin and end: topics whose messages say so, seconds of silence."""
+
+    start: str | None = None
+    stop: str | None = None
+    gap_s: Real | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> _Rule:
+        if self.stop and not self.start:
+            raise ValueError("there is a stop alone, expected start (a topic), with it stop, and gap_s (seconds)")
+        return self
+
+
+class BagMap(Options):
+    """See above."""
+
+    clock: Hertz | str
+    observation: Annotated[tuple[_Seen, ...], Field(min_length=1)]
+    action: _Command
+    reward: Annotated[_Held | Real | None, Field(union_mode="left_to_right")] = None
+    episode: _Rule = _Rule()
+    max_age_s: Real | None = None
+    action_low: object = None
+    action_high: object = None
+    action_units: object = None
+
+    @property
+    def topics(self) -> list[str]:
+        """Names of all that it reads."""
+        read = [*self.observation, self.action, *([self.reward] if isinstance(self.reward, _Held) else [])]
+        more = [self.episode.start, self.episode.stop, self.clock if isinstance(self.clock, str) else None]
+        return list(dict.fromkeys([item.topic for item in read] + [name for name in more if name]))
 
 
 @dataclass
@@ -59,6 +111,12 @@ class _Topic:
     stamped: list[float] = field(default_factory=list)
     message: list[Any] = field(default_factory=list)
     time: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, received_ns: int, message: object) -> None:
+        """The next one."""
+        self.received.append(received_ns * 1e-9)
+        self.stamped.append(_stamp(message))
+        self.message.append(message)
 
 
 def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
@@ -74,89 +132,32 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     """
     path = Path(path)
     findings: list[Finding] = []
-    plan = None if options.map is None else _plan(options.map)
-    topics = _read(path, plan, options.ros_distro, options.salvage, findings)
-    if plan is None:
-        listed = "; ".join(f"{name} ({kind}, {count:,})" for name, (kind, count) in topics[1].items())
-        repair = "give map=<file.yaml> that names observation and action topics; docs/data.md has one"
-        raise BadData(
-            [*findings, error("no_map", f"{path} has the topics {listed}, but nothing says what they are", repair)]
-        )
-    return _convert(path, plan, topics[0], findings)
+    wanted = "a YAML file that names observation and action topics"
+    plan = None if options.map is None else read_map(options.map, BagMap, wanted)
+    topics = _read(path, plan, options, findings)
+    assert plan is not None  # else `_read` has refused the bag
+    return _convert(path, plan, topics, findings)
 
 
-def _plan(given: str | Path | dict[str, object]) -> dict[str, Any]:
-    if isinstance(given, dict):
-        plan, name = dict(given), "the map"
-    else:
-        name = str(given)
-        if not Path(given).is_file():
-            message = f"there is no map '{given}'; expected a YAML file that names observation and action topics"
-            raise refusal("map", message)
-        plan = foreign.read_yaml(Path(given))
-    unknown = {str(key) for key in plan} - _KEYS
-    if unknown or not plan.get("observation") or not plan.get("action") or not plan.get("clock"):
-        what = f"unknown keys {sorted(unknown)}" if unknown else "no 'clock', 'observation' or 'action'"
-        raise refusal("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}")
-    parts = plan["observation"] if isinstance(plan["observation"], list) else [None]
-    held = [(plan["action"], {"latency_s"}), (plan.get("reward"), set())]  # a reward may be a number
-    held = [(item, more, ("zoh",)) for item, more in held if item is plan["action"] or isinstance(item, Mapping)]
-    for item, more, kinds in (*((item, {"key"}, _KINDS) for item in parts), *held):
-        if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("topic", "field")):
-            raise refusal("map", f"{name}: {str(item)[:200]} names no topic and field; docs/data.md has a map")
-        if item.keys() - _ENTRY - more:
-            extra, known = sorted(map(str, item.keys() - _ENTRY - more)), ", ".join(sorted(_ENTRY | more))
-            raise refusal("map", f"{name}: {item['topic']} has unknown entries {extra}; there are {known}")
-        if item.get("kind", "zoh") not in kinds:
-            raise refusal("map", f"{name}: kind '{item['kind']}' is unknown; there are {', '.join(kinds)}")
-    rule = plan.get("episode") or {}
-    if not isinstance(rule, Mapping) or rule.keys() - _EPISODE or (rule.get("stop") and not rule.get("start")):
-        message = f"{name}: episode is {str(rule)[:200]}, expected start (a topic), with it stop, and gap_s (seconds)"
-        raise refusal("map", message)
-    if not isinstance(plan["clock"], str) and not 0.0 < foreign.number(name, "clock", plan["clock"]) <= 1e5:
-        raise refusal("map", f"{name}: clock is {plan['clock']}, expected Hz, up to 100,000, or a topic")
-    return plan
-
-
-def _topics_of(plan: Mapping[str, Any]) -> list[str]:
-    names = [item["topic"] for item in plan["observation"]] + [plan["action"]["topic"]]
-    if isinstance(plan.get("reward"), Mapping):
-        names.append(plan["reward"]["topic"])
-    names += [(plan.get("episode") or {}).get(key) for key in ("start", "stop")]
-    if isinstance(plan["clock"], str):
-        names.append(plan["clock"])
-    return list(dict.fromkeys(name for name in names if name))
-
-
-def _read(
-    path: Path, plan: Mapping[str, object] | None, distro: str | None, salvage: bool, findings: list[Finding]
-) -> tuple[dict[str, _Topic], dict[str, tuple[str, int]]]:
-    """(topic -> samples of those that the plan names, topic -> (type, messages) of all)."""
+def _read(path: Path, plan: BagMap | None, options: ReadOptions, findings: list[Finding]) -> dict[str, _Topic]:
+    """Topic -> samples of those that the plan names."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected a bag's folder, or a .mcap or .db3 file")
     if path.is_dir() and not (path / "metadata.yaml").is_file():
         single = sorted([*path.glob("*.mcap"), *path.glob("*.db3")])
+        names = ", ".join(p.name for p in single) or "none"
+        repair = f"name {names} itself, or run `ros2 bag reindex`"
         if len(single) != 1:
-            names = ", ".join(p.name for p in single) or "none"
-            message = f"{path} has no metadata.yaml (its data files: {names})"
-            raise refusal("no_metadata", message, "run `ros2 bag reindex`, or name one data file")
-        repair = f"name {single[0].name} itself, or run `ros2 bag reindex`"
+            repair = f"run `ros2 bag reindex`, or name one data file (there are: {names})"
         raise refusal("no_metadata", f"{path} has no metadata.yaml", repair)
     bag_check.check(path)
-    reader = extras.require("rosbags.highlevel")
-    stores = extras.require("rosbags.typesys")
+    reader = extras.require("rosbags.highlevel").AnyReader
     rosbag2 = extras.require("rosbags.interfaces").ConnectionExtRosbag2
-    options: dict[str, object] = {}
-    if distro is not None:
-        names = {s.name.lower().removeprefix("ros2_"): s for s in stores.Stores}
-        if distro not in names:
-            message = f"ros_distro is '{distro}', expected one of {', '.join(sorted(names))}"
-            raise refusal("option", message, where="ros_distro")
-        options["default_typestore"] = stores.get_typestore(names[distro])
-    topics: dict[str, _Topic] = {}
-    counted: dict[str, tuple[str, int]] = {}
+    given = {} if options.ros_distro is None else {"default_typestore": _typestore(options.ros_distro)}
+    topics = {name: _Topic() for name in ([] if plan is None else plan.topics)}
     try:
-        with reader.AnyReader([path], **options) as bag:
+        with reader([path], **given) as bag:
+            counted: dict[str, tuple[str, int]] = {}
             for connection in bag.connections:
                 kind, count = counted.get(connection.topic, (str(connection.msgtype), 0))
                 counted[connection.topic] = (kind, count + int(connection.msgcount))
@@ -164,35 +165,27 @@ def _read(
                 serial = ext.serialization_format if isinstance(ext, rosbag2) else "cdr"
                 if serial != "cdr":
                     message = f"{path}: topic {connection.topic} is serialised as '{serial}', expected 'cdr'"
-                    findings.append(
-                        error("serialization", message, "convert the bag on the robot (`ros2 bag convert`)")
-                    )
-            if any(item.severity == "error" for item in findings):
-                raise BadData(findings)
+                    findings.append(error("serialization", message, _CONVERT))
+            stop_on_errors(findings)
             if plan is None:
                 for connection in bag.connections:  # can the messages be understood at all?
-                    for connection_, _, raw in bag.messages(connections=[connection]):
-                        bag.deserialize(raw, connection_.msgtype)
+                    for _, _, raw in bag.messages(connections=[connection]):
+                        bag.deserialize(raw, connection.msgtype)
                         break
-                return topics, counted
-            wanted = _topics_of(plan)
-            absent = [name for name in wanted if name not in counted]
+                listed = "; ".join(f"{name} ({kind}, {count:,})" for name, (kind, count) in counted.items())
+                message = f"{path} has the topics {listed}, but nothing says what they are"
+                repair = "give map=<file.yaml> that names observation and action topics; docs/data.md has one"
+                raise BadData([*findings, error("no_map", message, repair)])
+            absent = [name for name in topics if name not in counted]
             if absent:
                 message = f"{path} has no topic {', '.join(absent)}; it has {', '.join(sorted(counted))}"
                 raise BadData([*findings, error("missing_key", message, "correct the map", where=absent[0])])
-            topics = {name: _Topic() for name in wanted}
             try:
                 chosen = [c for c in bag.connections if c.topic in topics]
                 for connection, received, raw in bag.messages(connections=chosen):
-                    message = bag.deserialize(raw, connection.msgtype)
-                    topic = topics[connection.topic]
-                    topic.received.append(received * 1e-9)
-                    topic.stamped.append(_stamp(message))
-                    topic.message.append(message)
-            except BadData:
-                raise
+                    topics[connection.topic].add(received, bag.deserialize(raw, connection.msgtype))
             except Exception as problem:
-                if not salvage:
+                if not options.salvage:
                     raise
                 count = sum(len(t.message) for t in topics.values())
                 text = f"{path} breaks off after {count:,} messages ({problem}): only those are read (salvage)"
@@ -201,34 +194,42 @@ def _read(
         raise
     except Exception as problem:  # rosbags raises its own and those of sqlite3, struct, lz4 ...
         why = _explain(path, problem)
-        if salvage and plan is not None and why.case == "cut_short":
-            return _salvage(path, plan, distro, findings, why), counted
+        if options.salvage and plan is not None and why.case == "cut_short":
+            return _salvage(path, plan, options.ros_distro, findings, why)
         raise BadData([*findings, why]) from problem
-    return topics, counted
+    return topics
 
 
-def _salvage(
-    path: Path, plan: Mapping[str, object], distro: str | None, findings: list[Finding], why: Finding
-) -> dict[str, _Topic]:
-    """Messages of the MCAP files up to their break, types from their own definitions."""
+_CONVERT = "convert the bag on the robot (`ros2 bag convert`)"
+
+
+def _typestore(distro: str | None) -> Any:
+    """Definitions of the messages of a distribution; without its name there are none.
+
+    Raises:
+        BadData: there is no such distribution.
+    """
     typesys = extras.require("rosbags.typesys")
-    files = sorted(path.glob("*.mcap")) if path.is_dir() else [path]
     names = {s.name.lower().removeprefix("ros2_"): s for s in typesys.Stores}
-    types = typesys.get_typestore(names[distro] if distro else typesys.Stores.EMPTY)
-    topics = {name: _Topic() for name in _topics_of(plan)}
+    if (distro or "empty") not in names:
+        message = f"ros_distro is '{distro}', expected one of {', '.join(sorted(names))}"
+        raise refusal("option", message, where="ros_distro")
+    return typesys.get_typestore(names[distro or "empty"])
+
+
+def _salvage(path: Path, plan: BagMap, distro: str | None, findings: list[Finding], why: Finding) -> dict[str, _Topic]:
+    """Messages of the MCAP files up to their break, types from their own definitions."""
+    types = _typestore(distro)
+    topics = {name: _Topic() for name in plan.topics}
     count = 0
-    for file in files:
+    for file in sorted(path.glob("*.mcap")) if path.is_dir() else [path]:
         for raw in mcap_salvage.messages(file):
             if raw.topic not in topics:
                 continue
             if raw.kind not in types.types:
-                fresh = typesys.get_types_from_msg(raw.definition, raw.kind)
+                fresh = extras.require("rosbags.typesys").get_types_from_msg(raw.definition, raw.kind)
                 types.register({name: item for name, item in fresh.items() if name not in types.types})
-            message = types.deserialize_cdr(raw.data, raw.kind)
-            topic = topics[raw.topic]
-            topic.received.append(raw.received_ns * 1e-9)
-            topic.stamped.append(_stamp(message))
-            topic.message.append(message)
+            topics[raw.topic].add(raw.received_ns, types.deserialize_cdr(raw.data, raw.kind))
             count += 1
     message = f"{why.message}: the {count:,} messages before the break are read (salvage)"
     findings.append(warning("cut_short", message, count=count))
@@ -241,19 +242,11 @@ def _explain(path: Path, problem: Exception) -> Finding:
         repair = f"give ros_distro=<the distribution that recorded it>, one of {', '.join(_STORES)}"
         return error("no_types", f"{path} contains no type definitions", repair)
     if "erialization" in text:
-        return error("serialization", f"{path}: {text}", "convert the bag on the robot (`ros2 bag convert`)")
+        return error("serialization", f"{path}: {text}", _CONVERT)
     if isinstance(problem, sqlite3.DatabaseError) or "malformed" in text or "not a database" in text:
-        return error(
-            "malformed", f"{path}: its database is malformed ({text})", "run `ros2 bag reindex`, or copy it again"
-        )
-    if (
-        "magic" in text
-        or "End of" in text
-        or "unpack" in text
-        or "ord()" in text
-        or "truncated" in text.lower()
-        or not text
-    ):
+        repair = "run `ros2 bag reindex`, or copy it again"
+        return error("malformed", f"{path}: its database is malformed ({text})", repair)
+    if not text or any(word in text for word in ("magic", "End of", "unpack", "ord()", "truncated", "Truncated")):
         repair = "`mcap recover`, `ros2 bag reindex`, or salvage=true to read up to the break"
         return error("cut_short", f"{path} is cut short ({text or type(problem).__name__})", repair)
     return error("unreadable", f"{path} cannot be read: {text}", "check it with `ros2 bag info`")
@@ -289,23 +282,23 @@ def _times(name: str, topic: _Topic, findings: list[Finding]) -> None:
         topic.time, topic.message = topic.time[order], [topic.message[i] for i in order]
 
 
-def _values(name: str, topic: _Topic, item: Mapping[str, Any]) -> np.ndarray:
+def _values(topic: _Topic, item: _Entry) -> np.ndarray:
     """(n, width) numbers of one field; joints by name in every message."""
-    rows = []
+    rows, name = [], item.topic
     for message in topic.message:
         value: Any = message
-        for part in str(item["field"]).split("."):
+        for part in item.field.split("."):
             fields = _fields(value)
             if part not in fields:
                 raise refusal("missing_key", f"{name} has no field '{part}'; it has {', '.join(fields)}")
             value = fields[part]
-        if item.get("joints"):
+        if item.joints:
             have = list(_fields(message).get("name", ()))[: len(value)]  # velocities and efforts may be left out
-            lost = [joint for joint in item["joints"] if joint not in have]
+            lost = [joint for joint in item.joints if joint not in have]
             if lost:
-                told = f"it has {', '.join(have) or 'none'} in '{item['field']}'"
+                told = f"it has {', '.join(have) or 'none'} in '{item.field}'"
                 raise refusal("missing_key", f"{name} has no joint {', '.join(lost)}; {told}")
-            value = [value[have.index(joint)] for joint in item["joints"]]
+            value = [value[have.index(joint)] for joint in item.joints]
         elif {"x", "y"} <= _fields(value).keys():  # Vector3, Point, Quaternion
             value = [number for axis, number in _fields(value).items() if axis in ("x", "y", "z", "w")]
         rows.append(np.atleast_1d(np.asarray(value, np.float64)).reshape(-1))
@@ -338,20 +331,17 @@ def _resample(kind: str, stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -
     return slerp(stamp, value, at) if kind == "quaternion" else interpolate(stamp, value, at)
 
 
-def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], findings: list[Finding]) -> Logs:
+def _convert(path: Path, plan: BagMap, topics: dict[str, _Topic], findings: list[Finding]) -> Logs:
     for name, topic in topics.items():
         _times(name, topic, findings)
     empty = [name for name, topic in topics.items() if not len(topic.time)]
     if empty:
         raise BadData([*findings, error("no_rows", f"{path}: no message on {', '.join(empty)}")])
-    clock = plan["clock"]
-    steps = topics[clock].time if isinstance(clock, str) else None
-    hz = 1.0 / float(np.median(np.diff(steps))) if steps is not None else float(clock)
-    max_age = float(plan.get("max_age_s") or 2.5 / hz)
-    inputs = [(i, topics[i["topic"]], _values(i["topic"], topics[i["topic"]], i)) for i in plan["observation"]]
-    command = plan["action"]
-    command_time = topics[command["topic"]].time + float(command.get("latency_s", 0.0))
-    command_value = _values(command["topic"], topics[command["topic"]], command)
+    steps = topics[plan.clock].time if isinstance(plan.clock, str) else None
+    hz = float(plan.clock) if steps is None else 1.0 / float(np.median(np.diff(steps)))
+    max_age = plan.max_age_s or 2.5 / hz
+    inputs = [(item, topics[item.topic].time, _values(topics[item.topic], item)) for item in plan.observation]
+    command = _values(topics[plan.action.topic], plan.action)
     episodes = []
     spans = _spans(plan, topics)
     if not spans:
@@ -361,20 +351,19 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
     for begin, end, stopped in spans:
         foreign.room(path, int(8 * (end - begin) * hz), "its steps at this rate")
         grid = even_times(begin, end, hz) if steps is None else steps[(steps >= begin) & (steps <= end)]
-        for part, whole in _fresh(grid, [t.time for _, t, _ in inputs], max_age, findings):
+        for part, whole in _fresh(grid, [time for _, time, _ in inputs], max_age, findings):
             if len(part) < 2:
                 continue
-            episodes.append(_episode(plan, part, inputs, command_time, command_value, topics, whole and stopped))
+            episodes.append(_episode(plan, part, inputs, command, topics, whole and stopped))
     if not episodes:
         message = f"{path}: no two steps in a row have fresh observations (max_age_s {max_age:.3g})"
         raise BadData([*findings, error("no_rows", message, "raise max_age_s, or lower the clock's rate")])
-    width = command_value.shape[1]
-    low, high, units = (plan.get(key) for key in _RANGE)
-    bounds = read_declared(low, high, width, units)
+    width, low, high = command.shape[1], plan.action_low, plan.action_high
+    bounds = read_declared(low, high, width, plan.action_units)
     if bounds is None and not (low is None and high is None):
         message = f"action_low is {low} and action_high {high}, expected for both a number or a list of {width}"
         raise BadData([*findings, error("map", f"{path}: {message}, the first below the second")])
-    names = tuple(command.get("joints") or (f"a{i}" for i in range(width)))
+    names = tuple(plan.action.joints or (f"a{i}" for i in range(width)))
     obs = {key: (tuple(value.shape[1:]), "float32") for key, value in episodes[0].obs.items()}
     io = IOSpec(obs, names, (None,) * width, (None,) * width, ("1",) * width, hz)
     lag = action_lag(episodes)
@@ -383,30 +372,29 @@ def _convert(path: Path, plan: Mapping[str, Any], topics: dict[str, _Topic], fin
     return Logs(episodes, findings, io, {"path": str(path), "format": "rosbag", "name": path.stem}, bounds=bounds)
 
 
-def _spans(plan: Mapping[str, Any], topics: dict[str, _Topic]) -> list[tuple[float, float, bool]]:
+def _spans(plan: BagMap, topics: dict[str, _Topic]) -> list[tuple[float, float, bool]]:
     """(begin, end, whole) of every episode; the time at which every topic speaks bounds them."""
-    rule = plan.get("episode") or {}
-    signal = {rule.get("start"), rule.get("stop")}
-    streams = [t for name, t in topics.items() if name not in signal]
+    rule = plan.episode
+    streams = [t for name, t in topics.items() if name not in (rule.start, rule.stop)]
     begin, end = max(t.time[0] for t in streams), min(t.time[-1] for t in streams)
     spans = [(begin, end, True)]
-    if rule.get("start"):
-        starts = topics[rule["start"]].time
-        stops = topics[rule["stop"]].time if rule.get("stop") else np.append(starts[1:], end)
+    if rule.start:
+        starts = topics[rule.start].time
+        stops = topics[rule.stop].time if rule.stop else np.append(starts[1:], end)
         spans = []
         for start, again in zip(starts, np.append(starts[1:], np.inf)):  # begun anew before its stop: it ends there
             later = stops[stops > start]
             stop = float(later[0]) if len(later) else end
             spans.append((max(start, begin), min(stop, float(again), end), bool(len(later)) and stop <= again))
-    if rule.get("gap_s"):
+    if rule.gap_s:
         time = np.sort(np.concatenate([t.time for t in streams]))
-        left = np.flatnonzero(np.diff(time) > float(rule["gap_s"]))
+        left = np.flatnonzero(np.diff(time) > rule.gap_s)
         uncut, spans = spans, []
         for a, b, whole in uncut:
             inside = left[(time[left] >= a) & (time[left + 1] <= b)]
             ends = [*time[inside].tolist(), b]
             pieces = zip([a, *time[inside + 1].tolist()], ends)
-            spans += [(x, y, whole and (y == b or not rule.get("start"))) for x, y in pieces]
+            spans += [(x, y, whole and (y == b or not rule.start)) for x, y in pieces]
     return [span for span in spans if span[1] > span[0]]
 
 
@@ -431,37 +419,21 @@ def _fresh(
 
 
 def _episode(
-    plan: Mapping[str, Any],
+    plan: BagMap,
     grid: np.ndarray,
-    inputs: list[tuple[Mapping[str, Any], _Topic, np.ndarray]],
-    command_time: np.ndarray,
+    inputs: list[tuple[_Seen, np.ndarray, np.ndarray]],
     command: np.ndarray,
     topics: dict[str, _Topic],
     whole: bool,
 ) -> Episode:
     parts: dict[str, list[np.ndarray]] = {}
-    for item, topic, value in inputs:
-        parts.setdefault(str(item.get("key", "state")), []).append(
-            _resample(item.get("kind", "linear"), topic.time, value, grid)
-        )
+    for item, time, value in inputs:
+        parts.setdefault(item.key, []).append(_resample(item.kind, time, value, grid))
     obs = {key: np.concatenate(value, 1).astype(np.float32) for key, value in parts.items()}
-    action = hold(command_time, command, grid[:-1])
-    action = action.astype(np.float32)
-    reward, rule = np.zeros(len(action), np.float32), plan.get("reward")
-    if isinstance(rule, Mapping):  # the reward of a step is the last one told by its end
-        topic = topics[rule["topic"]]
-        reward = hold(topic.time, _values(rule["topic"], topic, rule)[:, 0], grid[1:]).astype(np.float32)
-    elif rule is not None:
-        reward[:] = float(rule)
-    meta: dict[str, Any] = {} if whole else {"cut": True}
-    return Episode(
-        obs=obs,
-        action=action,
-        proposed=action,
-        reward=reward,
-        terminated=False,
-        truncated=True,
-        intervened=np.zeros(len(action), bool),
-        stamp=grid,
-        meta=meta,
-    )
+    action = hold(topics[plan.action.topic].time + plan.action.latency_s, command, grid[:-1]).astype(np.float32)
+    rule = plan.reward
+    reward = np.full(len(action), 0.0 if rule is None or isinstance(rule, _Held) else rule, np.float32)
+    if isinstance(rule, _Held):  # the reward of a step is the last one told by its end
+        topic = topics[rule.topic]
+        reward = hold(topic.time, _values(topic, rule)[:, 0], grid[1:]).astype(np.float32)
+    return episode_from_columns(obs, action, reward, stamp=grid, meta={} if whole else {"cut": True})

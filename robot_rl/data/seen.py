@@ -54,16 +54,13 @@ class RowSample:
         mark = (np.arange(self._count, self._count + size, dtype=np.uint64) * 2_654_435_769) & 0xFFFF_FFFF
         self._count += size
         kept = mark < self._share
-        columns = {f"obs.{key}": value for key, value in obs.items() if value.ndim == 3}
         where = torch.as_tensor(np.flatnonzero(kept))
-        for key, value in obs.items():
-            if _looks(value.shape[2:]):
-                rows = torch.as_tensor(value).flatten(0, 1)
-                shots = rows[where.to(rows.device)].cpu().numpy()
-                self._parts.setdefault(f"obs.{key}", []).append(torch.as_tensor(mosaic(shots)))
-        for key, value in {**columns, "action": action, "valid": valid}.items():
+        seen = {f"obs.{key}": value for key, value in obs.items() if value.ndim == 3 or _looks(value.shape[2:])}
+        for key, value in {**seen, "action": action, "valid": valid}.items():
             rows = torch.as_tensor(value).flatten(0, 1)
-            self._parts.setdefault(key, []).append(rows[where.to(rows.device)].float())
+            rows = rows[where.to(rows.device)]
+            rows = torch.as_tensor(mosaic(rows.cpu().numpy())) if _looks(value.shape[2:]) else rows.float()
+            self._parts.setdefault(key, []).append(rows)
         self._mark = np.concatenate([self._mark, mark[kept]])
         width = sum(parts[0].shape[-1] for key, parts in self._parts.items() if key != "valid")
         while len(self._mark) > min(self._most, max(2_000_000 // width, 1024)):
@@ -162,8 +159,12 @@ def space_rows(count: int, most: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64) if count else np.zeros(0, np.int64)
 
 
+def _host(value: object) -> np.ndarray:
+    return np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+
+
 def _flat(value: object) -> np.ndarray:
-    rows = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    rows = _host(value)
     return rows.reshape(-1, rows.shape[-1])
 
 
@@ -173,5 +174,5 @@ def _looks(shape: tuple[int, ...]) -> bool:
 
 
 def _mosaics(value: object) -> np.ndarray:
-    rows = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    rows = _host(value)
     return rows if rows.ndim == 2 else mosaic(rows)

@@ -155,17 +155,13 @@ def _pieces(store: Store, begin: int, end: int) -> list[slice]:
     return pieces
 
 
-def _host(ring: TransitionRing, store: Store) -> np.ndarray:
-    return store if isinstance(store, np.ndarray) else ring.arrays.host(store)
-
-
 def _write(path: Path, ring: TransitionRing, store: Store, begin: int, end: int) -> None:
     with open(path, "wb") as file:
-        dtype = _host(ring, store[:1]).dtype
+        dtype = ring.arrays.host(store[:1]).dtype
         header = {"descr": dtype.str, "fortran_order": False, "shape": (end - begin, *store.shape[1:])}
         np.lib.format.write_array_header_2_0(file, header)
         for piece in _pieces(store, begin, end):
-            file.write(np.ascontiguousarray(_host(ring, store[piece])).reshape(-1).view(np.uint8).data)
+            file.write(np.ascontiguousarray(ring.arrays.host(store[piece])).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
 

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -142,10 +143,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _parse(value: object) -> object:
     if isinstance(value, str) and value[:1] in ("{", "["):
-        try:
+        with suppress(json.JSONDecodeError):
             return json.loads(value)
-        except json.JSONDecodeError:
-            return value
     return value.item() if isinstance(value, np.generic) else value
 
 

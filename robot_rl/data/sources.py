@@ -47,9 +47,8 @@ def explain(path: Path, problem: Exception) -> BadData:
     if cut:
         return refusal("cut_short", f"{path} is cut short: {int(cut[1]):,} of {int(cut[2]):,} bytes", AGAIN)
     if "signature not found" in text:
-        return refusal(
-            "not_hdf5", f"{path} is not an HDF5 file", "name a D4RL, Minari or robomimic file, or another format"
-        )
+        repair = "name a D4RL, Minari or robomimic file, or another format"
+        return refusal("not_hdf5", f"{path} is not an HDF5 file", repair)
     return refusal("unreadable", f"{path} cannot be read: {text}", AGAIN)
 
 
@@ -64,9 +63,8 @@ def missing_key(path: Path, key: str, present: Iterable[str]) -> BadData:
     near = difflib.get_close_matches(key, present, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else ""
     shown = ", ".join(present[:20]) + (" ..." if len(present) > 20 else "")
-    return refusal(
-        "missing_key", f"{path}: key '{key}' is missing; the file has: {shown or 'nothing'}", hint, where=key
-    )
+    message = f"{path}: key '{key}' is missing; the file has: {shown or 'nothing'}"
+    return refusal("missing_key", message, hint, where=key)
 
 
 def saturation(action: np.ndarray, name: str = "", *, declared: bool = False) -> list[Finding]:

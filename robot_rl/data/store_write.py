@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -66,22 +67,23 @@ class StoreWriter:
 
     def __enter__(self) -> StoreWriter:
         self._folder = self._stack.enter_context(new_folder(self.path))
+        self._stack.callback(self._close)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            try:
+        try:
+            if kind is None:
                 self._finish()
-            except BaseException as problem:
-                for column in self._columns.values():
-                    column.close()
-                self._stack.__exit__(type(problem), problem, problem.__traceback__)
-                raise
+        except BaseException:
+            self._stack.__exit__(*sys.exc_info())
+            raise
+        self._stack.__exit__(kind, error, trace)
+
+    def _close(self) -> None:
         for column in self._columns.values():
             column.close()
-        self._stack.__exit__(kind, error, trace)
 
     def add(self, episode: Episode) -> None:
         """Append an episode.
@@ -91,7 +93,10 @@ class StoreWriter:
         """
         if not self._columns:
             self._begin(episode)
-        for name, value in self._require(episode).items():
+        if episode.obs.keys() != {name[4:] for name in self._columns if name.startswith("obs/")}:
+            raise ValueError(f"episode {len(self._metas)} observes {sorted(episode.obs)}, the first one did not")
+        arrays = {**{f"obs/{key}": value for key, value in episode.obs.items()}, "action": episode.action}
+        for name, value in arrays.items():
             column = self._columns[name]
             if value.shape[1:] != column.shape:
                 raise ValueError(
@@ -103,10 +108,7 @@ class StoreWriter:
                     f"episode {len(self._metas)}: '{name}' is {value.dtype}, in the first one {column.dtype}, which "
                     "does not hold it; write both alike"
                 )
-        if episode.obs.keys() != {name[4:] for name in self._columns if name.startswith("obs/")}:
-            raise ValueError(f"episode {len(self._metas)} observes {sorted(episode.obs)}, the first one did not")
-        meta = dict(episode.meta)
-        meta.pop("columns", None)
+        meta = {key: value for key, value in episode.meta.items() if key not in ("columns", "io")}
         facts = self._episode
         facts["start_obs"].append(self._observations)
         facts["start_step"].append(self._steps)
@@ -115,17 +117,13 @@ class StoreWriter:
         facts["complete"].append(bool((episode.terminated or episode.truncated) and not meta.get("cut", False)))
         said = success_of(episode.meta)
         facts["success"].append(-1 if said is None else int(said))
-        meta.pop("io", None)
         self._metas.append(json.loads(json.dumps(meta, default=as_plain)))
         self._steps += len(episode)
         self._observations += len(episode) + 1
         self._pending.append(episode)
-        self._bytes += sum(v.nbytes for v in self._require(episode).values())
+        self._bytes += sum(value.nbytes for value in arrays.values())
         if self._bytes >= CHUNK:
             self._flush()
-
-    def _require(self, episode: Episode) -> dict[str, np.ndarray]:
-        return {**{f"obs/{key}": value for key, value in episode.obs.items()}, "action": episode.action}
 
     def _begin(self, episode: Episode) -> None:
         if self.io is None:
@@ -133,26 +131,28 @@ class StoreWriter:
             if isinstance(io, dict):
                 io = IOSpec.from_dict(io)
             self.io = io if isinstance(io, IOSpec) else unnamed_io(episode.obs, episode.action.shape[1], 20.0)
-        shapes = {f"obs/{key}": (value.shape[1:], _stored_dtype(value.dtype)) for key, value in episode.obs.items()}
-        shapes["action"] = (episode.action.shape[1:], np.dtype("<f4"))
-        shapes |= {"reward": ((), np.dtype("<f4")), "terminal": ((), np.dtype(bool))}
-        shapes |= {"truncated": ((), np.dtype(bool)), "intervened": ((), np.dtype(bool))}
-        shapes["stamp"] = ((), np.dtype("<f8"))
-        self._first = set(episode.meta.get("columns", {}))
-        for key, value in episode.meta.get("columns", {}).items():
-            value = np.asarray(value)
-            if value.dtype.kind not in "biuf":
-                self.report.append(f"column '{key}' is {value.dtype}, not numbers: left out")
-                continue
-            kept = value.dtype.newbyteorder("<") if value.dtype.itemsize > 1 else value.dtype
-            shapes[f"info/{key}"] = (value.shape[1:], kept)
-        for name, (shape, dtype) in shapes.items():
-            self._columns[name] = _Column(self._folder, name, shape, dtype)
         for key, value in episode.obs.items():
+            if value.dtype.kind not in "biuf":
+                raise ValueError(f"an observation is {value.dtype}, expected numbers")
+            self._add_column(f"obs/{key}", value.shape[1:], "f4" if value.dtype.kind == "f" else value.dtype)
             if value.ndim == 2 and value.dtype.kind == "f":
                 self._norms[key] = DataNorm(value.shape[1])
             if value.dtype == np.float64:
                 self.report.append(f"observation '{key}' is float64: kept as float32")
+        self._add_column("action", episode.action.shape[1:], "f4")
+        for name in ("reward", "terminal", "truncated", "intervened", "stamp"):
+            self._add_column(name, (), {"reward": "f4", "stamp": "f8"}.get(name, "?"))
+        self._first = set(episode.meta.get("columns", {}))
+        for key, value in episode.meta.get("columns", {}).items():
+            value = np.asarray(value)
+            if value.dtype.kind in "biuf":
+                self._add_column(f"info/{key}", value.shape[1:], value.dtype)
+            else:
+                self.report.append(f"column '{key}' is {value.dtype}, not numbers: left out")
+
+    def _add_column(self, name: str, shape: tuple[int, ...], dtype: str | np.dtype) -> _Column:
+        column = self._columns[name] = _Column(self._folder, name, shape, np.dtype(dtype).newbyteorder("<"))
+        return column
 
     def _flush(self) -> None:
         batch, self._pending, self._bytes = self._pending, [], 0
@@ -190,9 +190,8 @@ class StoreWriter:
     def _flush_proposed(self, batch: list[Episode], action: np.ndarray) -> None:
         """The column exists from the first proposal on that differs from its action."""
         proposed = np.concatenate([e.proposed for e in batch])
-        if "proposed" not in self._columns and proposed is not action and not np.array_equal(proposed, action):
-            base = self._columns["action"]
-            self._columns["proposed"] = base.twin("proposed")
+        if "proposed" not in self._columns and not np.array_equal(proposed, action):
+            self._columns["proposed"] = self._columns["action"].twin("proposed")
         if "proposed" in self._columns:
             self._columns["proposed"].append(proposed)
 
@@ -200,12 +199,11 @@ class StoreWriter:
         self._flush()
         if not self._columns or self.io is None:
             raise ValueError("got no episodes, expected at least one")
-        lost = sorted(self._later)
-        self.report += [f"column '{name}' is not in every episode in one form: left out" for name in lost]
+        for name in sorted(self._later):
+            self.report.append(f"column '{name}' is not in every episode in one form: left out")
         for name, values in self._episode.items():
-            kind = {"final_obs_valid": "?", "complete": "?", "success": "i1"}.get(name, "<i8")
-            column = self._columns[f"episode_{name}"] = _Column(self._folder, f"episode_{name}", (), np.dtype(kind))
-            column.append(np.array(values))
+            kind = {"final_obs_valid": "?", "complete": "?", "success": "i1"}.get(name, "i8")
+            self._add_column(f"episode_{name}", (), kind).append(np.array(values))
         common = _common(self._metas)
         with open(self._folder / EPISODES, "x", encoding="utf-8") as file:
             for meta in self._metas:
@@ -330,14 +328,6 @@ class _Column:
 def _holds(column: np.dtype, given: np.dtype) -> bool:
     """Whether numbers of one type keep their values, up to the precision of a float, in a column of another."""
     return column.kind == "f" or np.can_cast(given, column)
-
-
-def _stored_dtype(dtype: np.dtype) -> np.dtype:
-    if dtype.kind == "f":
-        return np.dtype("<f4")
-    if dtype.kind not in "biu":
-        raise ValueError(f"an observation is {dtype}, expected numbers")
-    return dtype.newbyteorder("<") if dtype.itemsize > 1 else dtype
 
 
 def _common(metas: list[dict[str, object]]) -> dict[str, object]:

@@ -29,24 +29,87 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from robot_rl.data import foreign, sources
-from robot_rl.data.episode import Logs
+from robot_rl.data.episode import Logs, episode_from_columns
 from robot_rl.data.findings import BadData, Finding, error, note, refusal, stop_on_errors, warning
+from robot_rl.data.log_map import Real, Word, check_map, read_map
 from robot_rl.data.read_options import AS_IT_IS, ReadOptions
 from robot_rl.expression import Expression
-from robot_rl.types import Episode, IOSpec
+from robot_rl.types import Episode, IOSpec, Options
 
 HEEDS = ("map",)
 MAPS = Path(__file__).parent / "maps"
-_TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "cos": np.cos}
-_KEYS = {
-    "time", "control_hz", "state", "action", "info", "reward", "success", "success_hold_s", "complete_s", "variants",
-}  # fmt: skip
-_ENTRY = {"column", "transform", "scale", "offset", "name", "unit"}
+_TRANSFORMS: dict[str | None, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "cos": np.cos}
+_Span = Annotated[float, Field(strict=True, ge=0, le=1e5)]
+
+
+def _check_scale(scale: float) -> float:
+    if scale == 0.0:
+        raise ValueError("a scale of 0 leaves nothing of a column")
+    return scale
+
+
+class _Entry(Options):
+    """A component of the state or the action: a column, or what is made of it."""
+
+    column: str
+    transform: Literal["sin", "cos"] | None = None
+    scale: Annotated[Real, AfterValidator(_check_scale)] | None = None
+    offset: Real = 0.0
+    name: Word | None = None
+    unit: Word = "1"
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return self.name or (f"{self.transform}({self.column})" if self.transform else self.column)
+
+    def take(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(N,) its values."""
+        value = columns[self.column]
+        if self.transform is not None:
+            value = _TRANSFORMS[self.transform](value)
+        return value * (1.0 if self.scale is None else self.scale) + self.offset
+
+
+_Item = Annotated[_Entry, BeforeValidator(lambda given: {"column": given} if isinstance(given, str) else given)]
+_Items = Annotated[tuple[_Item, ...], Field(min_length=1)]
+_Info = Annotated[dict[str, str], BeforeValidator(lambda x: {name: name for name in x} if isinstance(x, list) else x)]
+
+
+class TableMap(Options):
+    """See above."""
+
+    time: str | None = None
+    control_hz: _Span | None = None
+    state: _Items
+    action: _Items
+    info: _Info = Field(default_factory=dict)
+    reward: Word | None = None
+    success: Word | None = None
+    success_hold_s: _Span = 0.0
+    complete_s: _Span = 0.0
+    variants: dict[str, dict[str, object]] = Field(default_factory=dict)
+
+    @property
+    def io(self) -> IOSpec:
+        """Actions in [-1, 1] mean (+-1 - offset) / scale in the units of their columns; nobody knows without scale."""
+        known = all(item.scale is not None and item.transform is None for item in self.action)
+        scaled = [(item.scale or 1.0, item.offset) for item in self.action]
+        return IOSpec(
+            obs={"state": ((len(self.state),), "float32")},
+            action_names=tuple(item.label for item in self.action),
+            action_low=tuple((-1.0 - offset) / scale if known else None for scale, offset in scaled),
+            action_high=tuple((1.0 - offset) / scale if known else None for scale, offset in scaled),
+            action_units=tuple(item.unit for item in self.action),
+            control_hz=self.control_hz or 20.0,
+            obs_names=tuple(item.label for item in self.state),
+        )
 
 
 def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
@@ -71,19 +134,20 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
         header = ", ".join(foreign.csv(files[0])[0])
         repair = f"give map=<file.yaml> that names state and action columns; maps of the package: {_list_known()}"
         raise refusal("no_map", f"{path} has the columns {header}, but nothing says what they are", repair)
-    plan = _plan(options.map)
-    first = _variant(plan, files[0])
-    io = _io(first)
-    for file in files:
-        other = _io(_variant(plan, file))
+    plan = read_map(options.map, TableMap, f"a YAML file or one of {_list_known()}", MAPS)
+    bare, changes = plan.model_dump(exclude={"variants"}, exclude_none=True), plan.variants.items()
+    variants = {name: check_map(f"variant {name} of the map", bare | change, TableMap) for name, change in changes}
+    plans = [next((other for name, other in variants.items() if name in file.parts), plan) for file in files]
+    first, io = plans[0], plans[0].io
+    for file, other in zip(files, (one.io for one in plans)):
         if (other.control_hz, other.action_low, other.action_high) != (io.control_hz, io.action_low, io.action_high):
             message = f"{files[0]} and {file} have another rate, or other actions, by the variants of the map"
             raise refusal("map", message, "convert them into separate stores")
     findings: list[Finding] = []
     episodes: list[Episode] = []
     periods: list[tuple[float, float, str]] = []
-    for file in files:
-        made = _episode(file, _variant(plan, file), findings, periods)
+    for file, one in zip(files, plans):
+        made = _episode(file, one, findings, periods)
         if made is not None:
             episodes.append(made)
     if periods:
@@ -91,7 +155,7 @@ def read(path: str | os.PathLike[str], options: ReadOptions = AS_IT_IS) -> Logs:
     stop_on_errors(findings)
     if not episodes:
         raise BadData([*findings, error("no_rows", f"{path} has no row of data")])
-    if first.get("time") and not first.get("control_hz"):  # the rows are kept, and tell the rate themselves
+    if first.time and not first.control_hz:  # the rows are kept, and tell the rate themselves
         period = np.median(np.concatenate([np.diff(e.stamp) for e in episodes]))
         io = replace(io, control_hz=round(1.0 / float(period), 6))
     return Logs(episodes, findings, io, {"path": str(path), "format": "csv"})
@@ -130,138 +194,64 @@ def interpolate(stamp: np.ndarray, value: np.ndarray, at: np.ndarray) -> np.ndar
     return np.stack([np.interp(at, stamp, column) for column in flat.T], 1).reshape(len(at), *value.shape[1:])
 
 
-def _plan(given: str | Path | dict[str, object]) -> dict[str, Any]:
-    if isinstance(given, dict):
-        plan, name = dict(given), "the map"
-    else:
-        file, name = Path(given), str(given)
-        if not file.exists() and (MAPS / f"{given}.yaml").exists():
-            file = MAPS / f"{given}.yaml"
-        if not file.is_file():
-            message = f"there is no map '{given}'; expected a YAML file or one of {_list_known()}"
-            raise refusal("map", message)
-        plan = foreign.read_yaml(file)
-    _complete(plan)
-    unknown = {str(key) for key in plan} - _KEYS
-    if unknown or not plan.get("state") or not plan.get("action"):
-        what = f"unknown keys {sorted(unknown)}" if unknown else "no 'state' or no 'action'"
-        raise refusal("map", f"{name} has {what}; a map has {', '.join(sorted(_KEYS))}")
-    variants = plan.get("variants") or {}
-    if not isinstance(variants, Mapping) or not all(isinstance(changes, Mapping) for changes in variants.values()):
-        raise refusal("map", f"{name}: variants are {str(variants)[:200]}, expected a mapping for every name")
-    for changes in variants.values():
-        _complete(changes)
-    for one in (plan, *({**plan, **changes} for changes in variants.values())):
-        _check_plan(one, name)
-    return plan
-
-
-def _complete(plan: dict[str, Any]) -> None:
-    """Columns that are named and nothing else become entries."""
-    for kind in {"state", "action"} & plan.keys():
-        if isinstance(plan[kind], list):
-            plan[kind] = [{"column": item} if isinstance(item, str) else item for item in plan[kind]]
-
-
-def _check_plan(plan: Mapping[str, Any], name: str) -> None:
-    for kind in ("state", "action"):
-        items = plan[kind] if isinstance(plan[kind], list) else [str(plan[kind])]
-        for item in items:
-            if not isinstance(item, Mapping) or not isinstance(item.get("column"), str):
-                raise refusal(
-                    "map", f"{name}: '{kind}' has {str(item)[:200]}, expected a list of entries with a column"
-                )
-            if item.keys() - _ENTRY:
-                extra = sorted(map(str, item.keys() - _ENTRY))
-                raise refusal(
-                    "map", f"{name}: '{kind}' has unknown entries {extra}; there are {', '.join(sorted(_ENTRY))}"
-                )
-            if item.get("transform", "sin") not in _TRANSFORMS:
-                known = ", ".join(_TRANSFORMS)
-                raise refusal("map", f"{name}: transform '{item['transform']}' is unknown; there are {known}")
-            if foreign.number(name, "scale", item.get("scale", 1.0)) == 0.0:
-                raise refusal("map", f"{name}: the scale of '{item['column']}' is 0")
-            foreign.number(name, "offset", item.get("offset", 0.0))
-    for key in ("control_hz", "complete_s", "success_hold_s"):
-        if plan.get(key) is not None and not 0.0 <= foreign.number(name, key, plan[key]) <= 1e5:
-            raise refusal("map", f"{name}: {key} is {plan[key]}, expected 0 to 100,000")
-
-
 def _list_known() -> str:
     return ", ".join(sorted(p.stem for p in MAPS.glob("*.yaml"))) or "none"
 
 
-def _variant(plan: dict[str, Any], file: Path) -> dict[str, Any]:
-    parts = set(file.parts)
-    for name, changes in (plan.get("variants") or {}).items():
-        if name in parts:
-            return {**plan, **changes}
-    return plan
-
-
 def _load(path: Path, findings: list[Finding]) -> dict[str, np.ndarray] | None:
-    try:
-        names, rows, words = foreign.csv(path)
-    except BadData:
-        raise
-    except (OSError, EOFError, ValueError) as problem:
-        findings.append(error("bad_csv", f"{path} cannot be read: {problem}", sources.AGAIN, where=path.name))
-        return None
+    names, rows, words = foreign.csv(path)
     if words and not any(found.case == "words" for found in findings):  # once, however many files a folder holds
         findings.append(note("words", f"{path} has columns of words, which are left out: {', '.join(words)}"))
     if not rows.size:
         findings.append(warning("no_rows", f"{path} has no rows: left out", where=path.name))
         return None
-    if rows.shape[1] != len(names):
-        message = f"{path} has {rows.shape[1]} columns of data, but {len(names)} names"
-        findings.append(error("bad_csv", message, where=path.name))
-        return None
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
-        message = f"{path} has several columns called {', '.join(twice)}"
-        findings.append(error("bad_csv", message, "give each a name of its own", where=path.name))
-        return None
+        raise ValueError(f"it has several columns called {', '.join(twice)}; give each a name of its own")
+    if rows.shape[1] != len(names):
+        raise ValueError(f"it has {rows.shape[1]} columns of data, but {len(names)} names")
     return dict(zip(names, rows.T))
 
 
 def _report_resampled(periods: list[tuple[float, float, str]], hz: float) -> Finding:
     """One line about the sampling of all files: usual periods, the largest gap."""
     low, high = min(p[0] for p in periods) * 1e3, max(p[0] for p in periods) * 1e3
-    gap, where = max((p[1], p[2]) for p in periods)
+    gap, file = max((p[1], p[2]) for p in periods)
     slow = sum(p[0] > 1.5 / hz for p in periods)
-    text = (
-        f"{len(periods)} files with rows every {low:.3g} to {high:.3g} ms (largest gap {gap * 1e3:.3g} ms in {where}), "
-    )
-    text += f"resampled to {hz:g} Hz"
+    text = f"{len(periods)} files with rows every {low:.3g} to {high:.3g} ms (largest gap {gap * 1e3:.3g} ms in {file})"
+    text += f", resampled to {hz:g} Hz"
     if slow:
         text += f"; {slow} of them are slower than that: states between their rows are interpolated"
     return note("resampled", text, count=len(periods))
 
 
 def _episode(
-    path: Path, plan: dict[str, Any], findings: list[Finding], periods: list[tuple[float, float, str]]
+    path: Path, plan: TableMap, findings: list[Finding], periods: list[tuple[float, float, str]]
 ) -> Episode | None:
-    columns = _load(path, findings)
+    try:
+        columns = _load(path, findings)
+    except BadData:
+        raise
+    except (OSError, EOFError, ValueError) as problem:
+        findings.append(error("bad_csv", f"{path} cannot be read: {problem}", sources.AGAIN, where=path.name))
+        return None
     if columns is None:
         return None
-    wanted = [item["column"] for item in (*plan["state"], *plan["action"])] + list(_info(plan).values())
-    if plan.get("time"):
-        wanted.append(plan["time"])
-    for name in dict.fromkeys(wanted):
-        if name not in columns:
-            findings.extend(sources.missing_key(path, name, columns).findings)
-    if any(name not in columns for name in wanted):
+    commands = {item.column for item in plan.action} | set(plan.info.values())
+    wanted = [*(item.column for item in plan.state), *sorted(commands), *([plan.time] if plan.time else [])]
+    missing = [name for name in dict.fromkeys(wanted) if name not in columns]
+    for name in missing:
+        findings.extend(sources.missing_key(path, name, columns).findings)
+    if missing:
         return None
-    hz, stamp = plan.get("control_hz"), columns.get(plan.get("time") or "", None)
-    if stamp is None:
-        stamp = np.arange(len(next(iter(columns.values())))) / (hz or 1.0)
+    hz = plan.control_hz
+    stamp = columns[plan.time] if plan.time else np.arange(len(next(iter(columns.values())))) / (hz or 1.0)
     backwards = np.flatnonzero(np.diff(stamp) <= 0)
     if len(backwards):
         message = f"{path}: {len(backwards)} rows whose time does not increase, first row {backwards[0]}: left out"
         findings.append(warning("stamps_backwards", message, count=len(backwards), where=f"row {backwards[0]}"))
         keep = stamp > np.maximum.accumulate(np.concatenate(([-np.inf], stamp[:-1])))
         stamp, columns = stamp[keep], {name: value[keep] for name, value in columns.items()}
-    commands = {item["column"] for item in plan["action"]} | set(_info(plan).values())
     if hz and len(stamp) > 1:
         periods.append((float(np.median(np.diff(stamp))), float(np.diff(stamp).max()), path.name))
         foreign.room(path, int(8 * len(columns) * (stamp[-1] - stamp[0]) * hz), "its rows at this rate")
@@ -274,66 +264,22 @@ def _episode(
     if len(stamp) < 2:
         findings.append(warning("short_episode", f"{path} has fewer than two rows: left out", where=path.name))
         return None
-    state = np.stack([_take(columns, item) for item in plan["state"]], 1).astype(np.float32)
-    action = np.stack([_take(columns, item) for item in plan["action"]], 1).astype(np.float32)[:-1]
+    state = np.stack([item.take(columns) for item in plan.state], 1).astype(np.float32)
+    action = np.stack([item.take(columns) for item in plan.action], 1).astype(np.float32)[:-1]
     # expressions see the columns and, as action0, action1 ..., the scaled actions
     values = {**columns, **{f"action{i}": np.append(a, a[-1]) for i, a in enumerate(action.T.astype(np.float64))}}
     reward = np.zeros(len(action), np.float32)
-    if plan.get("reward"):
-        reward = evaluate(str(plan["reward"]), values)[:-1].astype(np.float32)
+    if plan.reward:
+        reward = evaluate(plan.reward, values)[:-1].astype(np.float32)
     length = float(stamp[-1] - stamp[0])
-    complete = length >= float(plan.get("complete_s") or 0.0)
+    complete = length >= plan.complete_s
     meta: dict[str, Any] = {"source": "/".join(path.parts[-3:]), "seconds": round(length, 4)}
     if not complete:
         meta["cut"] = True
-    if plan.get("success"):
-        good = evaluate(str(plan["success"]), values).astype(bool)
-        held = stamp >= stamp[-1] - float(plan.get("success_hold_s") or 0.0)
+    if plan.success:
+        good = evaluate(plan.success, values).astype(bool)
+        held = stamp >= stamp[-1] - plan.success_hold_s
         meta["success"] = bool(complete and good[held].all())
-    if _info(plan):
-        meta["columns"] = {name: columns[key][:-1].astype(np.float32) for name, key in _info(plan).items()}
-    return Episode(
-        obs={"state": state},
-        action=action,
-        proposed=action,
-        reward=reward,
-        terminated=False,
-        truncated=True,
-        intervened=np.zeros(len(action), bool),
-        stamp=stamp,
-        meta=meta,
-    )
-
-
-def _info(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> column of what is kept per step."""
-    given = plan.get("info") or {}
-    return dict(given) if isinstance(given, Mapping) else {name: name for name in given}
-
-
-def _take(columns: Mapping[str, np.ndarray], item: Mapping[str, Any]) -> np.ndarray:
-    value = columns[item["column"]]
-    if "transform" in item:
-        value = _TRANSFORMS[item["transform"]](value)
-    return value * float(item.get("scale", 1.0)) + float(item.get("offset", 0.0))
-
-
-def _name(item: Mapping[str, object]) -> str:
-    if "name" in item:
-        return str(item["name"])
-    return f"{item['transform']}({item['column']})" if "transform" in item else str(item["column"])
-
-
-def _io(plan: dict[str, Any]) -> IOSpec:
-    """Actions in [-1, 1] mean (+-1 - offset) / scale in the units of their columns; without a scale nobody knows."""
-    known = all("scale" in item and "transform" not in item for item in plan["action"])
-    scaled = [(float(item.get("scale", 1.0)), float(item.get("offset", 0.0))) for item in plan["action"]]
-    return IOSpec(
-        obs={"state": ((len(plan["state"]),), "float32")},
-        action_names=tuple(_name(item) for item in plan["action"]),
-        action_low=tuple((-1.0 - offset) / scale if known else None for scale, offset in scaled),
-        action_high=tuple((1.0 - offset) / scale if known else None for scale, offset in scaled),
-        action_units=tuple(str(item.get("unit", "1")) for item in plan["action"]),
-        control_hz=float(plan.get("control_hz") or 20.0),
-        obs_names=tuple(_name(item) for item in plan["state"]),
-    )
+    if plan.info:
+        meta["columns"] = {name: columns[key][:-1].astype(np.float32) for name, key in plan.info.items()}
+    return episode_from_columns({"state": state}, action, reward, stamp=stamp, meta=meta)

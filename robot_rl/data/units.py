@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robot_rl.data.bounds import HOW, NORMALISED, STATED, Scale, bounds_of_io, read_stated, scale_between
+from robot_rl.data.bounds import HOW, NORMALISED, STATED, Scale, bounds_of_io, one_unit, read_stated, scale_between
 from robot_rl.types import Action, Array, IOSpec, Obs, Policy, PolicyParts
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def meaning_of(io: IOSpec, known: str | None, options: Mapping[str, Any]) -> tup
         return io, None if bounds is None else bounds.statement
     if bounds.normalised:
         return replace(io, action_low=bounds.low, action_high=bounds.high), bounds.statement
-    ones = (1.0,) * io.action_dim  # its log was taken as it was: what it answers is in physical units
-    return replace(io, action_low=tuple(-x for x in ones), action_high=ones), bounds.statement
+    low, high = one_unit(io.action_dim)  # its log was taken as it was: what it answers is in physical units
+    return replace(io, action_low=low, action_high=high), bounds.statement
 
 
 def in_units(policy: Policy, io: IOSpec, here: IOSpec, known: str | None, say: Callable[[str], object]) -> Policy:
@@ -90,7 +90,7 @@ def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
             f"{env.action_dim}; choose the environment that the log was made in"
         )
     here = describe_span(env)
-    one = env.knows_bounds and np.allclose(env.bounds, [[-1.0] * env.action_dim, [1.0] * env.action_dim])
+    one = env.knows_bounds and np.allclose(env.bounds, one_unit(env.action_dim))
     if not log.knows_bounds:
         if env.knows_bounds and (said == NORMALISED or one):  # in a world of [-1, 1] both answers are the same
             return env
@@ -106,7 +106,7 @@ def agree(log: IOSpec, env: IOSpec, said: str | None = None) -> IOSpec:
         raise ValueError(f"the log's actions are in other units than the environment's: {names}; convert the log")
     if not scale_between(log, env).changes:
         return env
-    bare = np.allclose(log.bounds, [[-1.0] * log.action_dim, [1.0] * log.action_dim]) and set(log.action_units) == {"1"}
+    bare = np.allclose(log.bounds, one_unit(log.action_dim)) and set(log.action_units) == {"1"}
     if bare and said != STATED and set(env.action_units) != {"1"}:
         raise ValueError(
             f"the log declares actions from -1 to 1 without a unit, and the environment's go from {here}: whether 1 is "

@@ -78,9 +78,8 @@ def picture(data: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
         data: of one picture.
         size: (height, width) to scale to, in RGB.
     """
-    image = extras.require("PIL.Image").open(
-        io.BytesIO(data), formats=("PNG", "JPEG")
-    )  # no other decoder sees bytes of others
+    # no other decoder sees bytes of others
+    image = extras.require("PIL.Image").open(io.BytesIO(data), formats=("PNG", "JPEG"))
     return np.asarray(image if size is None else image.convert("RGB").resize(size[::-1]))
 
 
@@ -99,23 +98,19 @@ def facts(path: Path) -> tuple[float, int, str]:
         raise _unreadable_error(path, "unknown codec", str(problem)) from problem
 
 
-def write(
-    path: Path, images: Iterable[np.ndarray], *, fps: int, codec: str = "libx264", lossless: bool = False
-) -> None:
+def write(path: Path, images: Iterable[np.ndarray], *, fps: int, lossless: bool = False) -> None:
     """Encode (H, W, 3) uint8 images of even height and width.
 
     Args:
         path: the file.
         images: one after another.
         fps: frames per second.
-        codec: of FFmpeg.
         lossless: keep every value (H.264 in RGB, which few players show).
     """
     av = extras.require("av")
-    options = {"crf": "0", "preset": "veryfast"} if lossless else {"crf": "18", "preset": "veryfast"}
-    name, pixels = ("libx264rgb", "rgb24") if lossless else (codec, "yuv420p")
+    name, pixels, loss = ("libx264rgb", "rgb24", "0") if lossless else ("libx264", "yuv420p", "18")
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(name, rate=fps, options=options)
+        stream = container.add_stream(name, rate=fps, options={"crf": loss, "preset": "veryfast"})
         stream.pix_fmt = pixels
         for image in images:
             if not stream.width or stream.codec_context.width != image.shape[1]:
@@ -138,8 +133,6 @@ def _open(path: Path) -> Any:
 
 
 def _unreadable_error(path: Path, codec: str, problem: str) -> BadData:
-    return refusal(
-        "video_unreadable",
-        f"{path}: no frame can be decoded (codec {codec}; decoder tried: PyAV/FFmpeg; {problem})",
-        "copy the file again, or write it as H.264; videos=false leaves images out",
-    )
+    message = f"{path}: no frame can be decoded (codec {codec}; decoder tried: PyAV/FFmpeg; {problem})"
+    repair = "copy the file again, or write it as H.264; videos=false leaves images out"
+    return refusal("video_unreadable", message, repair)

@@ -160,6 +160,16 @@ def test_columns_that_a_format_cannot_hold_are_named_and_left_out(tmp_path: Path
     assert {name.removeprefix("infos/") for name in back} >= {"force"}
 
 
+def test_robomimic_names_the_key_whose_rows_are_missing(tmp_path: Path) -> None:
+    path = robomimic(tmp_path / "demo.hdf5", toy()[:1])
+    with h5py.File(path, "a") as file:
+        rewards = np.array(file["data/demo_0/rewards"])[:-1]
+        del file["data/demo_0/rewards"]
+        file["data/demo_0/rewards"] = rewards
+    with pytest.raises(BadData, match=r"data/demo_0/rewards has \d+ rows, expected \d+ \(actions\)"):
+        robomimic_reader.read(path)
+
+
 def test_robomimic_tells_its_rate(tmp_path: Path) -> None:
     path = robomimic(tmp_path / "demo.hdf5", toy()[:1])
     with h5py.File(path, "r+") as file:

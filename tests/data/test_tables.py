@@ -128,7 +128,7 @@ def test_csv_map_with_a_wrong_expression_is_named_in_place_of_the_file(tmp_path:
 def test_csv_without_a_map_lists_the_columns(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"has the columns t, q, w, u, c, .*maps of the package: double_pendulum"):
         formats.load(csv(tmp_path / "a.csv"))
-    with pytest.raises(ValueError, match="unknown keys"):
+    with pytest.raises(ValueError, match="states is no option of a map; did you mean state"):
         tables.read(csv(tmp_path / "a.csv"), ReadOptions(map={"states": []}))
 
 
@@ -200,7 +200,7 @@ def test_csv_with_a_time_and_no_rate_keeps_its_rows_and_their_rate(tmp_path: Pat
 
 
 def test_csv_map_with_one_entry_in_place_of_a_list_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"'action' has .*expected a list of entries with a column"):
+    with pytest.raises(BadData, match=r"map: action is .*expected a list, each"):
         tables.read(csv(tmp_path / "a.csv"), ReadOptions(map={**MAP, "action": {"column": "u"}}))
 
 
@@ -242,9 +242,7 @@ def test_csv_rate_and_bounds_of_variants(tmp_path: Path) -> None:
 
 def test_csv_names_that_nothing_reads_or_that_stand_twice_are_refused(tmp_path: Path) -> None:
     plan = {**MAP, "action": [{"column": "u", "scal": 0.1}]}
-    with pytest.raises(
-        BadData, match=r"'action' has unknown entries \['scal'\]; there are column, name, offset, scale"
-    ):
+    with pytest.raises(BadData, match=r"action.0.scal is no key of a map"):
         tables.read(csv(tmp_path / "a.csv"), ReadOptions(map=plan))
     with pytest.raises(BadData, match="has several columns called q; give each a name of its own"):
         tables.read(csv(tmp_path / "a.csv", rows="t,q,w,u,c,q\n0,0,0,0,0,1\n1,0,0,0,0,1\n"), ReadOptions(map=MAP))
