@@ -282,7 +282,7 @@ class Arm:
             velocity.append(xp.zeros_like(task["yaw"])[:, None])
         limits = (*self.low, *(-_YAW,) * self.yaw), (*self.high, *(_YAW,) * self.yaw)
         low, high = (constant(limit, task["tip"]) for limit in limits)
-        position, velocity = xp.concat(position, 1), xp.concat(velocity, 1)
+        position, velocity = xp.concat(position, axis=1), xp.concat(velocity, axis=1)
         return {"position": position, "velocity": velocity, "low": low, "high": high, **grip}
 
     def _state_joints(self, state: Array) -> tuple[Array, Array]:
