@@ -11,12 +11,13 @@ from robot_rl.sim.arm import FAR, STROKE, cut
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.card_arm import TOOL, CardArm
 from robot_rl.sim.downward_ik import DownwardIk
-from robot_rl.sim.hand_grip import CUBE, GRASP, Grip, HandTrial, bodies_below, servo_of
+from robot_rl.sim.hand_grip import CUBE, GRASP, Grip, HandTrial, servo_of
 from robot_rl.sim.hand_shapes import slice_meshes
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.model_text import write_xml
 from robot_rl.sim.robot_model import end_link, mujoco
 from robot_rl.sim.robot_probe import RobotProbe
+from robot_rl.sim.tool import bodies_below
 from robot_rl.sim.world import View
 from robot_rl.types import Array
 from robot_rl.types.card import Card

@@ -180,6 +180,11 @@ class Cameras:
                 out[name][i] = self._pixels[::-1]
         return out
 
+    def take(self, scene: tuple[np.ndarray, Mapping[str, Array]], cameras: Sequence[str]) -> dict[str, np.ndarray]:
+        """Camera -> (height, width, 3) uint8 of a plant's `scene()`: (1, nq) positions, and the markers' variables."""
+        qpos, variables = scene
+        return {str(name): shots[0] for name, shots in self.render(qpos, cameras, variables).items()}
+
     def show(self, model: MjModel) -> None:
         """Draw another model from now on, in the context that is there, which takes most of the time to open.
 

@@ -174,13 +174,7 @@ class _Survey(RobotProbe):
 
     def jacobian(self) -> np.ndarray:
         """(3, J) how the tool moves with the joints where the arm is."""
-        model = self.model
-        linear = np.zeros((3, model.nv))
-        if self.site >= 0:
-            mujoco.mj_jacSite(model, self.data, linear, None, self.site)
-        else:
-            mujoco.mj_jacBody(model, self.data, linear, None, self.body)
-        return linear[:, self.dof]
+        return self.frame.jacobian(self.data)[:3, self.dof]
 
     def worth(self, joints: np.ndarray) -> float:
         """How good a pose is to begin work in; 0 where something touches."""
