@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from robot_rl.extras import require
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 
 class UnstableSimulationError(FloatingPointError):
@@ -23,6 +26,14 @@ class UnstableSimulationError(FloatingPointError):
     def __init__(self, message: str, index: int, key: str, path: str | None) -> None:
         super().__init__(message)
         self.index, self.key, self.path = index, key, path
+
+
+def model_bytes(model: MjModel) -> np.ndarray:
+    """(bytes,) uint8 of a compiled model."""
+    mujoco = require("mujoco")
+    buffer = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return buffer
 
 
 def save(folder: str | None, index: int, **content: Any) -> str | None:

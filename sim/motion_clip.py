@@ -100,9 +100,7 @@ def read(path: str, model: MjModel, *, actions: int, episode: int = 0) -> Clip:
         )
     if stride is not None and stride.shape != (2,):
         raise ValueError(f"stride of {path} has shape {stride.shape}, expected (2,): metres in x and y per cycle")
-    if stride is None:
-        return Clip(qpos, qvel, action, hz)
-    return Clip(qpos, qvel, action, hz, True, stride)
+    return Clip(qpos, qvel, action, hz) if stride is None else Clip(qpos, qvel, action, hz, True, stride)
 
 
 def save(clip: Clip, path: str) -> None:
