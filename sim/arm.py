@@ -7,7 +7,6 @@ near the measured pose, which bounds the force of a push.
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
@@ -17,11 +16,10 @@ from robot_rl.sim.arm_cameras import Aim, place_cameras
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.tool import load
-from robot_rl.sim.world import View
+from robot_rl.sim.world import View, asset
 from robot_rl.types import Array, Options
 from robot_rl.types.options import Number, Positive
 
-MODEL = Path(__file__).parent / "assets" / "arm" / "arm.xml"
 TIMESTEP = 0.005
 HOME = (0.0, 0.1, 0.9, 0.0, 0.57, 0.0)
 """Joint positions above the middle of the table, tool pointing down; where inverse kinematics starts."""
@@ -43,7 +41,7 @@ def scene(objects: str = "", *, hand: str = "", aim: Aim | None = None) -> str:
         hand: elements fixed to the hand; its x axis is the direction of the tool.
         aim: of the cameras; None leaves `front` and `wrist` where the model has them, and there is no `side`.
     """
-    root = ElementTree.parse(MODEL).getroot()
+    root = ElementTree.fromstring(asset("arm/arm.xml"))
     if aim is not None:
         place_cameras(root, aim)
     for parent, text in ((root.find("worldbody"), objects), (root.find(".//body[@name='link6']"), hand)):

@@ -274,20 +274,17 @@ class MujocoVectorEnv(VectorEnv):
 
     def state_dict(self) -> StateDict:
         """All that the next steps depend on, as arrays and texts; `load_state_dict` continues bit for bit."""
-        view, physics = self._view, self.physics
-        out: dict[str, object] = {
-            "physics": physics.state.copy(),
-            "action": self._action.copy(),
-            "previous_action": self._previous_action.copy(),
-            "step": self._step.copy(),
-            "started": self._last is not None,
-            "state": self._state_obs.copy(),
-            "privileged": self._known_obs.copy(),
-        }
-        out |= {f"task.{key}": np.array(value) for key, value in view.task.items()} | self._film.state_dict()
+        out: dict[str, object] = {key: value.copy() for key, value in self._arrays().items()}
+        out |= {"started": self._last is not None, "privileged": self._known_obs.copy()}
+        out |= {f"task.{key}": np.array(value) for key, value in self._view.task.items()} | self._film.state_dict()
         out |= {f"stream.{key}": value for key, value in self._streams.state_dict().items()}
         out |= {f"random.{key}": value for key, value in self._random.state_dict().items()}
         return out
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """What is saved by name and filled again in place."""
+        own = {"action": self._action, "previous_action": self._previous_action, "step": self._step}
+        return {"physics": self.physics.state, **own, "state": self._state_obs}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly as the saved environment would have.
@@ -296,14 +293,7 @@ class MujocoVectorEnv(VectorEnv):
             ValueError: saved from another world, another number of environments or other randomisation options.
         """
         view, physics = self._view, self.physics
-        targets: dict[str, np.ndarray] = {
-            "physics": physics.state,
-            "action": self._action,
-            "previous_action": self._previous_action,
-            "step": self._step,
-            "state": self._state_obs,
-            **({"privileged": self._known_obs} if self._privileged is not None else {}),
-        }
+        targets = self._arrays() | ({} if self._privileged is None else {"privileged": self._known_obs})
         check_saved(state, targets, self.world, self.num_envs)
         view.task = {key: np.array(value) for key, value in part(state, "task.").items()}
         self._streams.load_state_dict(part(state, "stream."))

@@ -228,7 +228,7 @@ class Imitate:
         """(N, S) in the order of `obs_names`."""
         xp = view.xp
         frame, cycles = self._now(view)
-        place = self._move(self._place(frame, view), cycles, view)
+        place = self._move(constant(self._wanted.place, view.qpos)[frame], cycles, view)
         lead = view.qpos[:, : self._ground] - place[:, : self._ground]
         parts = [view.qpos[:, self._ground :], view.qvel / 10.0, lead]
         if self.o.sees == "phase":
@@ -293,9 +293,6 @@ class Imitate:
         if not self.clip.loop:
             return view.xp.clip(frame, 0, self._frames - 1), view.xp.zeros_like(frame)
         return frame % self._frames, frame // self._frames
-
-    def _place(self, frame: Array, view: View) -> Array:
-        return constant(self._wanted.place, view.qpos)[frame]
 
     def _move(self, place: Array, cycles: Array, view: View) -> Array:
         """Places of the reference after so many cycles."""

@@ -8,13 +8,12 @@ checkpoints fall one after the other or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 
 import array_api_compat
 import numpy as np
 
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, asset, heading
 from robot_rl.sim.worlds.driving_reward import DrivingLimits, SimpleReward
 from robot_rl.sim.worlds.race_track import centre_line, load_points, track_meshes
 from robot_rl.types import Array
@@ -112,9 +111,8 @@ class Race:
 
     def mjcf(self) -> str:
         """The model as one MJCF string, the drawn track included."""
-        path = Path(__file__).resolve().parents[1] / "assets" / "race" / "car.xml"
-        asset, geom = track_meshes(self._line, self.half_width)
-        return path.read_text(encoding="utf-8").replace("<!--TRACK_ASSET-->", asset).replace("<!--TRACK_GEOM-->", geom)
+        meshes, geoms = track_meshes(self._line, self.half_width)
+        return asset("race/car.xml").replace("<!--TRACK_ASSET-->", meshes).replace("<!--TRACK_GEOM-->", geoms)
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Stand at a random checkpoint, up to 0.2 m to the side and 0.2 rad askew.
@@ -364,16 +362,3 @@ def _turn_back(xp: ModuleType, angle: Array, vector: Array) -> tuple[Array, Arra
     """(N,) each: vectors (N, 2 or more) along a direction [rad], and to its left."""
     c, s = xp.cos(angle), xp.sin(angle)
     return c * vector[:, 0] + s * vector[:, 1], c * vector[:, 1] - s * vector[:, 0]
-
-
-def heading(view: View) -> Array:
-    """Yaw angle of the car.
-
-    Args:
-        view: state of N environments.
-
-    Returns:
-        (N,) [rad].
-    """
-    w, x, y, z = (view.qpos[:, i] for i in range(3, 7))
-    return view.xp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))

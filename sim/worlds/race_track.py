@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+
+from robot_rl.sim.world import ASSETS
 
 CURB_WIDTH = 0.09
 """Width [m] of the red and white border drawn outside the driveable part."""
@@ -50,7 +50,7 @@ def load_points(name: str) -> np.ndarray:
     Raises:
         ValueError: no such track; lists those that there are.
     """
-    folder = Path(__file__).resolve().parents[1] / "assets" / "race"
+    folder = ASSETS / "race"
     path = folder / f"{name}.csv"
     if not path.is_file():
         raise ValueError(f"track {name!r} is unknown, expected one of {sorted(p.stem for p in folder.glob('*.csv'))}")
