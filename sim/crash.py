@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +56,23 @@ def save(folder: str | None, index: int, **content: Any) -> str | None:
     except OSError:
         return None
     return path
+
+
+def report(
+    message: str, index: int, key: str, folder: str | None, content: Mapping[str, Any] | None
+) -> UnstableSimulationError:
+    """The error to raise, with the step saved.
+
+    Args:
+        message: what diverged where, without a full stop.
+        index: the environment.
+        key: see `UnstableSimulationError`.
+        folder: see `save`.
+        content: what `save` writes; None where the step cannot be repeated.
+    """
+    path = save(folder, index, **content) if content else None
+    saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
+    return UnstableSimulationError(f"{message}; {saved}", index, key, path)
 
 
 def repeat(path: str) -> np.ndarray:

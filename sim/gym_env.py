@@ -327,16 +327,9 @@ class GymVectorEnv(VectorEnv):
             else:
                 worker = self._worker_of(row)
                 content = worker.ask(Copies.crash, (row - worker.rows[0],))
-            path = crash.save(self._crash_dir, row, **content) if content else None
-            saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
             name = f" ('{self.io.obs_names[column]}')" if key == "state" else ""
-            raise crash.UnstableSimulationError(
-                f"{self.id}: environment {row} gave {values[row, column]} in component {column}{name} of {key}, "
-                f"expected finite numbers; {saved}",
-                row,
-                key,
-                path,
-            )
+            told = f"environment {row} gave {values[row, column]} in component {column}{name} of {key}"
+            raise crash.report(f"{self.id}: {told}, expected finite numbers", row, key, self._crash_dir, content)
 
 
 class _Worker:

@@ -381,17 +381,10 @@ class MujocoVectorEnv(VectorEnv):
 
     def _crash(self, index: int, key: str, values: object) -> None:
         physics = self.physics
-        path = crash.save(
-            self.o.crash_dir,
-            index,
-            model=physics.model_bytes(index),
-            mjcf=np.array(self._mjcf),
-            state=physics.before[index],
-            control=physics.controls(index),
-            action=np.asarray(self._view.action)[index],
-            step=np.asarray(self._view.step)[index],
-        )
-        saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
+        content = {
+            **{"model": physics.model_bytes(index), "mjcf": np.array(self._mjcf), "state": physics.before[index]},
+            **{"control": physics.controls(index), "action": self._action[index], "step": self._step[index]},
+        }
         bad = np.flatnonzero(~np.isfinite(np.asarray(values)))
         where = f"component {bad[0]} of {key}" if len(bad) else f"{key} (MuJoCo stopped after a warning)"
         mend = "Take a smaller timestep, softer gains or narrower randomisation"
@@ -399,13 +392,8 @@ class MujocoVectorEnv(VectorEnv):
             mend = (
                 f"The physics is finite, so {self.world.name}.reward made it: look for a division by 0, a log or a root"
             )
-        raise crash.UnstableSimulationError(
-            f"{self.world.name}: environment {index} diverged at step {int(self._view.step[index])} of its episode: "
-            f"{where} is not finite. {mend}; {saved}",
-            index,
-            key,
-            path,
-        )
+        told = f"environment {index} diverged at step {self._step[index]} of its episode: {where} is not finite"
+        raise crash.report(f"{self.world.name}: {told}. {mend}", index, key, self.o.crash_dir, content)
 
 
 make = MujocoVectorEnv
