@@ -139,10 +139,9 @@ def load(env: gymnasium.Env, nominal: object, state: StateDict) -> None:
                 value[...] = wanted
     for depth, level in enumerate(_levels(env)):
         attributes = vars(level)
-        for name in [
-            name for name in attributes if isinstance(inspect.getattr_static(type(level), name, None), cached_property)
-        ]:
-            del attributes[name]  # made of the state before: Meta-World keeps bounds of its goal so
+        for name in list(attributes):
+            if isinstance(inspect.getattr_static(type(level), name, None), cached_property):
+                del attributes[name]  # made of the state before: Meta-World keeps bounds of its goal so
         for name, value in json.loads(state[f"{depth}.plain"]).items():
             attributes[name] = _decode(value)
         for key, value in state.items():

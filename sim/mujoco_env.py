@@ -180,19 +180,17 @@ class MujocoVectorEnv(VectorEnv):
         world.update(view)
         task = view.task
         for key, value in task.items():
-            if (
-                isinstance(value, np.ndarray) and value.base is not None
-            ):  # a view into arrays that the next step overwrites
+            if isinstance(value, np.ndarray) and value.base is not None:  # a view into what the next step overwrites
                 task[key] = value.copy()
         reward, terms = pay(world, view)
         terminated = flags(world.terminated(view), world.name, "terminated")
         success = flags(world.success(view), world.name, "success")
         truncated = (self._step >= world.episode_steps) & ~terminated
-        final = self._assemble(self._rows, None, ended=terminated | truncated)
+        done = terminated | truncated
+        final = self._assemble(self._rows, None, ended=done)
         if not all_finite(reward):
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
-        done = terminated | truncated
         facts = {key: np.array(value) for key, value in self._offers.say_facts(view).items()}
         obs = final
         if done.any():

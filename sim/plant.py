@@ -221,21 +221,11 @@ class ModelPlant:
     def _position_actuators(self) -> np.ndarray | None:
         """(J,) index of each joint's position actuator, None unless every joint has one."""
         model, mujoco = self._model, self._mujoco
-        found = []
-        for name in self.names:
-            joint = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, name)
-            own = [
-                i
-                for i in range(model.nu)
-                if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
-                and int(model.actuator_trnid[i, 0]) == joint
-                and int(model.actuator_biastype[i]) == int(mujoco.mjtBias.mjBIAS_AFFINE)
-                and model.actuator_biasprm[i, 1] < 0.0
-            ]
-            if not own:
-                return None
-            found.append(own[0])
-        return np.array(found, int)
+        servos = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
+        servos &= model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
+        servos &= model.actuator_biasprm[:, 1] < 0.0
+        own = [np.flatnonzero(servos & (model.actuator_trnid[:, 0] == model.joint(name).id)) for name in self.names]
+        return np.array([found[0] for found in own], int) if all(map(len, own)) else None
 
     def _find_law(self) -> None:
         model, joint = self._model, int(self._mujoco.mjtTrn.mjTRN_JOINT)
