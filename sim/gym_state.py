@@ -134,8 +134,8 @@ def load(env: gymnasium.Env, nominal: object, state: StateDict) -> None:
         mujoco.mj_setState(model, data, np.asarray(state["mujoco.state"]), int(mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_forward(model, data)
         for name, value in _arrays(data):
-            wanted = np.asarray(state[f"mujoco.data.{name}"])
-            if wanted.shape == value.shape:
+            wanted = np.asarray(state.get(f"mujoco.data.{name}", ()))
+            if wanted.shape == value.shape:  # some are there only where bodies touch
                 value[...] = wanted
     for depth, level in enumerate(_levels(env)):
         attributes = vars(level)
