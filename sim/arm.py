@@ -7,7 +7,6 @@ near the measured pose, which bounds the force of a push.
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
@@ -17,11 +16,10 @@ from robot_rl.sim.arm_cameras import Aim, place_cameras
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.tool import load
-from robot_rl.sim.world import View
+from robot_rl.sim.world import View, asset
 from robot_rl.types import Array, Options
 from robot_rl.types.options import Number, Positive
 
-MODEL = Path(__file__).parent / "assets" / "arm" / "arm.xml"
 TIMESTEP = 0.005
 HOME = (0.0, 0.1, 0.9, 0.0, 0.57, 0.0)
 """Joint positions above the middle of the table, tool pointing down; where inverse kinematics starts."""
@@ -29,6 +27,7 @@ STROKE = 0.08
 """Metres between the open fingers."""
 
 _YAW = 1.2  # rad either way
+FAR = 0.1  # m that far wishes are cut to, so that inverse kinematics stays near its start
 
 # Scales that bring the state to about unit size; learners see it as it is.
 _TIP, _SPEED, _LAG, _JOINT, _JOINT_LAG = 0.15, 0.3, 0.02, 0.5, 0.1
@@ -42,7 +41,7 @@ def scene(objects: str = "", *, hand: str = "", aim: Aim | None = None) -> str:
         hand: elements fixed to the hand; its x axis is the direction of the tool.
         aim: of the cameras; None leaves `front` and `wrist` where the model has them, and there is no `side`.
     """
-    root = ElementTree.parse(MODEL).getroot()
+    root = ElementTree.fromstring(asset("arm/arm.xml"))
     if aim is not None:
         place_cameras(root, aim)
     for parent, text in ((root.find("worldbody"), objects), (root.find(".//body[@name='link6']"), hand)):
@@ -85,7 +84,7 @@ class Arm:
         options: where and how fast it moves.
         action: "ee" for moves of the tool tip, which keeps pointing down, or "joint" for moves of the six joints.
         control_hz: decisions per second; 1 / (control_hz * 5 ms) must be whole.
-        model: MJCF in which to find the site, when the hand holds something; None is the bare arm.
+        model: MJCF of the scene; None is the bare arm.
         start_pose: the state also tells where the tip was at the start, for policies that think in that frame ("ee").
 
     Raises:
@@ -96,10 +95,13 @@ class Arm:
         first: index of its first joint in qpos and qvel.
         count: joints.
         joint_leash: how far the command of a joint may be ahead of it, rad.
+        xml: MJCF of the scene that it is in.
+        cameras: names of those that may be rendered.
     """
 
     home: tuple[float, ...] = HOME
     first = 0
+    cameras: tuple[str, ...] = ("front", "side", "wrist")
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class Arm:
     ) -> None:
         check_command(action, control_hz, start_pose)
         o = options
-        self.chain = Chain(load(model or scene())[1], o.site)
+        self.xml = model or scene()
+        self.chain = Chain(load(self.xml)[1], o.site)
         self.low, self.high, self.leash = o.low, o.high, o.leash
         self._describe(action, control_hz, o.gripper, o.yaw, start_pose, (o.speed, o.turn_speed), (o.joint_speed,) * 6)
 
@@ -168,16 +171,16 @@ class Arm:
         joints = self.chain.solve(xp.zeros_like(tip[:, :1]) + home, tip, downward(yaw), iterations=12)
         reached, _ = self.chain.forward(joints)
         fingers = xp.zeros_like(tip[:, :2]) + 0.5 * opening
-        task = {
-            "command": joints,
-            "tip": reached,
-            "tip_velocity": xp.zeros_like(reached),
-            "tip_lag": xp.zeros_like(reached),
-            "yaw": yaw,
-        }
+        return xp.concat([joints, fingers], axis=1), self._variables(joints, reached, yaw)
+
+    def _variables(self, joints: Array, tip: Array, yaw: Array) -> dict[str, Array]:
+        """Those of `view.task` at rest: (n, count) joints, (n, 3) tip and (n,) yaw."""
+        xp = array_api_compat.array_namespace(tip)
+        zero = xp.zeros_like(tip)
+        task = {"command": joints, "tip": tip, "tip_velocity": zero, "tip_lag": zero + 0.0, "yaw": yaw}
         if self._start_pose:
-            task["start"] = xp.concat([reached, yaw[:, None]], axis=1)
-        return xp.concat([joints, fingers], axis=1), task
+            task["start"] = xp.concat([tip, yaw[:, None]], axis=1)
+        return task
 
     def adopt(self, view: View) -> None:
         """Take the joints in `view.qpos` as commanded and measured pose: an episode begins at a measured robot."""
@@ -189,29 +192,32 @@ class Arm:
             task["start"][...] = view.xp.concat([task["tip"], task["yaw"][:, None]], axis=1)
 
     def control(self, view: View, action: Array) -> Array:
-        """Advance the command by (N, A) actions in [-1, 1] and return (N, 8) position targets."""
+        """Advance the command by (N, A) actions in [-1, 1] and return (N, nu) position targets."""
         xp = view.xp
         command = view.task["command"]
         action = xp.astype(action, command.dtype)
         delta = action[:, : len(self.steps)] * constant(self.steps, command)
-        if self.mode == "ee":
-            linearised = self.chain.jacobian(command)
-            target = self._target(view, linearised[0] + delta[:, :3])
-            yaw = xp.zeros_like(delta[:, 0])
-            if self.yaw:
-                yaw = xp.clip(_yaw(xp, linearised[1]) + delta[:, 3], -_YAW, _YAW)
-            turn = downward(yaw)
-            joints = self.chain.correct(command, linearised, target, turn)
-            joints = self.chain.solve(joints, target, turn, iterations=1)
-        else:
-            joints = self._joints(view, command + delta)
+        joints = self._move_tip(view, delta) if self.mode == "ee" else self._joints(view, command + delta)
         command[...] = joints
-        if self.gripper:
-            finger = (action[:, -1:] + 1.0) * (0.25 * STROKE)
-            fingers = xp.concat([finger, finger], axis=1)
-        else:
-            fingers = xp.astype(view.ctrl[:, self.count :], command.dtype)
+        fingers = self._fingers(action) if self.gripper else xp.astype(view.ctrl[:, self.count :], command.dtype)
         return xp.concat([joints, fingers], axis=1)
+
+    def _move_tip(self, view: View, delta: Array) -> Array:
+        """(N, count) commanded joints after (N, D) moves of the tip [m, rad]."""
+        xp, command = view.xp, view.task["command"]
+        linearised = self.chain.jacobian(command)
+        target = self._target(view, linearised[0] + delta[:, :3])
+        yaw = xp.zeros_like(delta[:, 0])
+        if self.yaw:
+            yaw = xp.clip(_yaw(xp, linearised[1]) + delta[:, 3], -_YAW, _YAW)
+        turn = downward(yaw)
+        joints = self.chain.correct(command, linearised, target, turn)
+        return self.chain.solve(joints, target, turn, iterations=1)
+
+    def _fingers(self, action: Array) -> Array:
+        """(N, fingers) position targets of (N, A) actions, whose last is the opening."""
+        finger = (action[:, -1:] + 1.0) * (0.25 * STROKE)
+        return array_api_compat.array_namespace(action).concat([finger, finger], axis=1)
 
     def measure(self, view: View) -> Array:
         """(N, count) joint positions, rad."""
@@ -282,7 +288,7 @@ class Arm:
             velocity.append(xp.zeros_like(task["yaw"])[:, None])
         limits = (*self.low, *(-_YAW,) * self.yaw), (*self.high, *(_YAW,) * self.yaw)
         low, high = (constant(limit, task["tip"]) for limit in limits)
-        position, velocity = xp.concat(position, 1), xp.concat(velocity, 1)
+        position, velocity = xp.concat(position, axis=1), xp.concat(velocity, axis=1)
         return {"position": position, "velocity": velocity, "low": low, "high": high, **grip}
 
     def _state_joints(self, state: Array) -> tuple[Array, Array]:
@@ -320,15 +326,17 @@ class Arm:
                 parts.append((turn / self.steps[3])[:, None])
         else:
             measured, command = self._state_joints(state)
-            tip, rotation = self.chain.forward(measured)
-            yaw = xp.zeros_like(tip[:, 0]) if turn is None else _yaw(xp, rotation) + turn
-            # Far wishes are cut to 10 cm, so that the inverse kinematics stays near its start.
-            move = move / xp.maximum(norm(move) / 0.1, xp.ones_like(yaw))[:, None]
-            target = self.chain.solve(command, tip + move, downward(yaw), iterations=3)
-            parts = [shorten((target - command) / steps)]
+            parts = [shorten((self._solve(command, measured, move, turn) - command) / steps)]
         if opening is not None:
             parts.append((opening * (2.0 / STROKE) - 1.0)[:, None])
         return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
+
+    def _solve(self, command: Array, measured: Array, move: Array, turn: Array | None) -> Array:
+        """(N, count) joints from the commanded ones that bring the tip to measured tip + `move`; see `act`."""
+        xp = array_api_compat.array_namespace(measured)
+        tip, rotation = self.chain.forward(measured)
+        yaw = xp.zeros_like(tip[:, 0]) if turn is None else _yaw(xp, rotation) + turn
+        return self.chain.solve(command, tip + cut(move, FAR), downward(yaw), iterations=3)
 
 
 def check_command(action: str, control_hz: float, start_pose: bool) -> None:
@@ -373,6 +381,13 @@ def norm(x: Array) -> Array:
     """(N, ...) Euclidean length along the last axis."""
     xp = array_api_compat.array_namespace(x)
     return xp.sqrt(xp.sum(x * x, axis=-1))
+
+
+def cut(vectors: Array, most: float) -> Array:
+    """(N, d) vectors, none longer than that."""
+    xp = array_api_compat.array_namespace(vectors)
+    length = norm(vectors) / most
+    return vectors / xp.maximum(length, xp.ones_like(length))[:, None]
 
 
 def shorten(wish: Array, most: Array | float = 1.0) -> Array:

@@ -43,14 +43,15 @@ def place_cameras(root: ElementTree.Element, aim: Aim) -> None:
         out = math.cos(_ELEVATION) * math.cos(turn), math.cos(_ELEVATION) * math.sin(turn), math.sin(_ELEVATION)
         right = -math.sin(turn), math.cos(turn), 0.0
         up = -math.sin(_ELEVATION) * math.cos(turn), -math.sin(_ELEVATION) * math.sin(turn), math.cos(_ELEVATION)
-        camera.set("pos", _words(m + _DISTANCE * x for m, x in zip(aim.middle, out)))
-        camera.set("xyaxes", _words((*right, *up)))
+        camera.set("pos", words(m + _DISTANCE * x for m, x in zip(aim.middle, out)))
+        camera.set("xyaxes", words((*right, *up)))
         camera.set("fovy", f"{aim.fovy:g}")
     ahead, down = aim.tip + _BELOW - _WRIST[0], _WRIST[2]
     length = math.hypot(ahead, down)
-    wrist.set("xyaxes", _words((0.0, -1.0, 0.0, down / length, 0.0, ahead / length)))
+    wrist.set("xyaxes", words((0.0, -1.0, 0.0, down / length, 0.0, ahead / length)))
     wrist.set("fovy", f"{aim.wrist_fovy:g}")
 
 
-def _words(numbers: Iterable[float]) -> str:
+def words(numbers: Iterable[float]) -> str:
+    """Numbers as MJCF writes them, with six digits."""
     return " ".join(f"{x:.6g}" for x in numbers)

@@ -31,6 +31,11 @@ class ArmTask:
         self.action_names, self.action_units = arm.action_names, arm.action_units
         self.action_low, self.action_high = arm.action_low, arm.action_high
         self.proprio, self.obs_names = arm.state_names, (*arm.state_names, *beside)
+        self.cameras = arm.cameras
+
+    def mjcf(self) -> str:
+        """The arm and what the task puts around it."""
+        return self._arm.xml
 
     def adopt(self, view: View) -> None:
         """Begin at the measured joints in `view.qpos`, with the command there."""

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 
 from robot_rl.sim import interface
+from robot_rl.sim.draw import seed_list
 from robot_rl.types import EnvParts, IOSpec, StateDict
 from robot_rl.types.io import PRIVILEGED
 
@@ -115,10 +116,8 @@ class ArrayVectorEnv(gymnasium.vector.VectorEnv):
     def _seed(self, seed: int | Sequence[int]) -> None:
         if isinstance(seed, (int, np.integer)):
             self._words = np.array([(int(seed), i) for i in range(self.num_envs)], np.uint64)
-        elif len(seed) != self.num_envs:
-            raise ValueError(f"seed has {len(seed)} entries, expected {self.num_envs}: one per environment, or one int")
-        else:  # each decides its row alone
-            self._words = np.array([(int(item), 0) for item in seed], np.uint64)
+        else:
+            self._words = np.array([(item, 0) for item in seed_list(seed, self.num_envs)], np.uint64)
         self._episode = np.zeros(self.num_envs, np.int64)
         rows = [self._start(i) for i in range(self.num_envs)]
         self.state: State = {key: np.stack([row[key] for row in rows]) for key in rows[0]}

@@ -42,6 +42,14 @@ def host(value: object) -> np.ndarray:
     return np.asarray(value.detach().cpu() if array_api_compat.is_torch_array(value) else value)
 
 
+def cross(a: Array, b: Array) -> Array:
+    """Cross product along the last axis, which NumPy's and torch's own functions broadcast differently."""
+    ax, ay, az = (a[..., i] for i in range(3))
+    bx, by, bz = (b[..., i] for i in range(3))
+    xp = array_api_compat.array_namespace(a)
+    return xp.stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx], axis=-1)
+
+
 def solve_definite(matrix: Array, right: Array) -> Array:
     """Solve symmetric positive definite systems `matrix @ x = right`.
 

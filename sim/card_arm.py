@@ -64,6 +64,7 @@ class CardArm(Arm):
     """
 
     grasping = False
+    cameras = tuple(CAMERAS)
 
     def __init__(self, card: Card, *, action: str, control_hz: float, start_pose: bool = False) -> None:
         check_command(action, control_hz, start_pose)
@@ -105,61 +106,52 @@ class CardArm(Arm):
         """
         xp = array_api_compat.array_namespace(start)
         # In double precision: the joints that are commanded are kept so.
-        stored = self._poses, self._neutral, self._held
-        poses, neutral, held = (constant(values, start, dtype=xp.float64) for values in stored)
+        poses, held = (constant(values, start, dtype=xp.float64) for values in (self._poses, self._held))
         rows = [xp.astype(unit * poses.shape[0], xp.int64) for unit in (start, goal)]
         joints = xp.take(poses, rows[0], axis=0)
         both, _ = self.chain.forward(xp.concat([joints, xp.take(poses, rows[1], axis=0)], axis=0))
-        tip, target = both[: start.shape[0]], both[start.shape[0] :]
-        blank = xp.zeros_like(joints[:, :1])
-        qpos = xp.concat([blank + neutral[: self.first], joints, blank + neutral[self.first + self.count :]], axis=1)
-        zero = xp.zeros_like(tip)
-        task = {"command": joints, "tip": tip, "tip_velocity": zero, "tip_lag": zero, "yaw": blank[:, 0]}
-        if self._start_pose:
-            task["start"] = xp.concat([tip, blank], axis=1)
-        return qpos, xp.concat([joints, blank + held], axis=1), task, target
+        qpos, task = self._rest(joints, both[: start.shape[0]])
+        fingers = xp.zeros_like(joints[:, :1]) + held
+        return qpos, xp.concat([joints, fingers], axis=1), task, both[start.shape[0] :]
+
+    def _rest(self, joints: Array, tip: Array) -> tuple[Array, dict[str, Array]]:
+        """(n, robot) positions at rest in (n, J) joints with the tip at (n, 3), and the arm's variables."""
+        xp = array_api_compat.array_namespace(joints)
+        blank, neutral = xp.zeros_like(joints[:, :1]), constant(self._neutral, joints)
+        qpos = [blank + neutral[: self.first], joints, blank + neutral[self.first + self.count :]]
+        return xp.concat(qpos, axis=1), self._variables(joints, tip, blank[:, 0])
 
     def still(self, qpos: Array) -> Array:
         """(n, nv) zero velocities."""
         xp = array_api_compat.array_namespace(qpos)
         return xp.zeros((qpos.shape[0], self._others), dtype=qpos.dtype, device=array_api_compat.device(qpos))
 
-    def control(self, view: View, action: Array) -> Array:
-        """Advance the command by (N, A) actions in [-1, 1] and return (N, nu) position targets."""
-        xp = view.xp
+    def _move_tip(self, view: View, delta: Array) -> Array:
         command = view.task["command"]
-        delta = xp.astype(action, command.dtype) * constant(self.steps, command)
-        if self.mode == "ee":
-            linearised = self.chain.jacobian(command)
-            target = self._target(view, linearised[0] + delta)
-            home = constant(self.home, command)
-            joints = self.chain.approach(command, linearised, target, home)
-            joints = self.chain.approach(joints, self.chain.jacobian(joints), target, home)
-            delta = self._shorten(view, joints - command)
-        command[...] = self._joints(view, command + delta)
-        return xp.concat([command, xp.astype(view.ctrl[:, self.count :], command.dtype)], axis=1)
+        linearised = self.chain.jacobian(command)
+        target = self._target(view, linearised[0] + delta)
+        home = constant(self.home, command)
+        joints = self.chain.approach(command, linearised, target, home)
+        return self._toward(view, self.chain.approach(joints, self.chain.jacobian(joints), target, home))
 
-    def _shorten(self, view: View, delta: Array) -> Array:
-        """(N, J) moves of the joints, all by one factor: none too fast, nor further ahead of the arm than its leash.
+    def _toward(self, view: View, joints: Array) -> Array:
+        """(N, J) commanded joints on the way to these, all by one factor: none too fast, nor too far ahead of the arm.
 
         Cut one by one, those of an arm that lags would take the tip where nobody asked, out of its box too.
         """
         xp, command = view.xp, view.task["command"]
+        delta = joints - command
         most = constant(self._velocity, command) / self.control_hz
         room = self.joint_leash - xp.sign(delta) * (command - self.measure(view))
         # A joint that something holds does not keep the others from moving on.
-        return shorten(delta, xp.minimum(most, xp.maximum(room, 0.1 * most)))
+        return self._joints(view, command + shorten(delta, xp.minimum(most, xp.maximum(room, 0.1 * most))))
 
-    def act(self, state: Array, move: Array, *, opening: Array | None = None, turn: Array | None = None) -> Array:
-        """The action of a scripted controller that wants the tip at measured tip + `move` (N, 3) m; see `Arm.act`."""
-        if self.mode == "ee":
-            return super().act(state, move)
-        measured, command = self._state_joints(state)
+    def _solve(self, command: Array, measured: Array, move: Array, turn: Array | None) -> Array:
         target = self.chain.forward(measured)[0] + move
-        joints, home = command, constant(self.home, state)
+        joints, home = command, constant(self.home, command)
         for _ in range(3):
             joints = self.chain.approach(joints, self.chain.jacobian(joints), target, home)
-        return shorten((joints - command) / constant(self.steps, state))
+        return joints
 
 
 @lru_cache(8)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import array_api_compat
 import numpy as np
 
-from robot_rl.sim.arm import STROKE, Arm, norm, shorten
+from robot_rl.sim.arm import FAR, STROKE, cut
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.card_arm import TOOL, CardArm
 from robot_rl.sim.downward_ik import DownwardIk
-from robot_rl.sim.hand_grip import CUBE, GRASP, Grip, HandTrial, bodies_below, servo_of
+from robot_rl.sim.hand_grip import CUBE, GRASP, Grip, HandTrial, servo_of
 from robot_rl.sim.hand_shapes import slice_meshes
 from robot_rl.sim.kinematics import Chain
 from robot_rl.sim.model_text import write_xml
 from robot_rl.sim.robot_model import end_link, mujoco
 from robot_rl.sim.robot_probe import RobotProbe
+from robot_rl.sim.tool import bodies_below
 from robot_rl.sim.world import View
 from robot_rl.types import Array
 from robot_rl.types.card import Card
@@ -70,48 +70,22 @@ class CardHand(CardArm):
         self._neutral, self._others = np.array(model.qpos0[: self.robot_size]), model.nv
         return model
 
-    def _rest(self, joints: Array) -> tuple[Array, dict[str, Array]]:
-        """(n, robot_size) positions at rest in (n, J) joints, and the arm's variables for `view.task`."""
-        xp = array_api_compat.array_namespace(joints)
-        tip, blank = self.chain.forward(joints)[0], xp.zeros_like(joints[:, :1])
-        neutral, zero = constant(self._neutral, joints), xp.zeros_like(tip)
-        qpos = [blank + neutral[: self.first], joints, blank + neutral[self.first + self.count :]]
-        task = {"command": joints, "tip": tip, "tip_velocity": zero, "tip_lag": zero + 0.0, "yaw": blank[:, 0]}
-        return xp.concat(qpos, axis=1), task
-
-    def control(self, view: View, action: Array) -> Array:
-        """Advance the command by (N, A) actions in [-1, 1] and return (N, nu) position targets."""
-        xp = view.xp
+    def _move_tip(self, view: View, delta: Array) -> Array:
         command = view.task["command"]
-        action = xp.astype(action, command.dtype)
-        delta = action[:, : len(self.steps)] * constant(self.steps, command)
-        if self.mode == "ee":
-            target = self._target(view, self.chain.forward(command)[0] + delta)
-            delta = self._shorten(view, self._ik.toward(command, target) - command)
-        command[...] = self._joints(view, command + delta)
-        if not self.gripper:
-            return xp.concat([command, xp.astype(view.ctrl[:, self.count :], command.dtype)], axis=1)
-        share = 0.5 * (action[:, -1:] + 1.0)
-        opened, closed = constant(self._opened, command), constant(self._closed, command)
-        return xp.concat([command, closed + share * (opened - closed)], axis=1)
+        target = self._target(view, self.chain.forward(command)[0] + delta)
+        return self._toward(view, self._ik.toward(command, target))
+
+    def _fingers(self, action: Array) -> Array:
+        opened, closed = constant(self._opened, action), constant(self._closed, action)
+        return closed + 0.5 * (action[:, -1:] + 1.0) * (opened - closed)
 
     def opening(self, view: View) -> Array:
         """(N,) share of open of the first finger, times `STROKE`, so that worlds scale it as the desk arm's."""
         first = view.qpos[:, self._finger]
         return (first - float(self._closed[0])) * (STROKE / float(self._opened[0] - self._closed[0]))
 
-    def act(self, state: Array, move: Array, *, opening: Array | None = None, turn: Array | None = None) -> Array:
-        """The action of a scripted controller that wants the tip at measured tip + `move` (N, 3) m; see `Arm.act`."""
-        if self.mode == "ee":
-            return Arm.act(self, state, move, opening=opening, turn=turn)
-        xp = array_api_compat.array_namespace(state)
-        measured, command = self._state_joints(state)
-        move = move / xp.maximum(norm(move) / 0.1, xp.ones_like(move[:, 0]))[:, None]
-        wish = self._ik.toward(command, self.chain.forward(measured)[0] + move, 3) - command
-        parts = [shorten(wish / constant(self.steps, state))]
-        if opening is not None:
-            parts.append((opening * (2.0 / STROKE) - 1.0)[:, None])
-        return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
+    def _solve(self, command: Array, measured: Array, move: Array, turn: Array | None) -> Array:
+        return self._ik.toward(command, self.chain.forward(measured)[0] + cut(move, FAR), 3)
 
 
 @lru_cache(8)

@@ -56,7 +56,7 @@ class CardPeg(CardHand):
         fingers = self._closed + self.grip.held * (np.array(card.gripper.open) - self._closed)
         found = _with_peg(self._text, xml, digest(card.model.path), scale, tuple(map(float, fingers)), self.grip.beside)
         self._point(found.xml, _END, 3)
-        self._neutral, self._fingers, self.starts, self.holes = found.rest, fingers, found.starts, found.holes
+        self._neutral, self._on_peg, self.starts, self.holes = found.rest, fingers, found.starts, found.holes
         joint_speeds = tuple(min(_JOINT_SPEED, limit) for limit in self._velocity)
         self._velocity = tuple(min(JOINT_SPEED, limit) for limit in self._velocity)
         self.leash = _LEASH * scale
@@ -78,10 +78,10 @@ class CardPeg(CardHand):
         starts, holes = (constant(table, unit, dtype=xp.float64) for table in (self.starts, self.holes))
         rows = xp.astype(unit[:, 0] * starts.shape[0], xp.int64)
         joints = xp.take(starts, rows, axis=0)
-        robot, task = self._rest(joints)
+        robot, task = self._rest(joints, self.chain.forward(joints)[0])
         turn = 0.8 * xp.astype(unit[:, 1:2], joints.dtype) - 0.4
         qpos = xp.concat([robot, xp.take(holes, rows, axis=0), turn], axis=1)
-        fingers = xp.zeros_like(turn) + constant(self._fingers, joints)
+        fingers = xp.zeros_like(turn) + constant(self._on_peg, joints)
         return qpos, self.still(qpos), xp.concat([joints, fingers], axis=1), task
 
     def act(self, state: Array, move: Array, *, opening: Array | None = None, turn: Array | None = None) -> Array:

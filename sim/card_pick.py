@@ -91,7 +91,7 @@ class CardPick(CardHand):
             rotation = self.chain.forward(on_floor)[1]
             turn = turn + xp.atan2(rotation[:, 1, 0], rotation[:, 0, 0])[:, None]
         cube = [floor[:, :2], blank + half, xp.cos(0.5 * turn), blank, blank, xp.sin(0.5 * turn)]
-        robot, task = self._rest(joints)
+        robot, task = self._rest(joints, self.chain.forward(joints)[0])
         qpos = xp.concat([robot, *cube], axis=1)
         fingers = blank + constant(self._opened, joints)
         return qpos, self.still(qpos), xp.concat([joints, fingers], axis=1), {**task, "goal": goal}

@@ -9,6 +9,7 @@ Works on every vector environment with an `.io`: our engines, Gymnasium ids, a r
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def check(env: Any, *, steps: int = 1200, seed: int = 0) -> list[str]:
     Returns:
         Findings, each with what is wrong, what was expected and how to mend it; empty means fine.
     """
-    found = _spaces(env)
+    found = list(_spaces(env))
     if found:
         return found  # the rest would only repeat it in other words
     run = _Run(env, seed)
@@ -76,111 +77,93 @@ def _record(obs: Obs, reward: object, terminated: object, truncated: object, inf
     return out | {"reward": host(reward).copy(), "terminated": host(terminated), "truncated": host(truncated)}
 
 
-def _spaces(env: Any) -> list[str]:
+def _spaces(env: Any) -> Iterator[str]:
     io = getattr(env, "io", None)
     if not isinstance(io, IOSpec):
-        return [
-            f"env.io is {type(io).__name__}, expected robot_rl.types.IOSpec; describe observations and actions in it"
-        ]
-    found = []
+        yield f"env.io is {type(io).__name__}, expected robot_rl.types.IOSpec; describe observations and actions in it"
+        return
     space = env.single_observation_space
     if not isinstance(space, gymnasium.spaces.Dict):
-        return [f"single_observation_space is {space}, expected a Dict with the keys of io.obs {sorted(io.obs)}"]
+        yield f"single_observation_space is {space}, expected a Dict with the keys of io.obs {sorted(io.obs)}"
+        return
     if set(space.spaces) != set(io.obs):
-        found.append(
-            f"single_observation_space has {sorted(space.spaces)}, io.obs has {sorted(io.obs)}; make them agree"
-        )
+        yield f"single_observation_space has {sorted(space.spaces)}, io.obs has {sorted(io.obs)}; make them agree"
     for key in io.obs.keys() & space.spaces.keys():
         shape, dtype = io.obs[key]
         if tuple(space[key].shape or ()) != tuple(shape) or np.dtype(space[key].dtype) != np.dtype(dtype):
-            found.append(
+            yield (
                 f"single_observation_space['{key}'] is {space[key].dtype}{list(space[key].shape or ())}, io.obs says "
                 f"{dtype}{list(shape)}; make them agree"
             )
     for key, (shape, dtype) in io.obs.items():
         if key.startswith("image.") and (dtype != "uint8" or len(shape) != 3 or shape[2] != 3):
-            found.append(f"io.obs['{key}'] is {dtype}{list(shape)}, expected uint8 pictures (H, W, 3)")
+            yield f"io.obs['{key}'] is {dtype}{list(shape)}, expected uint8 pictures (H, W, 3)"
         if key == "state" and (dtype != "float32" or len(shape) != 1):
-            found.append(f"io.obs['state'] is {dtype}{list(shape)}, expected float32 (S,); flatten it")
+            yield f"io.obs['state'] is {dtype}{list(shape)}, expected float32 (S,); flatten it"
         if key == "state" and io.obs_names and len(io.obs_names) != shape[0]:
-            found.append(f"io.obs_names has {len(io.obs_names)} names for {shape[0]} components; name each one")
-    action = env.single_action_space
+            yield f"io.obs_names has {len(io.obs_names)} names for {shape[0]} components; name each one"
     wanted = gymnasium.spaces.Box(-1.0, 1.0, (io.action_dim,), np.float32)
-    if action != wanted:
-        found.append(
-            f"single_action_space is {action}, expected {wanted}; scale to physical units inside the environment"
+    if env.single_action_space != wanted:
+        yield (
+            f"single_action_space is {env.single_action_space}, expected {wanted}; scale to physical units inside the "
+            "environment"
         )
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
-        found.append(f"metadata['autoreset_mode'] is {mode}, expected a gymnasium AutoresetMode; loops depend on it")
+        yield f"metadata['autoreset_mode'] is {mode}, expected a gymnasium AutoresetMode; loops depend on it"
     if not (np.isfinite(io.control_hz) and io.control_hz > 0):
-        found.append(f"io.control_hz is {io.control_hz}, expected decisions per second > 0")
-    return found
+        yield f"io.control_hz is {io.control_hz}, expected decisions per second > 0"
 
 
-def _arrays(run: _Run, where: str, obs: Obs) -> list[str]:
+def _array(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: str) -> Iterator[str]:
+    if value.shape != shape or value.dtype != np.dtype(dtype):
+        yield f"{name} is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}; convert it"
+    elif not np.isfinite(value).all():
+        row, *place = np.argwhere(~np.isfinite(value))[0].tolist()
+        yield (
+            f"{name} of environment {row} is {value[(row, *place)]}{f' at {place}' if place else ''}, expected finite "
+            "numbers; find the division or root that fails"
+        )
+
+
+def _arrays(run: _Run, where: str, obs: Obs) -> Iterator[str]:
     if not isinstance(obs, dict) or set(obs) != set(run.io.obs):
         keys = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
-        return [f"{where} gives {keys}, expected a dict with {sorted(run.io.obs)}"]
-    found = []
+        yield f"{where} gives {keys}, expected a dict with {sorted(run.io.obs)}"
+        return
     for key, (shape, dtype) in run.io.obs.items():
         value = host(obs[key])
-        wanted = (run.count, *shape)
-        if value.shape != wanted or value.dtype != np.dtype(dtype):
-            found.append(
-                f"{where}['{key}'] is {value.dtype}{list(value.shape)}, expected {dtype}{list(wanted)}; convert it "
-                "inside the environment"
-            )
-        elif not np.isfinite(value).all():
-            index = np.argwhere(~np.isfinite(value))[0].tolist()
-            found.append(
-                f"{where}['{key}'] of environment {index[0]} is {value[tuple(index)]} at {index[1:]}, expected finite "
-                "numbers; find the division or root that fails"
-            )
-        elif key.startswith("image.") and value.size and value.min() == value.max():
-            found.append(f"{where}['{key}'] is {value.flat[0]} everywhere; aim the camera at the scene and add a light")
-    return found
+        yield from _array(f"{where}['{key}']", value, (run.count, *shape), dtype)
+        if key.startswith("image.") and value.size and value.min() == value.max():
+            yield f"{where}['{key}'] is {value.flat[0]} everywhere; aim the camera at the scene and add a light"
 
 
-def _first_step(run: _Run, steps: int) -> list[str]:
+def _first_step(run: _Run, steps: int) -> Iterator[str]:
     obs, _ = run.env.reset(seed=run.seed)
-    found = _arrays(run, "reset() observation", obs)
+    yield from _arrays(run, "reset() observation", obs)
     kept = {key: host(value).copy() for key, value in obs.items()}
     next_obs, reward, terminated, truncated, info = run.env.step(run.action())
-    found += _arrays(run, "step() observation", next_obs)
+    yield from _arrays(run, "step() observation", next_obs)
     if any(not np.array_equal(kept[key], host(obs[key]), equal_nan=kept[key].dtype.kind == "f") for key in kept):
-        found.append("step() overwrites the observation that was returned before; return copies, buffers keep them")
-    for name, value, dtype in (
-        ("reward", reward, "float32"),
-        ("terminated", terminated, "bool"),
-        ("truncated", truncated, "bool"),
+        yield "step() overwrites the observation that was returned before; return copies, buffers keep them"
+    yield from _array("reward", host(reward), (run.count,), "float32")
+    yield from _array("terminated", host(terminated), (run.count,), "bool")
+    yield from _array("truncated", host(truncated), (run.count,), "bool")
+    for key, shape, dtype in (
+        ("success", (run.count,), "bool"),
+        ("intervened", (run.count,), "bool"),
+        ("executed", (run.count, run.io.action_dim), "float32"),
     ):
-        value = host(value)
-        if value.shape != (run.count,) or value.dtype != np.dtype(dtype):
-            found.append(f"{name} is {value.dtype}{list(value.shape)}, expected {dtype}[{run.count}]; convert it")
-        elif not np.isfinite(value).all():
-            found.append(
-                f"{name} of environment {int(np.flatnonzero(~np.isfinite(value))[0])} is not finite; mend its terms"
-            )
-    for key, shape, kind in (
-        ("success", (run.count,), "b"),
-        ("intervened", (run.count,), "b"),
-        ("executed", (run.count, run.io.action_dim), "f"),
-    ):
-        if key not in info:
-            if key == "success":  # tasks without a notion of success leave it out
-                continue
-            found.append(f"info['{key}'] is missing, expected an array of shape {shape}; loops and recorders read it")
-        elif host(info[key]).shape != shape or host(info[key]).dtype.kind != kind:
-            value = host(info[key])
-            names = {"b": "bool", "f": "float32"}
-            found.append(f"info['{key}'] is {value.dtype}{list(value.shape)}, expected {names[kind]}{list(shape)}")
-    return found
+        value = host(info.get(key, np.zeros(0)))
+        if key not in info and key != "success":  # tasks without a notion of success leave it out
+            yield f"info['{key}'] is missing, expected an array of shape {shape}; loops and recorders read it"
+        elif key in info and (value.shape != shape or value.dtype.kind != dtype[0]):
+            yield f"info['{key}'] is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}"
 
 
-def _episode(run: _Run, steps: int) -> list[str]:
+def _episode(run: _Run, steps: int) -> Iterator[str]:
     """The end of episodes: successors, flags, lengths."""
-    env, found = run.env, []
+    env = run.env
     mode = env.metadata["autoreset_mode"]
     env.reset(seed=run.seed)
     length = np.zeros(run.count, int)
@@ -190,6 +173,7 @@ def _episode(run: _Run, steps: int) -> list[str]:
         obs, _, terminated, truncated, info = env.step(run.action())
         terminated, truncated = host(terminated), host(truncated)
         length += 1
+        found = []
         if (terminated & truncated).any():
             found.append(
                 "terminated and truncated are both True; a true end is no time limit, set truncated & ~terminated"
@@ -197,82 +181,72 @@ def _episode(run: _Run, steps: int) -> list[str]:
         done = terminated | truncated
         if mode is AutoresetMode.SAME_STEP and (done.any() or "final_obs" in info):
             found += _successor(run, obs, info, done)
+        if found:
+            yield from found
+            return
         limits += length[truncated].tolist()
         ended = ended or bool(done.any())
         if mode is AutoresetMode.DISABLED and done.any():
             env.reset(options={"reset_mask": done})
         length[done] = -1 if mode is AutoresetMode.NEXT_STEP else 0
-        if found or (ended and (len(limits) > run.count or not limits)):
+        if ended and (len(limits) > run.count or not limits):
             break
-    if found:
-        return found
     if len(set(limits)) > 1:
-        found.append(
+        yield (
             f"episodes were truncated after {sorted(set(limits))} steps, expected always the same number; reset the "
             "step counter of an environment with its episode"
         )
     if not ended:
-        found.append(f"no episode ended within {steps} steps; set a time limit, or raise `steps` of the check")
-    return found
+        yield f"no episode ended within {steps} steps; set a time limit, or raise `steps` of the check"
 
 
 def _successor(run: _Run, obs: Obs, info: Any, done: np.ndarray) -> list[str]:
     if "final_obs" not in info:
         return ["info['final_obs'] is missing where an episode ended; give the true successors as a dict like obs"]
     final = info["final_obs"]
-    found = _arrays(run, "info['final_obs']", final)
+    found = list(_arrays(run, "info['final_obs']", final))
     if found:
         return found
     same = np.ones(run.count, bool)
     for key in obs:
         equal = host(obs[key]) == host(final[key])
         same &= equal.reshape(run.count, -1).all(axis=1)
-    if (same & done).any():
-        index = int(np.flatnonzero(same & done)[0])
-        return [
-            f"info['final_obs'] of environment {index} equals the observation after the reset; expected the true "
-            "successor, observed before the reset: bootstrapping from a reset observation is wrong"
-        ]
-    if (~same & ~done).any():
-        index = int(np.flatnonzero(~same & ~done)[0])
-        return [
-            f"info['final_obs'] of environment {index} differs from its observation though its episode goes on; "
-            "expected the same"
-        ]
+    for wrong, told in (
+        (
+            same & done,
+            "equals the observation after the reset; expected the true successor, observed before the reset: "
+            "bootstrapping from a reset observation is wrong",
+        ),
+        (~same & ~done, "differs from its observation though its episode goes on; expected the same"),
+    ):
+        if wrong.any():
+            return [f"info['final_obs'] of environment {int(np.flatnonzero(wrong)[0])} {told}"]
     return []
 
 
-def _actions(run: _Run, steps: int) -> list[str]:
+def _actions(run: _Run, steps: int) -> Iterator[str]:
     """Values outside [-1, 1] are clipped, NaN is refused."""
-    found = []
     run.env.reset(seed=run.seed)
     wide = 3.0 * np.ones((run.count, run.io.action_dim), np.float32)
     info = run.env.step(wide)[4]
     if "executed" in info and np.abs(host(info["executed"])).max() > 1.0:
-        found.append(
-            "info['executed'] leaves [-1, 1] for actions outside; expected the clipped action that was executed"
-        )
+        yield "info['executed'] leaves [-1, 1] for actions outside; expected the clipped action that was executed"
     try:
         run.env.step(np.nan * wide)
     except ValueError:
-        pass
-    else:
-        found.append(
-            "a NaN action was accepted, expected ValueError with the environment's index; check actions in step()"
-        )
-    return found
+        return
+    yield "a NaN action was accepted, expected ValueError with the environment's index; check actions in step()"
 
 
-def _expert(run: _Run, steps: int) -> list[str]:
+def _expert(run: _Run, steps: int) -> Iterator[str]:
     """A scripted expert answers like a policy."""
     expert = run.env.parts.expert
     if expert is None:
-        return []
+        return
     action = host(expert(run.env.reset(seed=run.seed)[0]))
     wanted = (run.count, run.io.action_dim)
     if action.shape != wanted or not np.isfinite(action).all():
-        return [f"expert gives {action.dtype}{list(action.shape)}, expected finite numbers of shape {list(wanted)}"]
-    return []
+        yield f"expert gives {action.dtype}{list(action.shape)}, expected finite numbers of shape {list(wanted)}"
 
 
 def _difference(first: list[dict[str, np.ndarray]], second: list[dict[str, np.ndarray]], rows: Any) -> str | None:
@@ -283,34 +257,33 @@ def _difference(first: list[dict[str, np.ndarray]], second: list[dict[str, np.nd
     return None
 
 
-def _determinism(run: _Run, steps: int) -> list[str]:
+def _determinism(run: _Run, steps: int) -> Iterator[str]:
     actions = [run.action() for _ in range(min(steps, 50))]
     run.env.reset(seed=run.seed)
     first = run.play(actions)
     run.env.reset(seed=run.seed)
-    where = _difference(first, run.play(actions), slice(None))
-    if where:
-        return [
+    if where := _difference(first, run.play(actions), slice(None)):
+        yield (
             f"two runs with reset(seed={run.seed}) and the same actions differ, first in {where}; draw every random "
             "number from a generator that reset(seed) starts anew, and reset all state"
-        ]
-    return []
+        )
 
 
-def _seeding(run: _Run, steps: int) -> list[str]:
+def _seeding(run: _Run, steps: int) -> Iterator[str]:
     """Streams differ between environments and between seeds, and one environment's reset leaves the others alone."""
-    found = []
     obs = {key: host(value).copy() for key, value in run.env.reset(seed=run.seed)[0].items()}
     other = {key: host(value) for key, value in run.env.reset(seed=run.seed + 1)[0].items()}
     if all(np.array_equal(obs[key], other[key]) for key in obs):
-        found.append(
+        yield (
             f"reset(seed={run.seed}) and reset(seed={run.seed + 1}) start equally; expected different initial states "
             "drawn from the seed"
         )
-    elif run.count > 1 and all((value == value[:1]).all() for value in obs.values()):
-        found.append("all environments start equally; give each environment a random stream of its own")
-    if found or run.count < 2:
-        return found
+        return
+    if run.count < 2:
+        return
+    if all((value == value[:1]).all() for value in obs.values()):
+        yield "all environments start equally; give each environment a random stream of its own"
+        return
     mask = np.zeros(run.count, bool)
     mask[0] = True
     actions = [run.action() for _ in range(min(steps, 20))]
@@ -322,36 +295,34 @@ def _seeding(run: _Run, steps: int) -> list[str]:
         played = run.play(actions)
         run.env.reset(options={"reset_mask": ~mask})
         trials.append([*played, *run.play(actions[:1])])
-    where = _difference(trials[0], trials[1], slice(1, None))
-    if where:
-        found.append(
+    if where := _difference(trials[0], trials[1], slice(1, None)):
+        yield (
             f"an extra reset of environment 0 alone (options={{'reset_mask': ...}}) changes the others, first in "
             f"{where}; reset only the masked rows and draw for each environment from its own stream"
         )
-    return found
 
 
-def _restore(run: _Run, steps: int) -> list[str]:
+def _restore(run: _Run, steps: int) -> Iterator[str]:
     if not run.env.parts.saves:
-        return ["the environment has no state_dict() and load_state_dict(); a run could not be resumed exactly"]
+        yield "the environment has no state_dict() and load_state_dict(); a run could not be resumed exactly"
+        return
     run.env.reset(seed=run.seed)
     run.play([run.action() for _ in range(7)])
     state = run.env.state_dict()
-    odd = [key for key, value in state.items() if np.asarray(value).dtype == object]
-    if odd:
-        return [f"state_dict() holds Python objects under {odd}; expected arrays, numbers and texts"]
+    if odd := [key for key, value in state.items() if np.asarray(value).dtype == object]:
+        yield f"state_dict() holds Python objects under {odd}; expected arrays, numbers and texts"
+        return
     if not np.all(state.get("exact", True)):
-        return [
+        yield (
             "it cannot be saved, as its state is in objects other than arrays, numbers and texts: a resumed run goes "
             "on with new episodes; of a task of your own keep the state in attributes of these kinds"
-        ]
+        )
+        return
     actions = [run.action() for _ in range(min(steps, 50))]
     first = run.play(actions)
     run.env.load_state_dict(state)
-    where = _difference(first, run.play(actions), slice(None))
-    if where:
-        return [
+    if where := _difference(first, run.play(actions), slice(None)):
+        yield (
             f"after load_state_dict(state_dict()) the run goes on differently, first in {where}; save physics, "
             "counters, generators, the world's variables and copies rather than views"
-        ]
-    return []
+        )

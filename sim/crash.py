@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from robot_rl.extras import require
+
+if TYPE_CHECKING:
+    from mujoco import MjModel
 
 
 class UnstableSimulationError(FloatingPointError):
@@ -23,6 +27,14 @@ class UnstableSimulationError(FloatingPointError):
     def __init__(self, message: str, index: int, key: str, path: str | None) -> None:
         super().__init__(message)
         self.index, self.key, self.path = index, key, path
+
+
+def model_bytes(model: MjModel) -> np.ndarray:
+    """(bytes,) uint8 of a compiled model."""
+    mujoco = require("mujoco")
+    buffer = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return buffer
 
 
 def save(folder: str | None, index: int, **content: Any) -> str | None:
@@ -44,6 +56,23 @@ def save(folder: str | None, index: int, **content: Any) -> str | None:
     except OSError:
         return None
     return path
+
+
+def report(
+    message: str, index: int, key: str, folder: str | None, content: Mapping[str, Any] | None
+) -> UnstableSimulationError:
+    """The error to raise, with the step saved.
+
+    Args:
+        message: what diverged where, without a full stop.
+        index: the environment.
+        key: see `UnstableSimulationError`.
+        folder: see `save`.
+        content: what `save` writes; None where the step cannot be repeated.
+    """
+    path = save(folder, index, **content) if content else None
+    saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
+    return UnstableSimulationError(f"{message}; {saved}", index, key, path)
 
 
 def repeat(path: str) -> np.ndarray:

@@ -7,12 +7,12 @@ from types import ModuleType
 import array_api_compat
 import numpy as np
 
-from robot_rl.sim.arm import downward, norm, shorten
+from robot_rl.sim.arm import FAR, cut, downward, shorten
 from robot_rl.sim.arrays import constant, solve_definite
 from robot_rl.sim.kinematics import Chain, rotation_error
 from robot_rl.types import Array
 
-_FAR, _TURN = 0.1, 0.3  # m and rad that a step of inverse kinematics goes at most
+_TURN = 0.3  # rad that a step of inverse kinematics goes at most, and FAR metres
 _DAMPING = 1e-2  # of the direction, squared [rad per rad]: what little freedom is left must not throw the arm about
 _TOWARD_HOME = 0.1  # share of the way home that an arm with joints to spare goes in a step
 _MARGIN = 0.1  # rad that joints of an arm that has some to spare keep to their limits where it begins
@@ -44,7 +44,7 @@ class DownwardIk:
             place, rotation, jacobian = self.chain.jacobian(joints)
             linear, angular = jacobian[:, :3], jacobian[:, 3:]
             # Far wishes are cut: a step is as good as its Jacobian, which holds near where the arm is.
-            far, error = _cut(target - place, _FAR), _cut(rotation_error(rotation, turn), _TURN)
+            far, error = cut(target - place, FAR), cut(rotation_error(rotation, turn), _TURN)
             if self.count < 6:  # the turn about the vertical counts least: pointing down may need its joint
                 error = error * constant((1.0, 1.0, 0.2), joints)
                 angular = angular * constant(((1.0,), (1.0,), (0.2,)), joints)
@@ -104,13 +104,6 @@ class DownwardIk:
         home = _TOWARD_HOME * (constant(self.home, joints) - joints)[..., None]
         home = home - across @ solve_definite(inverse, linear @ home)
         return (second + home - back @ solve_definite(free @ back + _DAMPING * eye, angular @ home))[..., 0]
-
-
-def _cut(vectors: Array, most: float) -> Array:
-    """(N, 3) vectors, none longer than that."""
-    length = norm(vectors) / most
-    xp = array_api_compat.array_namespace(vectors)
-    return vectors / xp.maximum(length, xp.ones_like(length))[:, None]
 
 
 def _solve_columns(xp: ModuleType, matrix: Array, right: Array) -> Array:

@@ -33,6 +33,17 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x
 
 
+def seed_list(seed: Sequence[int], num_envs: int) -> list[int]:
+    """The seeds of N environments, each of which decides its environment alone.
+
+    Raises:
+        ValueError: they are not N.
+    """
+    if len(seed) != num_envs:
+        raise ValueError(f"seed has {len(seed)} entries, expected {num_envs}: one per environment, or one int")
+    return [int(item) for item in seed]
+
+
 class Streams:
     """The streams of N environments for one purpose (resets, observation noise, randomisation).
 
@@ -59,11 +70,7 @@ class Streams:
         if isinstance(seed, (int, np.integer)):
             words = np.full(self.num_envs, int(seed) % 2**64, np.uint64)
         else:
-            if len(seed) != self.num_envs:
-                raise ValueError(
-                    f"seed has {len(seed)} entries, expected {self.num_envs}: one per environment, or one int"
-                )
-            words = np.array([int(s) % 2**64 for s in seed], np.uint64)
+            words = np.array([item % 2**64 for item in seed_list(seed, self.num_envs)], np.uint64)
             index = np.zeros_like(index)
         key = _mix(words + _GAMMA)
         key = _mix(key ^ (np.full_like(key, self._purpose + 1) * _GAMMA))

@@ -376,8 +376,8 @@ class Copies:
             truncated[i] = cut and not end
             success[i] = False
             if info:
-                if any(name in info for name in SUCCESS):
-                    known[i], success[i] = True, _is_success(info)
+                if told := [bool(info[name]) for name in SUCCESS if name in info]:
+                    known[i], success[i] = True, any(told)
                 if self.terms is None:
                     self.terms = _terms(info)
                 for column, name in enumerate(self.terms):
@@ -450,13 +450,8 @@ class Copies:
 def _terms(info: Mapping[str, object]) -> tuple[str, ...]:
     """Names in an info that hold a term of the reward: numbers whose name begins with "reward_"."""
     numbers = (int, float, np.integer, np.floating)
-    return tuple(name for name, value in info.items() if name.startswith(TERM) and isinstance(value, numbers))[
-        :MOST_TERMS
-    ]
-
-
-def _is_success(info: Mapping[str, object]) -> bool:
-    return any(bool(info[name]) for name in SUCCESS if name in info)
+    found = [name for name, value in info.items() if name.startswith(TERM) and isinstance(value, numbers)]
+    return tuple(found[:MOST_TERMS])
 
 
 def work(pipe: Connection, shared: dict[str, SharedRows], rows: tuple[int, int], options: dict) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from robot_rl.sim import crash, gym_copies, gym_own, interface
+from robot_rl.sim.draw import seed_list
 from robot_rl.sim.gym_copies import Copies, SharedRows
 from robot_rl.sim.gym_goals import gym_goals
 from robot_rl.sim.interface import check_actions
@@ -149,9 +150,7 @@ class GymVectorEnv(VectorEnv):
             self._seeds = seeds(int(seed), self.num_envs)
             self._seed, self._count = int(seed), 0
         elif seed is not None:
-            if len(seed) != self.num_envs:
-                raise ValueError(f"seed has {len(seed)} entries, expected {self.num_envs}: one per environment")
-            self._seeds = [int(item) for item in seed]
+            self._seeds = seed_list(seed, self.num_envs)
         mask = (options or {}).get("reset_mask")
         rows = range(self.num_envs) if mask is None or not self._started else np.flatnonzero(np.asarray(mask))
         chosen, self._seeds = self._seeds, None
@@ -327,16 +326,9 @@ class GymVectorEnv(VectorEnv):
             else:
                 worker = self._worker_of(row)
                 content = worker.ask(Copies.crash, (row - worker.rows[0],))
-            path = crash.save(self._crash_dir, row, **content) if content else None
-            saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
             name = f" ('{self.io.obs_names[column]}')" if key == "state" else ""
-            raise crash.UnstableSimulationError(
-                f"{self.id}: environment {row} gave {values[row, column]} in component {column}{name} of {key}, "
-                f"expected finite numbers; {saved}",
-                row,
-                key,
-                path,
-            )
+            told = f"environment {row} gave {values[row, column]} in component {column}{name} of {key}"
+            raise crash.report(f"{self.id}: {told}, expected finite numbers", row, key, self._crash_dir, content)
 
 
 class _Worker:

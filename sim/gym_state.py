@@ -20,6 +20,7 @@ import gymnasium
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.sim.crash import model_bytes
 from robot_rl.types import StateDict
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ def mujoco_parts(env: gymnasium.Env) -> tuple[MjModel, MjData] | None:
 
 
 class Before:
-    """The state of a MuJoCo environment before its last step, kept so that a diverging step can be repeated."""
+    """The state of a MuJoCo environment before its last step, kept so that a diverging step can be repeated.
+
+    Attributes:
+        state: (nstate,) `mjSTATE_INTEGRATION` when `keep` was called last.
+    """
 
     def __init__(self, env: gymnasium.Env) -> None:
         mujoco = require("mujoco")
@@ -52,22 +57,18 @@ class Before:
             raise ValueError(f"{env} does not simulate with MuJoCo")
         self._model, self._data = parts
         self._signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-        self._state = np.zeros(mujoco.mj_stateSize(self._model, self._signature))
+        self.state = np.zeros(mujoco.mj_stateSize(self._model, self._signature))
         self._get = mujoco.mj_getState
         self._substeps = int(getattr(env.unwrapped, "frame_skip", 0) or getattr(env.unwrapped, "n_substeps", 1))
 
     def keep(self) -> None:
         """Remember the present state."""
-        self._get(self._model, self._data, self._state, self._signature)
+        self._get(self._model, self._data, self.state, self._signature)
 
     def content(self) -> dict[str, np.ndarray]:
         """Model, state and controls as `crash.repeat` reads them."""
-        mujoco = require("mujoco")
-
-        model = np.zeros(mujoco.mj_sizeModel(self._model), np.uint8)
-        mujoco.mj_saveModel(self._model, None, model)
         control = np.repeat(self._data.ctrl[None], self._substeps, 0)
-        return {"model": model, "state": self._state.copy(), "control": control}
+        return {"model": model_bytes(self._model), "state": self.state.copy(), "control": control}
 
 
 def nominal_model(env: gymnasium.Env) -> MjModel | None:
@@ -105,13 +106,10 @@ def save(env: gymnasium.Env, nominal: object) -> StateDict | None:
                         return None
         out[f"{depth}.plain"] = json.dumps(plain)
     if parts is not None:
-        mujoco = require("mujoco")
-
         model, data = parts
-        signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-        state = np.zeros(mujoco.mj_stateSize(model, signature))
-        mujoco.mj_getState(model, data, state, signature)
-        out["mujoco.state"] = state
+        now = Before(env)
+        now.keep()
+        out["mujoco.state"] = now.state
         out |= {f"mujoco.data.{name}": value.copy() for name, value in _arrays(data)}
         before = dict(_arrays(nominal))
         for name, value in _arrays(model):
@@ -136,15 +134,14 @@ def load(env: gymnasium.Env, nominal: object, state: StateDict) -> None:
         mujoco.mj_setState(model, data, np.asarray(state["mujoco.state"]), int(mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_forward(model, data)
         for name, value in _arrays(data):
-            wanted = np.asarray(state[f"mujoco.data.{name}"])
-            if wanted.shape == value.shape:
+            wanted = np.asarray(state.get(f"mujoco.data.{name}", ()))
+            if wanted.shape == value.shape:  # some are there only where bodies touch
                 value[...] = wanted
     for depth, level in enumerate(_levels(env)):
         attributes = vars(level)
-        for name in [
-            name for name in attributes if isinstance(inspect.getattr_static(type(level), name, None), cached_property)
-        ]:
-            del attributes[name]  # made of the state before: Meta-World keeps bounds of its goal so
+        for name in list(attributes):
+            if isinstance(inspect.getattr_static(type(level), name, None), cached_property):
+                del attributes[name]  # made of the state before: Meta-World keeps bounds of its goal so
         for name, value in json.loads(state[f"{depth}.plain"]).items():
             attributes[name] = _decode(value)
         for key, value in state.items():

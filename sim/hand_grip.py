@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robot_rl.sim.robot_model import mujoco
+from robot_rl.sim.robot_probe import corners_in
+from robot_rl.sim.tool import bodies_below
 from robot_rl.types.card import GripperCard
 
 if TYPE_CHECKING:
-    from mujoco import MjData, MjModel, MjSpec
+    from mujoco import MjData, MjSpec
 
 CUBE, GRASP, _SLAB = "cube", "robot_rl_grasp", "robot_rl_slab"
 _SLACK = 0.03  # how much wider than the cube fingers open for it, where they can [m]
@@ -29,7 +31,6 @@ _UNSTRAINED = 0.7  # part of their largest effort with which fingers press at mo
 _LAG, _SPEED = 0.06, 60.0  # s that fingers are behind their command, and rad/s at which they would swing without
 _AWAY = (0.0, 0.0, 50.0)
 _TIP = 0.02  # of the fingers, in whose middle the cube is held [m]
-_CUBE_CORNERS = np.array(list(product((-1.0, 1.0), repeat=3)))
 _SIDE, _STEP = 0.12, 0.002  # how far aside the cube is looked for, and how densely [m]
 
 
@@ -158,13 +159,10 @@ class HandTrial:
     def _corners(self, data: MjData) -> np.ndarray:
         """(K, 3) corners of the fingers in the frame [m]."""
         model, (origin, turn), found = self._model, self._frame(data), []
-        for geom in np.flatnonzero(model.geom_contype | model.geom_conaffinity):
+        for geom in np.flatnonzero(model.geom_contype | model.geom_conaffinity).tolist():
             if int(model.geom_bodyid[geom]) in self._moving:
-                own = model.geom_aabb[geom, :3] + model.geom_aabb[geom, 3:] * _CUBE_CORNERS
-                if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH:  # whose box sticks out where it is turned
-                    first = int(model.mesh_vertadr[model.geom_dataid[geom]])
-                    own = model.mesh_vert[first : first + int(model.mesh_vertnum[model.geom_dataid[geom]])]
-                found.append((data.geom_xpos[geom] - origin + own @ data.geom_xmat[geom].reshape(3, 3).T) @ turn)
+                own = corners_in(model, geom) @ data.geom_xmat[geom].reshape(3, 3).T
+                found.append((data.geom_xpos[geom] - origin + own) @ turn)
         return np.concatenate(found or [np.zeros((1, 3))])
 
     def _gap(self, data: MjData, depth: float) -> tuple[float, float]:
@@ -271,12 +269,3 @@ def servo_of(card: GripperCard, gain: float) -> tuple[float, float, float]:
     """kp, kd and least armature of a finger's joint: light fingers on stiff servos would shake what they hold."""
     kp = gain * card.kp
     return kp, _LAG * kp, kp / _SPEED**2
-
-
-def bodies_below(model: MjModel, roots: list[int]) -> set[int]:
-    """Some bodies and all that they carry."""
-    found = set(roots)
-    for body in range(1, model.nbody):  # parents come first
-        if int(model.body_parentid[body]) in found:
-            found.add(body)
-    return found

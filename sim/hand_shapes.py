@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robot_rl.sim.robot_model import mujoco
+from robot_rl.sim.robot_probe import corners_in
 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel, MjSpec
@@ -34,8 +35,7 @@ def slice_meshes(spec: MjSpec, model: MjModel, data: MjData, bodies: set[int], a
         if not (model.geom_contype[geom] or model.geom_conaffinity[geom]):
             continue
         mesh = int(model.geom_dataid[geom])
-        first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
-        points = np.array(model.mesh_vert[first : first + count], float)
+        points = np.array(corners_in(model, geom), float)
         first, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
         faces = np.array(model.mesh_face[first : first + count])
         axis = data.geom_xmat[geom].reshape(3, 3).T @ along

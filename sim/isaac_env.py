@@ -216,17 +216,13 @@ class IsaacPhysics:
             self.close()
             raise RuntimeError(f"the worker has the joints {names}, expected {wanted}")
         addresses = {name: pair for actor in self._actors for name, pair in actor.joints.items()}
-        self._qpos_of = torch.tensor([addresses[name][0] for name in names], dtype=torch.int64, device=self.device)
-        self._qvel_of = torch.tensor([addresses[name][1] for name in names], dtype=torch.int64, device=self.device)
+        pairs = [addresses[name] for name in names]
+        self._qpos_of, self._qvel_of = torch.tensor(pairs, dtype=torch.int64, device=self.device).reshape(-1, 2).T
         drives = {drive.joint: drive for actor in self._actors for drive in actor.drives if drive.actuator >= 0}
         by_actuator = sorted(drives.values(), key=lambda drive: drive.actuator)
         self._gear, self._low, self._high = (
-            torch.tensor(column, dtype=torch.float32, device=self.device)
-            for column in (
-                [drive.gear for drive in by_actuator],
-                [drive.low for drive in by_actuator],
-                [drive.high for drive in by_actuator],
-            )
+            torch.tensor([vars(drive)[key] for drive in by_actuator], dtype=torch.float32, device=self.device)
+            for key in ("gear", "low", "high")
         )
         self._drive_map = []
         for mode in ("position", "velocity", "effort"):

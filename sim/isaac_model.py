@@ -151,8 +151,7 @@ def actors(model: MjModel) -> list[Actor]:
 
 def _drives(model: MjModel) -> dict[int, Drive]:
     drives = {}
-    for joint in range(model.njnt):
-        dof = int(model.jnt_dofadr[joint])
+    for joint, dof in enumerate(model.jnt_dofadr.tolist()):
         drives[joint] = Drive(
             joint=_name(model, "joint", joint),
             damping=float(model.dof_damping[dof]),
@@ -178,11 +177,8 @@ def _drives(model: MjModel) -> dict[int, Drive]:
         if int(model.actuator_biastype[index]) == 0:
             drive.mode, drive.gear = "effort", gain * gear
         elif bias[1] != 0.0:
-            drive.mode, drive.stiffness, drive.gear = (
-                "position",
-                -float(bias[1]) * gear**2,
-                gain / -float(bias[1]) / gear,
-            )
+            drive.mode, drive.gear = "position", gain / -float(bias[1]) / gear
+            drive.stiffness = -float(bias[1]) * gear**2
             drive.damping += -float(bias[2]) * gear**2
         else:
             drive.mode, drive.gear = "velocity", gain / -float(bias[2]) / gear
@@ -277,15 +273,7 @@ def _joints_of(model: MjModel, body: int) -> range:
 
 def _name(model: MjModel, kind: str, index: int) -> str:
     mujoco = require("mujoco")
-    kinds = mujoco.mjtObj
-    which = {
-        "body": kinds.mjOBJ_BODY,
-        "joint": kinds.mjOBJ_JOINT,
-        "geom": kinds.mjOBJ_GEOM,
-        "actuator": kinds.mjOBJ_ACTUATOR,
-    }
-    found = mujoco.mj_id2name(model, which[kind], index)
-    return found or f"{kind}_{index}"
+    return mujoco.mj_id2name(model, mujoco.mju_str2Type(kind), index) or f"{kind}_{index}"
 
 
 def _words(values: object) -> str:

@@ -106,13 +106,9 @@ class Engine:
             )
         found = self.gym.get_asset_dof_properties(asset)
         for index, name in enumerate(names):
-            drive = drives[name]
-            found["driveMode"][index] = int(modes[drive["mode"]])
-            found["stiffness"][index] = drive["stiffness"]
-            found["damping"][index] = drive["damping"]
-            found["effort"][index] = drive["effort"]
-            found["armature"][index] = drive["armature"]
-            found["friction"][index] = drive["friction"]
+            found["driveMode"][index] = int(modes[drives[name]["mode"]])
+            for key in ("stiffness", "damping", "effort", "armature", "friction"):
+                found[key][index] = drives[name][key]
         return names, found
 
     def _make_envs(self, task):

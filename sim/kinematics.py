@@ -7,13 +7,12 @@ All functions act on (N, J) joint positions in NumPy or torch and answer in the 
 from __future__ import annotations
 
 import math
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import array_api_compat
 import numpy as np
 
-from robot_rl.sim.arrays import solve_definite
+from robot_rl.sim.arrays import cross, solve_definite
 from robot_rl.types import Array
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ class Chain:
         turn = stacked[..., :3, :3]
         direction = (turn @ axis[..., None])[..., 0]  # (N, J, 3) joint axes in the world
         arm = pose[:, None, :3, 3] - stacked[..., :3, 3] - (turn @ anchor[..., None])[..., 0]
-        linear = _cross(xp, direction, arm)
+        linear = cross(direction, arm)
         if not all(self.hinges):
             linear = xp.where(hinge[:, None], linear, direction)
             direction = xp.where(hinge[:, None], direction, xp.zeros_like(direction))
@@ -259,15 +258,8 @@ def rotation_error(current: Array, wanted: Array) -> Array:
     Source: Luh, Walker, Paul, Resolved-acceleration control of mechanical manipulators (1980).
     """
     xp = array_api_compat.array_namespace(current)
-    columns = _cross(xp, xp.permute_dims(current, (0, 2, 1)), xp.permute_dims(wanted, (0, 2, 1)))
+    columns = cross(xp.permute_dims(current, (0, 2, 1)), xp.permute_dims(wanted, (0, 2, 1)))
     return 0.5 * xp.sum(columns, axis=1)
-
-
-def _cross(xp: ModuleType, a: Array, b: Array) -> Array:
-    """Cross product along the last axis, which NumPy's and torch's own functions broadcast differently."""
-    ax, ay, az = a[..., 0], a[..., 1], a[..., 2]
-    bx, by, bz = b[..., 0], b[..., 1], b[..., 2]
-    return xp.stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx], axis=-1)
 
 
 def _matrix(position: np.ndarray, quat: np.ndarray) -> np.ndarray:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from robot_rl.legs import Trunk
-from robot_rl.sim import plant
 from robot_rl.sim.model_text import write_xml
-from robot_rl.sim.plant import ModelPlant
+from robot_rl.sim.plant import ModelPlant, WorldPlant
 from robot_rl.sim.robot_model import add_floor, floor_gaps, load, mujoco
+from robot_rl.sim.world import World
 
 if TYPE_CHECKING:
     from mujoco import MjSpec
@@ -151,15 +151,34 @@ def free_trunk(spec: MjSpec, base: str) -> None:
         body.add_freejoint()
 
 
-def make_plant(joints: Sequence[str], *, base: str = "", **rest: Any) -> ModelPlant:
-    """A robot on legs where a trunk is named, else as `robot_rl.sim.plant.make_plant` makes it.
+def make_plant(
+    joints: Sequence[str],
+    *,
+    make_world: Callable[[Mapping[str, object]], World],
+    base: str = "",
+    world: str,
+    options: Mapping[str, object],
+    seed: int,
+    model: str,
+    home: Sequence[float] | None,
+    **drive: Any,
+) -> ModelPlant:
+    """A robot on legs where a trunk is named, the robot of a world where one is named, else that of a model.
 
     Args:
         joints: names, in the order of the plant's vectors.
+        make_world: makes the world of a node with `name` and options.
         base: body that the legs carry; "" = none.
-        rest: what `plant.make_plant` takes.
+        world: name, or "".
+        options: arguments of the world.
+        seed: of its resets and tasks.
+        model: path of MJCF or URDF; read where there is no world.
+        home: first position of a model.
+        drive: mode, gains, largest effort and physics step; legs take no mode and no kp.
     """
-    if not base:
-        return plant.make_plant(joints, **rest)
-    kept = {key: rest[key] for key in ("kd", "effort", "timestep", "home")}
-    return LegsPlant(rest["model"], joints, base=base, **kept)
+    if base:
+        kept = {key: drive[key] for key in ("kd", "effort", "timestep")}
+        return LegsPlant(model, joints, base=base, home=home, **kept)
+    if world:
+        return WorldPlant(make_world({"name": world, **options}), joints, seed=seed, **drive)
+    return ModelPlant(model, joints, home=home, **drive)

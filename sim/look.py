@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import colorsys
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 from xml.etree import ElementTree
 
 import numpy as np
 
+from robot_rl.sim.arm_cameras import words
 from robot_rl.types.options import Options, Whole
 
 _AWAY = (0.32, 0.56), (-0.18, 0.18)  # m of the table that stay free of things which lie about
@@ -117,14 +118,14 @@ def _paint(root: ElementTree.Element, assets: ElementTree.Element, draw: _Draw) 
     """Materials, and colours of the task's objects: cubes are warm and goals green to blue, other things anything."""
     other, texture_of, task = draw.of("colours"), draw.of("textures"), draw.of("task")
     for name, low, high in (("shell", 0.5, 1.0), ("joint", 0.08, 0.45), ("leg", 0.1, 0.5), ("rubber", 0.05, 0.25)):
-        _material(root, name).set("rgba", _words((*draw.of("arm").grey(low, high), 1.0)))
-    _material(root, "accent").set("rgba", _words((*other.colour((0.3, 0.9), (0.3, 0.9)), 1.0)))
+        _material(root, name).set("rgba", words((*draw.of("arm").grey(low, high), 1.0)))
+    _material(root, "accent").set("rgba", words((*other.colour((0.3, 0.9), (0.3, 0.9)), 1.0)))
     _material(root, "table").set("specular", f"{texture_of.between(0.0, 0.3, above=0.2):.3g}")
     for name in ("table", "floor"):
         light = float(draw.rng.uniform(0.3, 0.85))
         pair = [other.colour((0.0, 0.45), (light + step, light + step + 0.05)) for step in (0.0, -0.12)]
         kind = str(draw.rng.choice(_TEXTURES[texture_of.range]))
-        first, second = (_words(colour) for colour in pair)
+        first, second = (words(colour) for colour in pair)
         texture = {"rgb1": first, "rgb2": first if kind == "flat" else second, "builtin": kind}
         if kind == "speckles":
             texture |= {"rgb2": first, "builtin": "flat", "mark": "random", "random": "0.1", "markrgb": second}
@@ -137,12 +138,12 @@ def _paint(root: ElementTree.Element, assets: ElementTree.Element, draw: _Draw) 
         )
     sky = root.find(".//texture[@name='sky']")
     if sky is not None:
-        sky.set("rgb1", _words(other.colour((0.0, 0.4), (0.2, 1.0))))
-        sky.set("rgb2", _words(other.colour((0.0, 0.5), (0.2, 0.9))))
+        sky.set("rgb1", words(other.colour((0.0, 0.4), (0.2, 1.0))))
+        sky.set("rgb2", words(other.colour((0.0, 0.5), (0.2, 0.9))))
     goal = root.find(".//material[@name='goal']")
     if goal is not None:
         colour = task.colour((0.65, 1.0), (0.5, 0.95), (0.24, 0.58), 0.04, around=0.04)
-        goal.set("rgba", _words((*colour, task.between(0.5, 1.0, below=0.1, under=0.1))))
+        goal.set("rgba", words((*colour, task.between(0.5, 1.0, below=0.1, under=0.1))))
         goal.set("emission", f"{task.between(0.2, 0.6, below=0.1, above=0.1, under=0.1, over=0.1):.3g}")
     cube = task.colour((0.65, 1.0), (0.5, 1.0), (-0.04, 0.11), 0.04, around=0.04)
     socket = other.colour((0.0, 0.9), (0.3, 0.95))
@@ -151,7 +152,7 @@ def _paint(root: ElementTree.Element, assets: ElementTree.Element, draw: _Draw) 
         name = geom.get("name", "")
         for begin, colour in (("cube", cube), ("wall_", socket), ("floor_of_hole", socket), ("peg", peg)):
             if name.startswith(begin):
-                geom.set("rgba", _words((*colour, 1.0)))
+                geom.set("rgba", words((*colour, 1.0)))
 
 
 def _light(root: ElementTree.Element, world: ElementTree.Element, draw: _Draw) -> None:
@@ -165,13 +166,13 @@ def _light(root: ElementTree.Element, world: ElementTree.Element, draw: _Draw) -
         )
         warm = draw.between(-0.06, 0.06, below=0.04, above=0.04)
         bright = draw.between(low, high, above=0.1)
-        lamp.set("pos", _words(place))
-        lamp.set("dir", _words(np.array(_LOOKED_AT) - place))
-        lamp.set("diffuse", _words(bright * np.array([1.0 + warm, 1.0, 1.0 - warm])))
+        lamp.set("pos", words(place))
+        lamp.set("dir", words(np.array(_LOOKED_AT) - place))
+        lamp.set("diffuse", words(bright * np.array([1.0 + warm, 1.0, 1.0 - warm])))
     head = root.find(".//headlight")
     assert head is not None
-    head.set("ambient", _words([draw.between(0.2, 0.42, below=0.05, above=0.05)] * 3))
-    head.set("diffuse", _words([draw.between(0.1, 0.35, below=0.05, above=0.05)] * 3))
+    head.set("ambient", words([draw.between(0.2, 0.42, below=0.05, above=0.05)] * 3))
+    head.set("diffuse", words([draw.between(0.1, 0.35, below=0.05, above=0.05)] * 3))
 
 
 def _resize(root: ElementTree.Element, draw: _Draw) -> None:
@@ -185,7 +186,7 @@ def _resize(root: ElementTree.Element, draw: _Draw) -> None:
             ]
         elif name == "goal":
             size = [size[0] * draw.between(0.85, 1.25, below=0.08, above=0.15)]
-        geom.set("size", _words(size))
+        geom.set("size", words(size))
     if root.find(".//geom[@name='wall_1']") is None:
         return
     out = 0.04 * draw.between(0.8, 1.25, below=0.08, above=0.12)
@@ -198,8 +199,8 @@ def _resize(root: ElementTree.Element, draw: _Draw) -> None:
         place[axis] = math.copysign(hole + size[axis], place[axis])
         if axis == 0:
             size[1] = out
-        wall.set("size", _words(size))
-        wall.set("pos", _words(place))
+        wall.set("size", words(size))
+        wall.set("pos", words(place))
 
 
 def _scatter(world: ElementTree.Element, draw: _Draw) -> None:
@@ -214,11 +215,11 @@ def _scatter(world: ElementTree.Element, draw: _Draw) -> None:
         size = draw.rng.uniform((0.012, 0.02, 0.008), (0.04, 0.05, 0.02))
         flat = {"capsule": (0.5 * size[0], size[1]), "cylinder": (size[0], size[2])}.get(kind, tuple(size))
         lying = "1.5708 0 " if kind == "capsule" else "0 0 "
-        thing = {"type": kind, "size": _words(flat), "pos": _words((x, y, flat[-1] if kind != "capsule" else flat[0]))}
+        thing = {"type": kind, "size": words(flat), "pos": words((x, y, flat[-1] if kind != "capsule" else flat[0]))}
         colour = draw.of("colours").colour((0.0, 0.9), (0.15, 0.95))
         thing |= {
             "name": f"thing_{i}",
-            "rgba": _words((*colour, 1.0)),
+            "rgba": words((*colour, 1.0)),
             "euler": f"{lying}{draw.rng.uniform(-3.1, 3.1):.3g}",
         }
         ElementTree.SubElement(world, "geom", thing)
@@ -248,8 +249,8 @@ def _move(camera: ElementTree.Element, place: dict[str, str], draw: _Draw) -> No
         tilt = [0.0, 0.0, draw.between(-0.09, 0.09, below=0.04, above=0.04)]
         wide = draw.between(0.97, 1.15, above=0.07)
     turned = np.stack([right, up, back], 1) @ _rotation(tilt)
-    camera.set("pos", _words(at))
-    camera.set("xyaxes", _words((*turned[:, 0], *turned[:, 1])))
+    camera.set("pos", words(at))
+    camera.set("xyaxes", words((*turned[:, 0], *turned[:, 1])))
     camera.set("fovy", f"{math.degrees(2.0 * math.atan(math.tan(0.5 * fovy) * wide)):.5g}")
 
 
@@ -271,9 +272,5 @@ def _material(root: ElementTree.Element, name: str) -> ElementTree.Element:
     return found
 
 
-def _numbers(words: str) -> list[float]:
-    return [float(word) for word in words.split()]
-
-
-def _words(numbers: Iterable[float]) -> str:
-    return " ".join(f"{x:.6g}" for x in numbers)
+def _numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split()]

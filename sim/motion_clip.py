@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from robot_rl.sim.world import ASSETS
+
 if TYPE_CHECKING:
     from mujoco import MjModel
 
-ASSETS = Path(__file__).resolve().parent / "assets" / "imitate"
+CLIPS = ASSETS / "imitate"
 _CLIPPED = 10.0
 """Gymnasium clips the velocities of its Hopper and Walker2d to this size: what reached it was faster."""
 
@@ -69,7 +71,7 @@ def read(path: str, model: MjModel, *, actions: int, episode: int = 0) -> Clip:
         FileNotFoundError: there is no such recording.
         ValueError: it does not fit the model; says what was expected.
     """
-    place = ASSETS / f"{path}.npz" if (ASSETS / f"{path}.npz").is_file() else Path(path)
+    place = CLIPS / f"{path}.npz" if (CLIPS / f"{path}.npz").is_file() else Path(path)
     stride = None
     if place.suffix == ".npz" and place.is_file():
         with np.load(place, allow_pickle=False) as file:
@@ -89,7 +91,7 @@ def read(path: str, model: MjModel, *, actions: int, episode: int = 0) -> Clip:
         qpos, qvel, action, hz = _from_store(place, model, episode)
     else:
         raise FileNotFoundError(
-            f"no motion at '{path}'; expected one of {sorted(p.stem for p in ASSETS.glob('*.npz'))}, an .npz file with "
+            f"no motion at '{path}'; expected one of {sorted(p.stem for p in CLIPS.glob('*.npz'))}, an .npz file with "
             "qpos and control_hz, or a store: robot-rl collect ... out=x.hdf5, then robot-rl data convert x.hdf5 "
             "out=x.store control_hz=<rate>"
         )
@@ -100,9 +102,7 @@ def read(path: str, model: MjModel, *, actions: int, episode: int = 0) -> Clip:
         )
     if stride is not None and stride.shape != (2,):
         raise ValueError(f"stride of {path} has shape {stride.shape}, expected (2,): metres in x and y per cycle")
-    if stride is None:
-        return Clip(qpos, qvel, action, hz)
-    return Clip(qpos, qvel, action, hz, True, stride)
+    return Clip(qpos, qvel, action, hz) if stride is None else Clip(qpos, qvel, action, hz, True, stride)
 
 
 def save(clip: Clip, path: str) -> None:

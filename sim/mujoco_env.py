@@ -180,19 +180,17 @@ class MujocoVectorEnv(VectorEnv):
         world.update(view)
         task = view.task
         for key, value in task.items():
-            if (
-                isinstance(value, np.ndarray) and value.base is not None
-            ):  # a view into arrays that the next step overwrites
+            if isinstance(value, np.ndarray) and value.base is not None:  # a view into what the next step overwrites
                 task[key] = value.copy()
         reward, terms = pay(world, view)
         terminated = flags(world.terminated(view), world.name, "terminated")
         success = flags(world.success(view), world.name, "success")
         truncated = (self._step >= world.episode_steps) & ~terminated
-        final = self._assemble(self._rows, None, ended=terminated | truncated)
+        done = terminated | truncated
+        final = self._assemble(self._rows, None, ended=done)
         if not all_finite(reward):
             index = int(np.flatnonzero(~np.isfinite(reward))[0])
             self._crash(index, "reward", reward[index : index + 1])
-        done = terminated | truncated
         facts = {key: np.array(value) for key, value in self._offers.say_facts(view).items()}
         obs = final
         if done.any():
@@ -274,20 +272,17 @@ class MujocoVectorEnv(VectorEnv):
 
     def state_dict(self) -> StateDict:
         """All that the next steps depend on, as arrays and texts; `load_state_dict` continues bit for bit."""
-        view, physics = self._view, self.physics
-        out: dict[str, object] = {
-            "physics": physics.state.copy(),
-            "action": self._action.copy(),
-            "previous_action": self._previous_action.copy(),
-            "step": self._step.copy(),
-            "started": self._last is not None,
-            "state": self._state_obs.copy(),
-            "privileged": self._known_obs.copy(),
-        }
-        out |= {f"task.{key}": np.array(value) for key, value in view.task.items()} | self._film.state_dict()
+        out: dict[str, object] = {key: value.copy() for key, value in self._arrays().items()}
+        out |= {"started": self._last is not None, "privileged": self._known_obs.copy()}
+        out |= {f"task.{key}": np.array(value) for key, value in self._view.task.items()} | self._film.state_dict()
         out |= {f"stream.{key}": value for key, value in self._streams.state_dict().items()}
         out |= {f"random.{key}": value for key, value in self._random.state_dict().items()}
         return out
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """What is saved by name and filled again in place."""
+        own = {"action": self._action, "previous_action": self._previous_action, "step": self._step}
+        return {"physics": self.physics.state, **own, "state": self._state_obs}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue exactly as the saved environment would have.
@@ -296,14 +291,7 @@ class MujocoVectorEnv(VectorEnv):
             ValueError: saved from another world, another number of environments or other randomisation options.
         """
         view, physics = self._view, self.physics
-        targets: dict[str, np.ndarray] = {
-            "physics": physics.state,
-            "action": self._action,
-            "previous_action": self._previous_action,
-            "step": self._step,
-            "state": self._state_obs,
-            **({"privileged": self._known_obs} if self._privileged is not None else {}),
-        }
+        targets = self._arrays() | ({} if self._privileged is None else {"privileged": self._known_obs})
         check_saved(state, targets, self.world, self.num_envs)
         view.task = {key: np.array(value) for key, value in part(state, "task.").items()}
         self._streams.load_state_dict(part(state, "stream."))
@@ -391,17 +379,10 @@ class MujocoVectorEnv(VectorEnv):
 
     def _crash(self, index: int, key: str, values: object) -> None:
         physics = self.physics
-        path = crash.save(
-            self.o.crash_dir,
-            index,
-            model=physics.model_bytes(index),
-            mjcf=np.array(self._mjcf),
-            state=physics.before[index],
-            control=physics.controls(index),
-            action=np.asarray(self._view.action)[index],
-            step=np.asarray(self._view.step)[index],
-        )
-        saved = f"repeat it with robot_rl.sim.crash.repeat('{path}')" if path else "its state could not be saved"
+        content = {
+            **{"model": physics.model_bytes(index), "mjcf": np.array(self._mjcf), "state": physics.before[index]},
+            **{"control": physics.controls(index), "action": self._action[index], "step": self._step[index]},
+        }
         bad = np.flatnonzero(~np.isfinite(np.asarray(values)))
         where = f"component {bad[0]} of {key}" if len(bad) else f"{key} (MuJoCo stopped after a warning)"
         mend = "Take a smaller timestep, softer gains or narrower randomisation"
@@ -409,13 +390,8 @@ class MujocoVectorEnv(VectorEnv):
             mend = (
                 f"The physics is finite, so {self.world.name}.reward made it: look for a division by 0, a log or a root"
             )
-        raise crash.UnstableSimulationError(
-            f"{self.world.name}: environment {index} diverged at step {int(self._view.step[index])} of its episode: "
-            f"{where} is not finite. {mend}; {saved}",
-            index,
-            key,
-            path,
-        )
+        told = f"environment {index} diverged at step {self._step[index]} of its episode: {where} is not finite"
+        raise crash.report(f"{self.world.name}: {told}. {mend}", index, key, self.o.crash_dir, content)
 
 
 make = MujocoVectorEnv

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from robot_rl.extras import require
+from robot_rl.sim import crash
 from robot_rl.sim.headless import load_mujoco
 from robot_rl.types import Array
 from robot_rl.types.data import all_finite
@@ -112,10 +113,7 @@ class Physics:
 
     def model_bytes(self, row: int) -> np.ndarray:
         """(bytes,) uint8, the compiled model of one copy, its randomisation included."""
-        model = self._open().get_model(row)
-        buffer = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
-        mujoco.mj_saveModel(model, None, buffer)
-        return buffer
+        return crash.model_bytes(self._open().get_model(row))
 
     def load_state(self, state: np.ndarray) -> None:
         """Continue from a copy of `state`, with the sensor values that belong to it."""

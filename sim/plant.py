@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,13 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 from robot_rl.legs import Trunk
-from robot_rl.sim.tool import addresses, load
+from robot_rl.sim.tool import addresses, bodies_below, load
 from robot_rl.sim.world import World, parts_of
 
 if TYPE_CHECKING:
     from mujoco import MjModel
+
+    from robot_rl.sim.render import Cameras
 
 
 class ModelPlant:
@@ -67,10 +69,7 @@ class ModelPlant:
         self.names, self.mode = tuple(joints), mode
         self._data = mujoco.MjData(compiled)
         self._qpos, self._dof = addresses(mujoco, compiled, joints)
-        self._carried = [int(compiled.dof_bodyid[self._dof[-1]])]
-        for body in range(self._carried[0] + 1, compiled.nbody):  # parents come first
-            if int(compiled.body_parentid[body]) in self._carried:
-                self._carried.append(body)
+        self._carried = sorted(bodies_below(compiled, [int(compiled.dof_bodyid[self._dof[-1]])]))
         count = len(self.names)
         self._kp, self._kd = _row(kp, count, 0.0), _row(kd, count, 0.0)
         self._effort = _row(effort, count, np.inf)
@@ -134,13 +133,15 @@ class ModelPlant:
         """Positions and drawn variables of this moment, for a photographer."""
         return self._data.qpos.copy()[None], {}
 
-    def photographer(self, height: int, width: int) -> SceneRenderer:
+    def photographer(self, height: int, width: int) -> Cameras:
         """Renderer for scenes of this plant; made, used and closed in one thread.
 
         Raises:
             RuntimeError: no renderer works.
         """
-        return SceneRenderer(copy.copy(self._model), height, width, self._markers())
+        from robot_rl.sim.render import Cameras  # OpenGL only for those who look
+
+        return Cameras(copy.copy(self._model), width, height, self._markers())
 
     def _markers(self) -> Mapping[str, str]:
         return {}
@@ -220,21 +221,11 @@ class ModelPlant:
     def _position_actuators(self) -> np.ndarray | None:
         """(J,) index of each joint's position actuator, None unless every joint has one."""
         model, mujoco = self._model, self._mujoco
-        found = []
-        for name in self.names:
-            joint = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, name)
-            own = [
-                i
-                for i in range(model.nu)
-                if int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
-                and int(model.actuator_trnid[i, 0]) == joint
-                and int(model.actuator_biastype[i]) == int(mujoco.mjtBias.mjBIAS_AFFINE)
-                and model.actuator_biasprm[i, 1] < 0.0
-            ]
-            if not own:
-                return None
-            found.append(own[0])
-        return np.array(found, int)
+        servos = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
+        servos &= model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
+        servos &= model.actuator_biasprm[:, 1] < 0.0
+        own = [np.flatnonzero(servos & (model.actuator_trnid[:, 0] == model.joint(name).id)) for name in self.names]
+        return np.array([found[0] for found in own], int) if all(map(len, own)) else None
 
     def _find_law(self) -> None:
         model, joint = self._model, int(self._mujoco.mjtTrn.mjTRN_JOINT)
@@ -264,34 +255,6 @@ class ModelPlant:
         sides = np.abs(model.actuator_forcerange[servos])
         most = np.abs(gear) * np.where(sides, sides, np.inf).min(axis=1)  # one that pushes to one side has one
         self._effort = np.where(cut, np.minimum(self._effort, most), self._effort)
-
-
-class SceneRenderer:
-    """Pictures of scenes of a plant; belongs to the thread that makes it.
-
-    Args:
-        model: MuJoCo model of its own.
-        height: of the pictures in pixels.
-        width: of the pictures in pixels.
-        markers: as in `robot_rl.sim.render.Cameras`.
-
-    Raises:
-        RuntimeError: no renderer works.
-    """
-
-    def __init__(self, model: MjModel, height: int, width: int, markers: Mapping[str, str]) -> None:
-        from robot_rl.sim.render import Cameras  # OpenGL only for those who look
-
-        self._cameras = Cameras(model, width, height, markers)
-
-    def take(self, scene: tuple[np.ndarray, dict[str, np.ndarray]], cameras: Sequence[str]) -> dict[str, np.ndarray]:
-        """Camera -> (height, width, 3) uint8 of a `scene()`."""
-        qpos, variables = scene
-        return {str(name): shots[0] for name, shots in self._cameras.render(qpos, cameras, variables).items()}
-
-    def close(self) -> None:
-        """Free the OpenGL objects."""
-        self._cameras.close()
 
 
 class WorldPlant(ModelPlant):
@@ -326,7 +289,7 @@ class WorldPlant(ModelPlant):
         self._streams = Streams(1, seed)
         self._started = False
         super().__init__(self.world.mjcf(), joints, **rest)
-        self._window = Window(self._mujoco, self._model, self.world)
+        self._window = Window(self._model, self.world)
         self._external = self._window.external(joints)
         self._started = True
         self.reset(seed)
@@ -402,11 +365,9 @@ def _load_apart(model: str, joints: Sequence[str], home: Sequence[float] | None)
     links: set[int] = set()
     for body in compiled.dof_bodyid[dof].tolist():
         links |= {int(compiled.body_parentid[body]), body}
-    for body in range(1, compiled.nbody):  # parents come first
-        if int(compiled.body_parentid[body]) in links - {0}:
-            links.add(body)
+    links = bodies_below(compiled, links - {0})
     touching = compiled.geom_bodyid[data.contact.geom].tolist()
-    pairs = {(first, second) for first, second in touching if {first, second} <= links - {0}}
+    pairs = {(first, second) for first, second in touching if {first, second} <= links}
     if not pairs:
         return mujoco, compiled
     from robot_rl.sim import robot_model
@@ -426,31 +387,3 @@ def _row(values: Sequence[float], count: int, default: float) -> np.ndarray:
     if row.shape != (count,):
         raise ValueError(f"gains have {row.size} entries, expected {count}: one per joint")
     return row
-
-
-def make_plant(
-    joints: Sequence[str],
-    *,
-    make_world: Callable[[Mapping[str, object]], World],
-    world: str,
-    options: Mapping[str, object],
-    seed: int,
-    model: str,
-    home: Sequence[float] | None,
-    **drive: Any,
-) -> ModelPlant:
-    """The robot of a world where one is named, else of a model; see `WorldPlant` and `ModelPlant`.
-
-    Args:
-        joints: names, in the order of the plant's vectors.
-        make_world: makes the world of a node with `name` and options.
-        world: name, or "".
-        options: arguments of the world.
-        seed: of its resets and tasks.
-        model: path of MJCF or URDF; read where there is no world.
-        home: first position of a model.
-        drive: mode, gains, largest effort and physics step.
-    """
-    if world:
-        return WorldPlant(make_world({"name": world, **options}), joints, seed=seed, **drive)
-    return ModelPlant(model, joints, home=home, **drive)

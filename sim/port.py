@@ -7,7 +7,6 @@ simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat.numpy as xp
@@ -15,9 +14,11 @@ import numpy as np
 
 from robot_rl.sim.eyes import Feeling, tool_pose
 from robot_rl.sim.interface import world_io
+from robot_rl.sim.mujoco_physics import mujoco, sensors
+from robot_rl.sim.scene import Sensors
 from robot_rl.sim.tool import addresses, load
 from robot_rl.sim.world import View, World, parts_of
-from robot_rl.types import Array, IOSpec
+from robot_rl.types import IOSpec
 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel
@@ -30,7 +31,6 @@ class Window:
     """A `View` of one robot, filled from MuJoCo data or from measurements.
 
     Args:
-        mujoco: the module.
         model: of the world.
         world: the world.
 
@@ -39,32 +39,21 @@ class Window:
         free: indices into qpos of the joints that are no hinge or slide.
     """
 
-    def __init__(self, mujoco: ModuleType, model: MjModel, world: World) -> None:
-        self._mujoco, self._model, self._world = mujoco, model, world
-        sensors: dict[str, Array] = {}
-        self._sensordata = np.zeros((1, model.nsensordata))
-        for i in range(model.nsensor):
-            begin = int(model.sensor_adr[i])
-            sensors[model.sensor(i).name] = self._sensordata[:, begin : begin + int(model.sensor_dim[i])]
+    def __init__(self, model: MjModel, world: World) -> None:
+        self._world, self._sensordata = world, np.zeros((1, model.nsensordata))
         actions = len(world.action_names)
         self.view: Any = View(  # arrays here are NumPy, whatever the contract allows
             xp=xp,
             qpos=np.zeros((1, model.nq)),
             qvel=np.zeros((1, model.nv)),
             ctrl=np.zeros((1, model.nu)),
-            sensors=sensors,
+            sensors=Sensors(sensors(model, self._sensordata)),
             action=np.zeros((1, actions), np.float32),
             previous_action=np.zeros((1, actions), np.float32),
             step=np.zeros(1, np.int64),
         )
-        scalar = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
-        width = {int(mujoco.mjtJoint.mjJNT_FREE): 7, int(mujoco.mjtJoint.mjJNT_BALL): 4}
-        free: list[int] = []
-        for i in range(model.njnt):
-            if int(model.jnt_type[i]) not in scalar:
-                begin = int(model.jnt_qposadr[i])
-                free += range(begin, begin + width[int(model.jnt_type[i])])
-        self.free = np.array(free, int)
+        kinds = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
+        self.free = np.setdiff1d(np.arange(model.nq), model.jnt_qposadr[np.isin(model.jnt_type, kinds)])
 
     def external(self, joints: Sequence[str]) -> tuple[str, ...]:
         """Names of what the joints alone do not tell: drawn goals (the world's markers) and `objects`."""
@@ -101,11 +90,11 @@ class WorldPort:
     def __init__(self, world: World, joints: Sequence[str], io: IOSpec | None = None,
                  *, proprio: Sequence[str] | str | None = None) -> None:  # fmt: skip
         self.world = world
-        mujoco, model = load(self.world.mjcf())
-        self._mujoco, self._model = mujoco, model
+        _, model = load(self.world.mjcf())
+        self._model = model
         self._data = mujoco.MjData(model)
         self._qpos, self._dof = addresses(mujoco, model, joints)
-        self._window = Window(mujoco, model, self.world)
+        self._window = Window(model, self.world)
         self._feeling = Feeling(world, proprio)
         self.external = self._window.external(joints) if proprio is None else ()
         self._tool = {"tool": ((4,), "float32")} if self._feeling.tool else {}
@@ -172,5 +161,5 @@ class WorldPort:
                 view.task[name][0] = value
         if self._model.nsensor:
             data.qpos[:], data.qvel[:], data.ctrl[:] = view.qpos[0], view.qvel[0], view.ctrl[0]
-            self._mujoco.mj_forward(self._model, data)
+            mujoco.mj_forward(self._model, data)
             self._window.read(data)

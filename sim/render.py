@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from robot_rl.extras import require_foreign
 from robot_rl.sim import headless
 from robot_rl.sim.headless import load_mujoco
 from robot_rl.sim.scene import mocap
@@ -45,7 +46,8 @@ def open_context(width: int, height: int) -> Any:
     reasons = []
     for kind in (wanted,) if wanted else ("egl", "osmesa"):
         try:
-            context = _context_class(kind)(width, height)
+            # importing it binds PyOpenGL to that kind
+            context = require_foreign(f"mujoco.{kind}", "pip install pyopengl").GLContext(width, height)
             context.make_current()
         except Exception as error:  # PyOpenGL raises anything from AttributeError to its own GLError
             reasons.append(f"{kind}: {type(error).__name__}: {error}")
@@ -54,21 +56,6 @@ def open_context(width: int, height: int) -> Any:
             os.environ["MUJOCO_GL"] = kind
             return context
     raise RuntimeError("no OpenGL context could be opened.\n  " + "\n  ".join(reasons) + f"\n{_REMEDY}")
-
-
-def _context_class(kind: str) -> Any:
-    """MuJoCo's class for a kind of OpenGL; importing it binds PyOpenGL to that kind."""
-    if kind == "egl":
-        from mujoco.egl import GLContext as Egl
-
-        return Egl
-    if kind == "osmesa":
-        from mujoco.osmesa import GLContext as OsMesa
-
-        return OsMesa
-    from mujoco.glfw import GLContext as Glfw
-
-    return Glfw
 
 
 def _forget(kind: str) -> None:
@@ -179,6 +166,11 @@ class Cameras:
                 mujoco.mjr_readPixels(self._pixels, None, self._rect, self._mjr)
                 out[name][i] = self._pixels[::-1]
         return out
+
+    def take(self, scene: tuple[np.ndarray, Mapping[str, Array]], cameras: Sequence[str]) -> dict[str, np.ndarray]:
+        """Camera -> (height, width, 3) uint8 of a plant's `scene()`: (1, nq) positions, and the markers' variables."""
+        qpos, variables = scene
+        return {str(name): shots[0] for name, shots in self.render(qpos, cameras, variables).items()}
 
     def show(self, model: MjModel) -> None:
         """Draw another model from now on, in the context that is there, which takes most of the time to open.

@@ -16,6 +16,7 @@ from robot_rl.sim.robot_model import (
     FLOOR,
     SCALAR,
     RobotModel,
+    actuators_of,
     add_floor,
     digest,
     driven_joints,
@@ -174,13 +175,7 @@ class _Survey(RobotProbe):
 
     def jacobian(self) -> np.ndarray:
         """(3, J) how the tool moves with the joints where the arm is."""
-        model = self.model
-        linear = np.zeros((3, model.nv))
-        if self.site >= 0:
-            mujoco.mj_jacSite(model, self.data, linear, None, self.site)
-        else:
-            mujoco.mj_jacBody(model, self.data, linear, None, self.body)
-        return linear[:, self.dof]
+        return self.frame.jacobian(self.data)[:3, self.dof]
 
     def worth(self, joints: np.ndarray) -> float:
         """How good a pose is to begin work in; 0 where something touches."""
@@ -215,15 +210,14 @@ class _Survey(RobotProbe):
         return np.stack([most, least], axis=1)
 
 
-def _servos(model: MjModel) -> dict[int, tuple[float, float]]:
-    """Joint -> (kp, kd) of the position servos that a file has."""
-    found = {}
-    for i in range(model.nu):
+def _servo(model: MjModel, joint: int) -> tuple[float, float] | None:
+    """(kp, kd) of the position servo that a file has of a joint, the last of several."""
+    found = None
+    for i in actuators_of(model, joint):
         square = float(model.actuator_gear[i, 0]) ** 2  # of the gear: both the error and the force go through it
         gain, bias = square * float(model.actuator_gainprm[i, 0]), square * model.actuator_biasprm[i]
-        joint = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
-        if joint and gain > 0.0 and float(bias[1]) == -gain:
-            found[int(model.actuator_trnid[i, 0])] = (gain, 0.0 - float(bias[2]))
+        if gain > 0.0 and float(bias[1]) == -gain:
+            found = gain, 0.0 - float(bias[2])
     return found
 
 
@@ -246,7 +240,7 @@ def joint_card(model: MjModel, made: RobotModel, joint: int, **servo: float) -> 
 
 def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float, least: float) -> JointCard:
     effort = largest_effort(model, made, joint)
-    own = _servos(model).get(joint)
+    own = _servo(model, joint)
     if own is not None and (own[1] * TIMESTEP > 0.6 * inertia or own[0] * TIMESTEP**2 > inertia):
         own = None  # meant for smaller steps than ours: it would chatter where its force is cut
     dof = int(model.jnt_dofadr[joint])
@@ -261,14 +255,8 @@ def _joint(model: MjModel, made: RobotModel, joint: int, inertia: float, least: 
     kd = kd if own else 2.0 * kp / SERVO_SPEED
     bound, rotor = 0.5 * kd * TIMESTEP, float(model.dof_armature[dof])
     lack = bound - least if own else max(kp / SERVO_SPEED**2 - inertia, bound)
-    return joint_card(
-        model,
-        made,
-        joint,
-        kp=_short(kp),
-        kd=_short(kd),
-        armature=round(rotor + lack, 5) if lack > 0.0 else 0.0,
-    )
+    armature = round(rotor + lack, 5) if lack > 0.0 else 0.0
+    return joint_card(model, made, joint, kp=_short(kp), kd=_short(kd), armature=armature)
 
 
 def largest_effort(model: MjModel, made: RobotModel, joint: int) -> float | None:
@@ -277,16 +265,13 @@ def largest_effort(model: MjModel, made: RobotModel, joint: int) -> float | None
         return stated
     if model.jnt_actfrclimited[joint]:
         return _smaller(model.jnt_actfrcrange[joint])
-    for i in range(model.nu):
-        own = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
-        if own and int(model.actuator_trnid[i, 0]) == joint:
-            gear = abs(float(model.actuator_gear[i, 0]))
-            if model.actuator_forcelimited[i]:
-                return gear * _smaller(model.actuator_forcerange[i])
-            motor = int(model.actuator_biastype[i]) == int(mujoco.mjtBias.mjBIAS_NONE)
-            if motor and model.actuator_ctrllimited[i]:  # its command is a force
-                return gear * float(model.actuator_gainprm[i, 0]) * _smaller(model.actuator_ctrlrange[i])
-            return None
+    for i in actuators_of(model, joint)[:1]:
+        gear = abs(float(model.actuator_gear[i, 0]))
+        if model.actuator_forcelimited[i]:
+            return gear * _smaller(model.actuator_forcerange[i])
+        motor = int(model.actuator_biastype[i]) == int(mujoco.mjtBias.mjBIAS_NONE)
+        if motor and model.actuator_ctrllimited[i]:  # its command is a force
+            return gear * float(model.actuator_gainprm[i, 0]) * _smaller(model.actuator_ctrlrange[i])
     return None
 
 
@@ -417,12 +402,9 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
             _take_along(model, arm.data, [*arm.chain, *joints])
             return sum(math.dist(a, b) for a, b in itertools.combinations(arm.data.xipos[linked], 2))
         if len(hand) == 1:  # a jaw that closes on the hand itself: its far end touches it when it is closed
-            palm = int(model.body_parentid[fingers[0]])
-            return float(
-                np.linalg.norm(
-                    corners_of(model, arm.data, palm) - corners_of(model, arm.data, fingers[0])[far], axis=1
-                ).min()
-            )
+            palm = corners_of(model, arm.data, int(model.body_parentid[fingers[0]]))
+            end = corners_of(model, arm.data, fingers[0])[far]
+            return float(np.linalg.norm(palm - end, axis=1).min())
         places = [arm.data.xipos[body] for body in fingers]
         pairs = itertools.combinations(places if len(places) > 1 else [*places, arm.tip()], 2)
         return sum(math.dist(a, b) for a, b in pairs)
@@ -471,12 +453,8 @@ def _below(model: MjModel, body: int, ancestor: int) -> bool:
 
 def within(joints: tuple[JointCard, ...], values: Iterable[float]) -> tuple[float, ...]:
     """(J,) positions in few digits, inside the limits of their joints."""
-    return tuple(
-        float(np.clip(round(float(value), 4), joint.lower, joint.upper))
-        if joint.lower is not None
-        else round(float(value), 4)
-        for joint, value in zip(joints, values)
-    )
+    short = zip(_round(values), joints)
+    return tuple(value if own.lower is None else float(np.clip(value, own.lower, own.upper)) for value, own in short)
 
 
 def _short(value: float) -> float:

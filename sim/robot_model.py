@@ -173,6 +173,12 @@ def driven_joints(model: MjModel) -> set[int]:
     return own.union(*joints_of_tendons(model))
 
 
+def actuators_of(model: MjModel, joint: int) -> list[int]:
+    """Actuators that move a joint itself."""
+    at_joint = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
+    return np.flatnonzero(at_joint & (model.actuator_trnid[:, 0] == joint)).tolist()
+
+
 def joints_of_tendons(model: MjModel) -> list[set[int]]:
     """Joints of every tendon that an actuator pulls."""
     found, joint = [], int(mujoco.mjtWrap.mjWRAP_JOINT)

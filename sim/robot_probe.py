@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robot_rl.sim.robot_model import FLOOR, joints_to, mujoco
+from robot_rl.sim.tool import ToolFrame
 
 if TYPE_CHECKING:
     from mujoco import MjData, MjModel
 
+_CORNERS = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
 _TURN = math.pi
 """Joints that turn further are searched in this range either way: the rest is the same place again [rad]."""
 
@@ -29,14 +31,14 @@ class RobotProbe:
     Attributes:
         low: (J,) lower limits, at most half a turn away.
         high: (J,) upper limits.
+        frame: the tool's.
     """
 
     def __init__(self, model: MjModel, chain: list[int], tool: str, ignore: tuple[tuple[str, str], ...] = ()) -> None:
         self.model, self.chain, self.data = model, chain, mujoco.MjData(model)
         self.qpos = np.array([int(model.jnt_qposadr[j]) for j in chain])
         self.dof = np.array([int(model.jnt_dofadr[j]) for j in chain])
-        self.site = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, tool)
-        self.body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, tool)
+        self.frame = ToolFrame(mujoco, model, tool)
         limits = np.array([limits_of(model, j) for j in chain])
         self.low, self.high = np.maximum(limits[:, 0], -_TURN), np.minimum(limits[:, 1], _TURN)
         wrong = self.low >= self.high  # a range that lies beyond one turn
@@ -53,7 +55,7 @@ class RobotProbe:
 
     def tip(self) -> np.ndarray:
         """(3,) place of the tool [m]."""
-        return np.array(self.data.site_xpos[self.site] if self.site >= 0 else self.data.xpos[self.body])
+        return self.frame.position(self.data)
 
     def touching(self) -> set[tuple[str, str]]:
         """Pairs of bodies in contact."""
@@ -114,11 +116,15 @@ def limits_of(model: MjModel, joint: int) -> tuple[float, float]:
 def corners_of(model: MjModel, data: MjData, body: int) -> np.ndarray:
     """(P, 3) corners of a body's shapes, its origin where it has none."""
     found = [data.xpos[body][None]]
-    for geom in np.flatnonzero(model.geom_bodyid == body):
-        middle, size = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
-        own = middle + size * np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
-        if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH:
-            first = int(model.mesh_vertadr[model.geom_dataid[geom]])
-            own = model.mesh_vert[first : first + int(model.mesh_vertnum[model.geom_dataid[geom]])]
-        found.append(data.geom_xpos[geom] + own @ data.geom_xmat[geom].reshape(3, 3).T)
+    for geom in np.flatnonzero(model.geom_bodyid == body).tolist():
+        found.append(data.geom_xpos[geom] + corners_in(model, geom) @ data.geom_xmat[geom].reshape(3, 3).T)
     return np.concatenate(found[1:] or found)
+
+
+def corners_in(model: MjModel, geom: int) -> np.ndarray:
+    """(P, 3) corners of a shape in its own frame: those of a mesh, or of the box around another shape [m]."""
+    mesh = int(model.geom_dataid[geom])
+    if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH:  # whose box sticks out where it is turned
+        first = int(model.mesh_vertadr[mesh])
+        return model.mesh_vert[first : first + int(model.mesh_vertnum[mesh])]
+    return model.geom_aabb[geom, :3] + model.geom_aabb[geom, 3:] * _CORNERS

@@ -19,6 +19,7 @@ from robot_rl.sim import crash, interface
 from robot_rl.sim.arrays import host
 from robot_rl.sim.engine_options import TensorOptions
 from robot_rl.sim.episodes_torch import BAD_ACTION, BAD_STATE, Episodes, TensorPhysics
+from robot_rl.sim.eyes import Painters
 from robot_rl.sim.interface import part
 from robot_rl.sim.randomize import Randomize
 from robot_rl.sim.world import World
@@ -61,10 +62,9 @@ class TensorVectorEnv(VectorEnv):
         self.episodes = Episodes(
             world, physics, num_envs, seed, options=options.randomize or Randomize(), device=device
         )
-        self._render_size, self._render_quality = options.render_size, options.render_quality
-        self._render_camera = options.render_camera or (world.cameras[0] if world.cameras else None)
-        self.render_mode = render_mode
-        self._renderer = None
+        self._size, self._quality = options.render_size, options.render_quality
+        self._camera = options.render_camera or (world.cameras[0] if world.cameras else None)
+        self.render_mode, self._painters = render_mode, Painters(physics.model, self.episodes.offers.markers)
         self.io = interface.world_io(world, world.obs_names)
         interface.introduce(self, self.io, num_envs)
         self._started, self._unchecked = False, 0
@@ -160,23 +160,15 @@ class TensorVectorEnv(VectorEnv):
         """One (height, width, 3) uint8 frame per environment, drawn on the host, or None without render_mode."""
         if self.render_mode is None:
             return None
-        if self._renderer is None:
-            from robot_rl.sim.render import Cameras  # OpenGL only for those who look
-
-            height, width = self._render_size
-            markers, quality = self.episodes.offers.markers, self._render_quality
-            self._renderer = Cameras(self.physics.model, width, height, markers, quality=quality)
         task = {key: host(value) for key, value in self.episodes.task.items()}
-        qpos = host(self.physics.qpos).astype(np.float64)
-        return tuple(self._renderer.render(qpos, (self._render_camera,), task)[self._render_camera])
+        qpos, camera = host(self.physics.qpos).astype(np.float64), self._camera
+        return tuple(self._painters.paint(qpos, task, (camera,), self._size, quality=self._quality)[camera])
 
     def close_extras(self, **kwargs: object) -> None:
         """Free the graphs and the renderer."""
         self.episodes.close()
         self.physics.close()
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
+        self._painters.close()
 
     def state_dict(self) -> StateDict:
         """All that the next steps depend on, as NumPy arrays; `load_state_dict` continues from there."""

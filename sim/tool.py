@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from robot_rl.extras import require
 from robot_rl.sim.headless import prefer_headless
 
 if TYPE_CHECKING:
-    from mujoco import MjModel
+    from mujoco import MjData, MjModel
 
 
 class Tool:
@@ -31,43 +31,78 @@ class Tool:
 
     def __init__(self, model: str, site: str, joints: Sequence[str]) -> None:
         self._mujoco, self._model = load(model)
-        mujoco, compiled = self._mujoco, self._model
-        self._data = mujoco.MjData(compiled)
-        self._site = mujoco.mj_name2id(compiled, mujoco.mjtObj.mjOBJ_SITE, site)
-        self._body = mujoco.mj_name2id(compiled, mujoco.mjtObj.mjOBJ_BODY, site) if self._site < 0 else -1
-        if self._site < 0 and self._body < 0:
-            names = [compiled.site(i).name for i in range(compiled.nsite)]
-            raise ValueError(f"the model has no site or body {site!r}; its sites: {', '.join(names) or 'none'}")
-        self._qpos, self._dof = addresses(mujoco, compiled, joints)
+        self._data = self._mujoco.MjData(self._model)
+        self._frame = ToolFrame(self._mujoco, self._model, site)
+        self._qpos, self._dof = addresses(self._mujoco, self._model, joints)
 
     def position(self, joints: np.ndarray) -> np.ndarray:
         """(J,) joint positions -> (3,) [m] in the world frame of the model."""
         self._place(joints)
-        return np.array(self._data.site_xpos[self._site] if self._site >= 0 else self._data.xpos[self._body])
+        return self._frame.position(self._data)
 
     def pose(self, joints: np.ndarray) -> np.ndarray:
         """(J,) joint positions -> (4, 4) of the tool [m] in the world frame of the model."""
         made = np.eye(4)
         made[:3, 3] = self.position(joints)
-        data = self._data
-        made[:3, :3] = (data.site_xmat[self._site] if self._site >= 0 else data.xmat[self._body]).reshape(3, 3)
+        made[:3, :3] = self._frame.turn(self._data)
         return made
 
     def jacobian(self, joints: np.ndarray) -> np.ndarray:
         """(J,) joint positions -> (6, J): velocity [m/s], then turning rate [rad/s], per unit of joint speed."""
         self._place(joints)
-        mujoco, model = self._mujoco, self._model
-        mujoco.mj_comPos(model, self._data)
-        linear, angular = np.zeros((3, model.nv)), np.zeros((3, model.nv))
-        if self._site >= 0:
-            mujoco.mj_jacSite(model, self._data, linear, angular, self._site)
-        else:
-            mujoco.mj_jacBody(model, self._data, linear, angular, self._body)
-        return np.concatenate([linear, angular])[:, self._dof]
+        self._mujoco.mj_comPos(self._model, self._data)
+        return self._frame.jacobian(self._data)[:, self._dof]
 
     def _place(self, joints: np.ndarray) -> None:
         self._data.qpos[self._qpos] = joints
         self._mujoco.mj_kinematics(self._model, self._data)
+
+
+class ToolFrame:
+    """A site of a model or, where there is none of that name, a body, in any state of the model.
+
+    Args:
+        mujoco: the module.
+        model: compiled.
+        name: of the site or body.
+
+    Raises:
+        ValueError: no such site or body.
+    """
+
+    def __init__(self, mujoco: ModuleType, model: MjModel, name: str) -> None:
+        self._mujoco, self._model = mujoco, model
+        self._index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SITE, name)
+        self._on_site = self._index >= 0
+        if not self._on_site:
+            self._index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, name)
+        if self._index < 0:
+            names = [model.site(i).name for i in range(model.nsite)]
+            raise ValueError(f"the model has no site or body {name!r}; its sites: {', '.join(names) or 'none'}")
+
+    def position(self, data: MjData) -> np.ndarray:
+        """(3,) [m] in the world."""
+        return np.array((data.site_xpos if self._on_site else data.xpos)[self._index])
+
+    def turn(self, data: MjData) -> np.ndarray:
+        """(3, 3) whose columns are its axes in the world."""
+        return (data.site_xmat if self._on_site else data.xmat)[self._index].reshape(3, 3)
+
+    def jacobian(self, data: MjData) -> np.ndarray:
+        """(6, nv): velocity, then turning rate, per velocity of each degree of freedom."""
+        both = np.zeros((6, self._model.nv))
+        function = self._mujoco.mj_jacSite if self._on_site else self._mujoco.mj_jacBody
+        function(self._model, data, both[:3], both[3:], self._index)
+        return both
+
+
+def bodies_below(model: MjModel, roots: Iterable[int]) -> set[int]:
+    """Some bodies and all that they carry."""
+    found = set(roots)
+    for body in range(1, model.nbody):  # parents come first
+        if int(model.body_parentid[body]) in found:
+            found.add(body)
+    return found
 
 
 def tool_position(model: str, site: str, joints: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:

@@ -196,14 +196,13 @@ def _mend_inertias(made: Urdf) -> None:
             _add_inertia(inertial, repr(0.4 * value * _BALL**2))
         elif inertia is not None and _mend(inertia):
             wrong.append(name)
-    if light:
-        made.notes.append(f"{_few(light)}: moves and has no mass; {1000 * float(_MASS):g} g are put in")
-    if twice:
-        made.notes.append(f"{_few(twice)}: more than one <inertial>; the first counts, as in ROS")
-    if plain:
-        made.notes.append(f"{_few(plain)}: a mass and no inertia; that of a ball of {1000 * _BALL:g} mm is put in")
-    if wrong:
-        made.notes.append(f"{_few(wrong)}: the inertia is none that a body can have; the nearest one is taken")
+    told = (
+        (light, f"moves and has no mass; {1000 * float(_MASS):g} g are put in"),
+        (twice, "more than one <inertial>; the first counts, as in ROS"),
+        (plain, f"a mass and no inertia; that of a ball of {1000 * _BALL:g} mm is put in"),
+        (wrong, "the inertia is none that a body can have; the nearest one is taken"),
+    )
+    made.notes += [f"{_few(names)}: {text}" for names, text in told if names]
 
 
 def _add_inertia(inertial: ElementTree.Element, moment: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.sim.arrays import constant
+from robot_rl.sim.arrays import constant, cross
 from robot_rl.sim.world import Reset, View
 from robot_rl.types import Array
 from robot_rl.types.options import Interval
@@ -115,11 +115,9 @@ def trunk_velocity(view: View) -> Array:
     Returns:
         (N, 3) [m/s].
     """
-    xp = view.xp
     w, u = view.qpos[:, 3:4], -view.qpos[:, 4:7]  # the conjugate quaternion turns world into trunk
     v = view.qvel[:, 0:3]
-    first = _cross(u, v, xp) + w * v
-    return v + 2.0 * _cross(u, first, xp)
+    return v + 2.0 * cross(u, cross(u, v) + w * v)
 
 
 def tracking_error(view: View) -> tuple[Array, Array]:
@@ -134,8 +132,3 @@ def tracking_error(view: View) -> tuple[Array, Array]:
     xp, command = view.xp, view.task["command"]
     gap = trunk_velocity(view)[:, :2] - command[:, :2]
     return xp.sqrt(xp.sum(gap**2, axis=1)), xp.abs(view.qvel[:, 5] - command[:, 2])
-
-
-def _cross(a: Array, b: Array, xp: ModuleType) -> Array:
-    columns = [a[:, (i + 1) % 3] * b[:, (i + 2) % 3] - a[:, (i + 2) % 3] * b[:, (i + 1) % 3] for i in range(3)]
-    return xp.stack(columns, axis=1)

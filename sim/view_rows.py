@@ -29,14 +29,10 @@ def flags(value: object, world: str, term: str) -> np.ndarray:
 
 def select(view: View, rows: np.ndarray) -> View:
     """The view of some environments, as copies."""
+    arrays = ("qpos", "qvel", "ctrl", "action", "previous_action", "step")
     return View(
         xp=view.xp,
-        qpos=view.qpos[rows],
-        qvel=view.qvel[rows],
-        ctrl=view.ctrl[rows],
         sensors=Sensors({key: value[rows] for key, value in view.sensors.items()}),
-        action=view.action[rows],
-        previous_action=view.previous_action[rows],
-        step=view.step[rows],
         task={key: value[rows] for key, value in view.task.items()},
+        **{name: vars(view)[name][rows] for name in arrays},
     )

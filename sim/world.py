@@ -76,6 +76,12 @@ def add_terms(terms: Mapping[str, Array], xp: ModuleType) -> Array:
     return xp.astype(first, xp.float32)
 
 
+def heading(view: View) -> Array:
+    """(N,) yaw [rad] of a body whose free joint comes first in `qpos`."""
+    w, x, y, z = (view.qpos[:, i] for i in range(3, 7))
+    return view.xp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+
+
 class Draw(Protocol):
     """Random numbers for the n environments that reset, from each environment's own stream."""
 
@@ -309,6 +315,14 @@ def parts_of(world: object) -> WorldParts:
     if parts.task_names and not parts.asked_tasks:
         return replace(parts, asked_tasks=tuple(range(len(parts.task_names))))
     return parts
+
+
+ASSETS = Path(__file__).resolve().parent / "assets"
+
+
+def asset(name: str) -> str:
+    """Text of a file that comes with our worlds, such as "race/car.xml"."""
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def gymnasium_model(name: str) -> str:

@@ -9,14 +9,13 @@ policy learned from the logs runs here and the other way round.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import ModuleType
 
 import array_api_compat
 import numpy as np
 
 from robot_rl.sim.arrays import constant
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, asset
 from robot_rl.types import Array
 from robot_rl.types.options import NotNegative
 
@@ -94,8 +93,7 @@ class DoublePendulum:
 
     def mjcf(self) -> str:
         """The model as one MJCF string."""
-        path = Path(__file__).resolve().parents[1] / "assets" / "double_pendulum" / "double_pendulum.xml"
-        return path.read_text(encoding="utf-8")
+        return asset("double_pendulum/double_pendulum.xml")
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Hang at rest, up to `spread` off in every angle [rad] and speed [rad/s].

@@ -158,17 +158,14 @@ class Imitate:
         self.clip, self._frames, self._qpos = clip, len(qpos), qpos
         if not clip.loop:
             self.episode_steps = min(self.episode_steps, self._frames - 1)
-        mujoco = require("mujoco")
+        from robot_rl.sim.mujoco_physics import mujoco, sensors  # loads MuJoCo, which other worlds do without
+
         data, rows = mujoco.MjData(self._model), []
         for frame, velocity in zip(qpos, clip.qvel):
             data.qpos[:], data.qvel[:] = frame, velocity
             mujoco.mj_forward(self._model, data)
             rows.append(data.sensordata.copy())
-        sensors = {}
-        for i in range(self._model.nsensor):
-            item = self._model.sensor(i)
-            sensors[item.name] = np.stack(rows)[:, item.adr[0] : item.adr[0] + item.dim[0]]
-        self._wanted = self._motion(array_namespace(qpos), qpos, clip.qvel, sensors)
+        self._wanted = self._motion(array_namespace(qpos), qpos, clip.qvel, sensors(self._model, np.stack(rows)))
         joints = self._joints
         names = [self._model.joint(i).name or f"joint{i}" for i in range(self._model.njnt)][-joints:]
         seen = [f"qpos[{i}]" for i in range(self._ground, self._model.nq - joints)] + names
@@ -231,7 +228,7 @@ class Imitate:
         """(N, S) in the order of `obs_names`."""
         xp = view.xp
         frame, cycles = self._now(view)
-        place = self._move(self._place(frame, view), cycles, view)
+        place = self._move(constant(self._wanted.place, view.qpos)[frame], cycles, view)
         lead = view.qpos[:, : self._ground] - place[:, : self._ground]
         parts = [view.qpos[:, self._ground :], view.qvel / 10.0, lead]
         if self.o.sees == "phase":
@@ -296,9 +293,6 @@ class Imitate:
         if not self.clip.loop:
             return view.xp.clip(frame, 0, self._frames - 1), view.xp.zeros_like(frame)
         return frame % self._frames, frame // self._frames
-
-    def _place(self, frame: Array, view: View) -> Array:
-        return constant(self._wanted.place, view.qpos)[frame]
 
     def _move(self, place: Array, cycles: Array, view: View) -> Array:
         """Places of the reference after so many cycles."""

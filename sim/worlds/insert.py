@@ -76,10 +76,10 @@ class Insert(ArmTask):
         self._peg: CardPeg | None = None
         self._scale, self._socket = 1.0, 8
         self._wait = _WAIT
-        self.cameras: tuple[str, ...] = ("front", "side", "wrist")
         self.policy_cameras: tuple[str, ...] = ("front", "wrist")  # a millimetre has to be seen from near
         if robot is None:
-            arm = Arm(_ARM, action=action, control_hz=control_hz, model=self.mjcf(), start_pose=start_pose)
+            model = scene(socket(), hand=_HELD, aim=_AIM)
+            arm = Arm(_ARM, action=action, control_hz=control_hz, model=model, start_pose=start_pose)
         else:
             from robot_rl.sim.card_peg import CardPeg  # loads MuJoCo, which other engines do without
 
@@ -88,7 +88,7 @@ class Insert(ArmTask):
             arm = self._peg = CardPeg(Card.model_validate(robot), action=action, control_hz=control_hz)
             self._scale, self._socket = arm.scale, arm.robot_size
             self._wait = _WAIT_CARD
-            self.cameras = self.policy_cameras = ("front", "side")
+            self.policy_cameras = ("front", "side")
         self.goal_lift = 0.025 * self._scale  # the mouth is what is seen of a hole
         super().__init__(
             arm,
@@ -97,10 +97,6 @@ class Insert(ArmTask):
             reward=reward,
             terminate_on_success=terminate_on_success,
         )
-
-    def mjcf(self) -> str:
-        """The arm with a peg in its hand, and the socket."""
-        return scene(socket(), hand=_HELD, aim=_AIM) if self._peg is None else self._peg.xml
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Socket anywhere in front of the arm; peg within 6 cm of the hole's axis, 3 to 9 cm above it."""

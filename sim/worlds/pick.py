@@ -69,7 +69,8 @@ class Pick(ArmTask):
     ) -> None:
         self._hand: CardPick | None = None
         if robot is None:
-            arm: Arm = Arm(_ARM, action=action, control_hz=control_hz, start_pose=start_pose)
+            model = scene(_OBJECTS, aim=_AIM)
+            arm = Arm(_ARM, action=action, control_hz=control_hz, model=model, start_pose=start_pose)
         else:
             from robot_rl.sim.card_pick import CardPick  # loads MuJoCo, which other engines do without
 
@@ -85,14 +86,9 @@ class Pick(ArmTask):
             held = self._hand.grip.held / self._hand.grip.opened
             self._around, self._near = STROKE * min(held + 0.13, 0.9), 0.035
         self._cube = 8 if self._hand is None else self._hand.robot_size
-        self.cameras = ("front", "side", "wrist") if robot is None else ("front", "side")
         ends = self._met if terminate_on_success else None
         terms = Goals(3, 4, self._show, self._pay, ends)  # the dense reward depends on more than the goal
         self.goals = None if self._dense else WorldGoals(self._achieved_goal, self._goal_place, terms)
-
-    def mjcf(self) -> str:
-        """The arm, the cube, and a ball where the goal is."""
-        return scene(_OBJECTS, aim=_AIM) if self._hand is None else self._hand.xml
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Tip above the table, fingers open; cube on the table, turned by at most 0.2 rad; goal 8 to 25 cm high."""

@@ -7,14 +7,13 @@ follow if it wants to.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import ModuleType
 
 import array_api_compat
 
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.velocity_task import FALL_PENALTY, VelocityTask, gravity, tracking_error, trunk_velocity
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, asset
 from robot_rl.types import Array
 from robot_rl.types.options import Interval
 
@@ -85,8 +84,7 @@ class Quadruped(VelocityTask):
 
     def mjcf(self) -> str:
         """The model as one MJCF string."""
-        path = Path(__file__).resolve().parents[1] / "assets" / "quadruped" / "quadruped.xml"
-        return path.read_text(encoding="utf-8")
+        return asset("quadruped/quadruped.xml")
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Stand in the nominal pose with joints up to 0.05 rad off, any heading, a new command and gait phase.

@@ -8,13 +8,12 @@ checkpoints fall one after the other or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 
 import array_api_compat
 import numpy as np
 
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, asset, heading
 from robot_rl.sim.worlds.driving_reward import DrivingLimits, SimpleReward
 from robot_rl.sim.worlds.race_track import centre_line, load_points, track_meshes
 from robot_rl.types import Array
@@ -104,17 +103,16 @@ class Race:
         self._line = line
         self._samples = len(line["xy"])
         self._spacing = self.length / self._samples
+        self._columns: dict[tuple[str, str, str], Array] = {}
         self._simple: SimpleReward | None = None
         if reward == "simple":
             limits = DrivingLimits(speed=speed_limit, off_centre=0.5 * half_width)
             self._simple = SimpleReward(self.length, 1.0 / self.control_hz, limits)
-        self._tables: dict[tuple[str, str], dict[str, Array]] = {}
 
     def mjcf(self) -> str:
         """The model as one MJCF string, the drawn track included."""
-        path = Path(__file__).resolve().parents[1] / "assets" / "race" / "car.xml"
-        asset, geom = track_meshes(self._line, self.half_width)
-        return path.read_text(encoding="utf-8").replace("<!--TRACK_ASSET-->", asset).replace("<!--TRACK_GEOM-->", geom)
+        meshes, geoms = track_meshes(self._line, self.half_width)
+        return asset("race/car.xml").replace("<!--TRACK_ASSET-->", meshes).replace("<!--TRACK_GEOM-->", geoms)
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Stand at a random checkpoint, up to 0.2 m to the side and 0.2 rad askew.
@@ -181,14 +179,13 @@ class Race:
             view: state of N environments; `view.task` is advanced.
         """
         xp, task = view.xp, view.task
-        table = self._table(view.qpos, xp)
         steps = xp.arange(-_WINDOW, _WINDOW + 1, device=array_api_compat.device(view.qpos))
         window = (task["index"][:, None] + steps[None, :]) % self._samples
         shape = window.shape
-        near = xp.reshape(xp.take(table["xy"], xp.reshape(window, (-1,)), axis=0), (*shape, 2))
+        near = xp.reshape(xp.take(self._column("xy", view.qpos), xp.reshape(window, (-1,)), axis=0), (*shape, 2))
         gap = xp.sum((near - view.qpos[:, None, :2]) ** 2, axis=2)
         task["index"] = (task["index"] + xp.argmin(gap, axis=1) - _WINDOW) % self._samples
-        along, _ = self._offset(view, table)
+        along, offset = self._offset(view)
         place = xp.astype(xp.astype(task["index"], along.dtype) * self._spacing + along, task["place"].dtype)
         moved = place - task["place"]
         moved = moved - self.length * xp.round(moved / self.length)
@@ -199,10 +196,8 @@ class Race:
         task["finished"] = lap & ~task["lap"]
         task["lap"] = lap
         if self._simple is not None:
-            yaw, (_, offset) = heading(view), self._offset(view, table)
-            c, s, vx, vy = xp.cos(yaw), xp.sin(yaw), view.qvel[:, 0], view.qvel[:, 1]
-            speeds = {"along": c * vx + s * vy, "side": c * vy - s * vx, "yaw_rate": view.qvel[:, 5]}
-            self._simple.update(task, xp, **speeds, offset=offset)
+            ahead, side = _turn_back(xp, heading(view), view.qvel)
+            self._simple.update(task, xp, along=ahead, side=side, yaw_rate=view.qvel[:, 5], offset=offset)
 
     def observe(self, view: View) -> Array:
         """What a localised car knows: its motion, its place across the track, the track ahead, its last action.
@@ -217,20 +212,17 @@ class Race:
             car's frame over their distance, and the previous action.
         """
         xp, task = view.xp, view.task
-        table = self._table(view.qpos, xp)
         yaw = heading(view)
-        c, s = xp.cos(yaw), xp.sin(yaw)
-        vx, vy = view.qvel[:, 0], view.qvel[:, 1]
-        _, offset = self._offset(view, table)
-        error = yaw - xp.take(table["heading"], task["index"], axis=0)
-        columns = [(c * vx + s * vy) / 4.0, (c * vy - s * vx) / 4.0, view.qvel[:, 5] / 4.0, view.qpos[:, 7] / STEER]
+        along, side = _turn_back(xp, yaw, view.qvel)
+        _, offset = self._offset(view)
+        error = self._heading_error(view)
+        columns = [along / 4.0, side / 4.0, view.qvel[:, 5] / 4.0, view.qpos[:, 7] / STEER]
         columns += [offset / self.half_width, xp.sin(error), xp.cos(error)]
         columns += [1.0 - xp.clip(task["best"] / self.length, 0.0, 1.0)]
-        columns += [xp.take(table["curvature"], (task["index"] + k) % self._samples, axis=0) for k in _AHEAD]
+        columns += [self._look_up("curvature", task["index"] + k, view.qpos) for k in _AHEAD]
         for k, distance in zip(_POINTS, _POINTS_AT):
-            point = xp.take(table["xy"], (task["index"] + k) % self._samples, axis=0)
-            dx, dy = point[:, 0] - view.qpos[:, 0], point[:, 1] - view.qpos[:, 1]
-            columns += [(c * dx + s * dy) / distance, (c * dy - s * dx) / distance]
+            point = self._look_up("xy", task["index"] + k, view.qpos)
+            columns += [part / distance for part in _turn_back(xp, yaw, point - view.qpos[:, :2])]
         columns += [view.action[:, 0], view.action[:, 1]]
         return xp.stack([xp.astype(column, xp.float32) for column in columns], axis=1)
 
@@ -267,10 +259,8 @@ class Race:
         Returns:
             (N,) bool.
         """
-        xp = view.xp
-        table = self._table(view.qpos, xp)
-        _, offset = self._offset(view, table)
-        error = heading(view) - xp.take(table["heading"], view.task["index"], axis=0)
+        xp, error = view.xp, self._heading_error(view)
+        _, offset = self._offset(view)
         reach = HALF_LENGTH * xp.abs(xp.sin(error)) + HALF_BREADTH * xp.abs(xp.cos(error))
         return xp.abs(offset) + reach > self.half_width
 
@@ -320,11 +310,9 @@ class Race:
 
     def _start(self, draw: Draw, gate: Array, xp: ModuleType) -> Reset:
         noise = draw.uniform(2, low=-0.2, high=0.2)
-        table = self._table(noise, xp)
         place = xp.astype(gate, noise.dtype) * self._gate_distance
         index = xp.astype(xp.round(place / self._spacing), xp.int64) % self._samples
-        course = xp.astype(xp.take(table["heading"], index, axis=0), noise.dtype)
-        spot = xp.astype(xp.take(table["xy"], index, axis=0), noise.dtype)
+        course, spot = (xp.astype(self._look_up(name, index, noise), noise.dtype) for name in ("heading", "xy"))
         yaw, zero = course + noise[:, 1], xp.zeros_like(noise[:, 0])
         x = spot[:, 0] - xp.sin(course) * noise[:, 0]
         y = spot[:, 1] + xp.cos(course) * noise[:, 0]
@@ -343,38 +331,34 @@ class Race:
             },
         )
 
-    def _offset(self, view: View, table: dict[str, Array]) -> tuple[Array, Array]:
+    def _offset(self, view: View) -> tuple[Array, Array]:
         """The car relative to its sample of the centre line: metres along it and to its left, each (N,)."""
-        xp, index = view.xp, view.task["index"]
-        course = xp.take(table["heading"], index, axis=0)
-        delta = view.qpos[:, :2] - xp.take(table["xy"], index, axis=0)
-        c, s = xp.cos(course), xp.sin(course)
-        return c * delta[:, 0] + s * delta[:, 1], c * delta[:, 1] - s * delta[:, 0]
+        course, spot = (self._look_up(name, view.task["index"], view.qpos) for name in ("heading", "xy"))
+        return _turn_back(view.xp, course, view.qpos[:, :2] - spot)
 
-    def _table(self, like: Array, xp: ModuleType) -> dict[str, Array]:
-        """The centre line as arrays of the kind and on the device of `like`, made once for each."""
-        device = array_api_compat.device(like)
-        key = (xp.__name__, str(device))
-        if key not in self._tables:
-            self._tables[key] = {
-                name: xp.asarray(self._line[name], dtype=xp.float64, device=device)
-                for name in ("xy", "heading", "curvature")
-            }
-        return self._tables[key]
+    def _heading_error(self, view: View) -> Array:
+        """(N,) how far the cars are turned to the left of the centre line [rad], not wrapped."""
+        return heading(view) - self._look_up("heading", view.task["index"], view.qpos)
+
+    def _look_up(self, name: str, index: Array, like: Array) -> Array:
+        """Rows of a column of the centre line, which goes round."""
+        xp = array_api_compat.array_namespace(like)
+        return xp.take(self._column(name, like), index % self._samples, axis=0)
+
+    def _column(self, name: str, like: Array) -> Array:
+        """Of the centre line, of the kind and on the device of `like`, made once for each."""
+        xp, device = array_api_compat.array_namespace(like), array_api_compat.device(like)
+        key = name, xp.__name__, str(device)
+        if key not in self._columns:
+            self._columns[key] = xp.asarray(self._line[name], dtype=xp.float64, device=device)
+        return self._columns[key]
 
 
 SIDE_ACCELERATION, BRAKING, CRUISE = 4.5, 3.0, 3.4
 """Limits of the scripted driver: m/s^2 sideways, m/s^2 when braking, m/s on the straight."""
 
 
-def heading(view: View) -> Array:
-    """Yaw angle of the car.
-
-    Args:
-        view: state of N environments.
-
-    Returns:
-        (N,) [rad].
-    """
-    w, x, y, z = (view.qpos[:, i] for i in range(3, 7))
-    return view.xp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+def _turn_back(xp: ModuleType, angle: Array, vector: Array) -> tuple[Array, Array]:
+    """(N,) each: vectors (N, 2 or more) along a direction [rad], and to its left."""
+    c, s = xp.cos(angle), xp.sin(angle)
+    return c * vector[:, 0] + s * vector[:, 1], c * vector[:, 1] - s * vector[:, 0]

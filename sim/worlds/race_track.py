@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+
+from robot_rl.sim.world import ASSETS
 
 CURB_WIDTH = 0.09
 """Width [m] of the red and white border drawn outside the driveable part."""
@@ -50,7 +50,7 @@ def load_points(name: str) -> np.ndarray:
     Raises:
         ValueError: no such track; lists those that there are.
     """
-    folder = Path(__file__).resolve().parents[1] / "assets" / "race"
+    folder = ASSETS / "race"
     path = folder / f"{name}.csv"
     if not path.is_file():
         raise ValueError(f"track {name!r} is unknown, expected one of {sorted(p.stem for p in folder.glob('*.csv'))}")
@@ -81,24 +81,21 @@ def track_meshes(line: dict[str, np.ndarray], half_width: float) -> tuple[str, s
         ("right_white", "white", -outer, -half_width, 0.018, ~red),
     ]
     assets, geoms = [], []
+    following = np.roll(np.arange(count), -1)
     for name, material, low, high, top, where in strips:
-        assets.append(_strip(f"track_{name}", xy + low * normal, xy + high * normal, top, where))
+        sides = xy + low * normal, xy + high * normal
+        corners = np.stack([*sides, *(side[following] for side in sides)], axis=1)  # (M, 4, 2)
+        assets.append(_boxes(f"track_{name}", corners[where], top))
         geoms.append(_geom(name, material))
     rows = np.linspace(-half_width, half_width, 9)
+    along = np.array([np.cos(heading[0]), np.sin(heading[0])]) * 0.15
     squares = []
     for j in range(2):
-        along = np.array([np.cos(heading[0]), np.sin(heading[0])]) * 0.15
-        for i in range(8):
-            if (i + j) % 2 == 0:
-                corner = xy[0] + rows[i] * normal[0] + j * along
-                squares.append((corner, corner + (rows[i + 1] - rows[i]) * normal[0], along))
-    vertices, faces = [], []
-    for low, high, along in squares:
-        base = len(vertices)
-        for z in (0.0, 0.006):
-            vertices += [(*p, z) for p in (low, high, low + along, high + along)]
-        faces += [[base + i for i in face] for face in _BOX]
-    assets.append(_mesh("track_line", vertices, faces))
+        for i in range(j, 8, 2):
+            low = xy[0] + rows[i] * normal[0] + j * along
+            high = low + (rows[i + 1] - rows[i]) * normal[0]
+            squares.append((low, high, low + along, high + along))
+    assets.append(_boxes("track_line", np.array(squares), 0.006))
     geoms.append(_geom("line", "white"))
     return "\n".join(assets), "\n".join(geoms)
 
@@ -111,22 +108,14 @@ _BOX = (
 )
 
 
-def _strip(name: str, low: np.ndarray, high: np.ndarray, top: float, where: np.ndarray) -> str:
-    """One closed body along the line, a box per sample, with the samples of `where`."""
-    following = np.roll(np.arange(len(low)), -1)
-    vertices, faces = [], []
-    for i in np.flatnonzero(where):
-        base = len(vertices)
-        for z in (0.0, top):
-            vertices += [(*p, z) for p in (low[i], high[i], low[following[i]], high[following[i]])]
-        faces += [[base + k for k in face] for face in _BOX]
-    return _mesh(name, vertices, faces)
-
-
-def _mesh(name: str, vertices: list, faces: list) -> str:
-    numbers = " ".join(f"{value:.4f}" for vertex in vertices for value in vertex)
-    corners = " ".join(str(corner) for face in faces for corner in face)
-    return f'<mesh name="{name}" inertia="shell" vertex="{numbers}" face="{corners}"/>'
+def _boxes(name: str, corners: np.ndarray, top: float) -> str:
+    """A mesh of boxes between the ground and `top` [m] over (B, 4, 2) corners [m], as `_BOX` counts them."""
+    count = len(corners)
+    vertices = np.zeros((count, 2, 4, 3))
+    vertices[..., :2], vertices[:, 1, :, 2] = corners[:, None], top
+    faces = 8 * np.arange(count)[:, None, None] + np.array(_BOX)
+    numbers = " ".join(f"{value:.4f}" for value in vertices.ravel())
+    return f'<mesh name="{name}" inertia="shell" vertex="{numbers}" face="{" ".join(map(str, faces.ravel()))}"/>'
 
 
 def _geom(name: str, material: str) -> str:

@@ -58,7 +58,8 @@ class Reach(ArmTask):
     ) -> None:
         self._robot: CardArm | None = None
         if robot is None:
-            arm: Arm = Arm(_ARM, action=action, control_hz=control_hz, start_pose=start_pose)
+            model = scene(marker(self.radius), aim=_AIM)  # a ball where the goal is
+            arm = Arm(_ARM, action=action, control_hz=control_hz, model=model, start_pose=start_pose)
         else:
             from robot_rl.sim.card_arm import CardArm  # loads MuJoCo, which other engines do without
 
@@ -66,13 +67,8 @@ class Reach(ArmTask):
             arm = self._robot = CardArm(card, action=action, control_hz=control_hz, start_pose=start_pose)
         beside = ("tip_to_goal_x", "tip_to_goal_y", "tip_to_goal_z")
         super().__init__(arm, beside=beside, seconds=seconds, reward=reward, terminate_on_success=terminate_on_success)
-        self.cameras = ("front", "side", "wrist") if robot is None else ("front", "side")
         ends = self._near if terminate_on_success else None
         self.goals = WorldGoals(self._tip, self._goal_place, Goals(3, 3, self._show, self._pay, ends))
-
-    def mjcf(self) -> str:
-        """The arm, and a ball where the goal is."""
-        return scene(marker(self.radius), aim=_AIM) if self._robot is None else self._robot.xml
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Tip and goal anywhere in the work space, a little inside its walls; of a card's arm, where poses lead."""

@@ -15,13 +15,13 @@ import array_api_compat
 
 from robot_rl.sim.arm import norm, shorten
 from robot_rl.sim.arrays import constant
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, asset
 from robot_rl.sim.worlds.tabletop_text import BLOCKS, GOALS, PLATES, sentence_bytes
 from robot_rl.types import Array
 from robot_rl.types.options import NotNegative, Positive
 
 HALF = 0.02
-"""Half the edge of a block, m."""
+"""Half the edge of a block, as in the model, m."""
 STROKE = 0.08
 """Metres between the open fingers."""
 WORK_MIN = 0.01
@@ -37,76 +37,6 @@ _STEP = 0.03  # m per control step at action 1
 _LEASH = 0.05  # m that the command may be ahead of the hand
 _HAND = 5  # positions of the hand in qpos: x, y, z, two fingers
 _SCALE = 0.1  # m per unit of the vectors in the state
-
-_COLOURS = {"red": "0.85 0.12 0.10", "green": "0.10 0.62 0.16", "blue": "0.10 0.22 0.85"}
-_PLATE_COLOURS = {"yellow": "0.93 0.80 0.10", "purple": "0.55 0.15 0.60"}
-
-
-def _mjcf() -> str:
-    blocks = "".join(
-        f'<body name="{name}" pos="0 0 {HALF}"><freejoint name="{name}"/>'
-        f'<geom name="{name}" type="box" size="{HALF} {HALF} {HALF}" mass="0.06" rgba="{rgb} 1" contype="2" '
-        'conaffinity="3" friction="1 0.01 0.0001"/></body>'
-        for name, rgb in _COLOURS.items()
-    )
-    plates = "".join(
-        f'<body name="plate_{name}" mocap="true"><geom type="cylinder" size="0.042 0.002" rgba="{rgb} 1" '
-        'contype="0" conaffinity="0"/></body>'
-        for name, rgb in _PLATE_COLOURS.items()
-    )
-    pad = (
-        'type="box" size="0.011 0.004 0.026" pos="0 {y} 0.014" mass="0.03" rgba="0.15 0.15 0.17 1" contype="4" '
-        'conaffinity="3" friction="1.5 0.02 0.0001" priority="1" solref="0.01 1" solimp="0.98 0.99 0.001"'
-    )
-    return f"""
-<mujoco model="tabletop">
-  <compiler autolimits="true" inertiafromgeom="true"/>
-  <option timestep="0.005" integrator="implicitfast" cone="pyramidal" impratio="4" iterations="20" ls_iterations="10"/>
-  <visual>
-    <headlight ambient="0.55 0.55 0.55" diffuse="0.35 0.35 0.35" specular="0 0 0"/>
-    <quality shadowsize="0" offsamples="2"/>
-    <map znear="0.05" zfar="10"/>
-    <global offwidth="640" offheight="480"/>
-  </visual>
-  <worldbody>
-    <light pos="0.3 -0.4 1.2" dir="-0.2 0.3 -0.9" diffuse="0.3 0.3 0.3" specular="0 0 0" castshadow="false"/>
-    <camera name="front" pos="0 -0.42 0.48" xyaxes="1 0 0 0 0.72 0.694" fovy="40"/>
-    <camera name="top" pos="0 0 0.75" xyaxes="1 0 0 0 1 0" fovy="32"/>
-    <geom name="table" type="plane" size="2 2 0.1" rgba="0.62 0.62 0.60 1" contype="1"/>
-    {plates}
-    <body name="rail_x" gravcomp="1">
-      <joint name="x" type="slide" axis="1 0 0" range="-0.2 0.2" damping="4"/>
-      <inertial pos="0 0 0" mass="0.2" diaginertia="1e-4 1e-4 1e-4"/>
-      <body name="rail_y" gravcomp="1">
-        <joint name="y" type="slide" axis="0 1 0" range="-0.2 0.2" damping="4"/>
-        <inertial pos="0 0 0" mass="0.2" diaginertia="1e-4 1e-4 1e-4"/>
-        <body name="hand" gravcomp="1">
-          <joint name="z" type="slide" axis="0 0 1" range="0 0.25" damping="4"/>
-          <geom type="box" size="0.016 0.050 0.010" pos="0 0 0.050" mass="0.3" rgba="0.92 0.92 0.93 1" contype="4"
-                conaffinity="3"/>
-          <site name="tip" size="0.003" group="4"/>
-          <body name="finger_left" gravcomp="1">
-            <joint name="finger_left" type="slide" axis="0 1 0" range="0 0.042" armature="0.05" damping="2"/>
-            <geom {pad.format(y=0.004)}/>
-          </body>
-          <body name="finger_right" gravcomp="1">
-            <joint name="finger_right" type="slide" axis="0 -1 0" range="0 0.042" armature="0.05" damping="2"/>
-            <geom {pad.format(y=-0.004)}/>
-          </body>
-        </body>
-      </body>
-    </body>
-    {blocks}
-  </worldbody>
-  <actuator>
-    <position joint="x" kp="600" kv="40" forcerange="-60 60"/>
-    <position joint="y" kp="600" kv="40" forcerange="-60 60"/>
-    <position joint="z" kp="900" kv="45" forcerange="-60 60"/>
-    <position joint="finger_left" kp="400" kv="10" forcerange="-25 25"/>
-    <position joint="finger_right" kp="400" kv="10" forcerange="-25 25"/>
-  </actuator>
-</mujoco>
-"""
 
 
 class Tabletop:
@@ -183,7 +113,7 @@ class Tabletop:
 
     def mjcf(self) -> str:
         """Gantry, blocks and plates."""
-        return _mjcf()
+        return asset("tabletop/tabletop.xml")
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Blocks and plates on five of nine places, jittered; hand anywhere above; any goal."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robot_rl.sim.engine_options import EngineOptions
+from robot_rl.sim.eyes import Painters
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.world import View
 from robot_rl.sim.worlds.tabletop import BLOCKS, GOALS, HALF, PLATES, STROKE, Tabletop
@@ -20,8 +21,6 @@ from robot_rl.types.options import Count, Pixels
 
 if TYPE_CHECKING:
     from mujoco import MjModel
-
-    from robot_rl.sim.render import Cameras
 
 KINDS = ("success", "pause", "wrong_object", "wrong_place", "drop", "stall", "miss", "regress", "undo")
 """What happens in a clip, relative to what is asked; the first two meet the goal and stay there."""
@@ -53,7 +52,7 @@ class TabletopClips:
         self.camera, self.size, self.num_threads = camera, (int(size[0]), int(size[1])), num_threads
         if camera not in Tabletop.cameras:
             raise ValueError(f"camera is '{camera}', expected one of {', '.join(Tabletop.cameras)}")
-        self._cameras: Cameras | None = None
+        self._painters: Painters | None = None
 
     def facts(self) -> dict[str, object]:
         """What the arrays of `generate` mean: kinds, goals, sentences, rate. Plain values."""
@@ -132,12 +131,9 @@ class TabletopClips:
         }
 
     def _pictures(self, model: MjModel, qpos: np.ndarray, row: int, plates: dict[str, np.ndarray]) -> np.ndarray:
-        from robot_rl.sim.render import Cameras  # OpenGL only for those who look
-
-        if self._cameras is None:
-            self._cameras = Cameras(model, self.size[1], self.size[0], Tabletop.markers)
+        self._painters = self._painters or Painters(model, Tabletop.markers)
         here = {key: np.repeat(value[row : row + 1], len(qpos), axis=0) for key, value in plates.items()}
-        return self._cameras.render(qpos, [self.camera], here)[self.camera]
+        return self._painters.paint(qpos, here, [self.camera], self.size)[self.camera]
 
 
 class _Watched(Tabletop):

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from robot_rl.sim.arrays import constant
 from robot_rl.sim.terrain import KINDS, LEVELS, TILE, Ground, Kind, lay_tiles
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, heading
 from robot_rl.sim.worlds.walk import Walk
 from robot_rl.types import Array
 from robot_rl.types.card import Card
@@ -157,7 +157,7 @@ class Terrain(Walk):
         begin, end = task["begin"], task["end"]
         task["end"] = xp.where(there[:, None], begin, end)
         task["begin"] = xp.where(there[:, None], end, begin)
-        error = xp.atan2(gap[:, 1], gap[:, 0]) - xp.astype(_yaw(view), gap.dtype)
+        error = xp.atan2(gap[:, 1], gap[:, 0]) - xp.astype(heading(view), gap.dtype)
         turn = HEADING_GAIN * xp.atan2(xp.sin(error), xp.cos(error))
         turn = xp.clip(turn, float(self._low[2]), float(self._high[2]))
         command = task["command"]
@@ -177,7 +177,7 @@ class Terrain(Walk):
 
     def privileged(self, view: View) -> Array:
         """(N, 4 + F + 35): that of walk above the ground, and the ground's height above the trunk's at `SCAN` [m]."""
-        xp, yaw = view.xp, _yaw(view)[:, None]
+        xp, yaw = view.xp, heading(view)[:, None]
         ahead, left = (constant([place[i] for place in SCAN], view.qpos)[None, :] for i in (0, 1))
         x = view.qpos[:, :1] + xp.cos(yaw) * ahead - xp.sin(yaw) * left
         y = view.qpos[:, 1:2] + xp.sin(yaw) * ahead + xp.cos(yaw) * left
@@ -193,9 +193,3 @@ class Terrain(Walk):
     def success(self, view: View) -> Array:
         """(N,) bool, the first goal has been reached."""
         return view.task["crossed"] & ~self.terminated(view)
-
-
-def _yaw(view: View) -> Array:
-    """(N,) heading of the trunk [rad]."""
-    w, x, y, z = (view.qpos[:, i] for i in range(3, 7))
-    return view.xp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))

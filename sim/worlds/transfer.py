@@ -7,81 +7,19 @@ from typing import ClassVar
 
 import array_api_compat
 
-from robot_rl.sim.arm import marker, norm, shorten, span, time_cost
+from robot_rl.sim.arm import norm, shorten, span, time_cost
 from robot_rl.sim.arrays import constant
-from robot_rl.sim.world import Draw, Reset, View
+from robot_rl.sim.world import Draw, Reset, View, asset
 from robot_rl.types import Array
 from robot_rl.types.options import Positive
 
 _LOW, _HIGH = (-0.16, -0.20, 0.009), (0.16, 0.20, 0.24)
-_HALF, _LENGTH = 0.008, 0.045  # half the rod's thickness and length, m
+_HALF = 0.008  # half the rod's thickness, as in the model, m
 _REACH = 0.024  # from the rod's middle to where an instrument holds it
-_OPEN = 0.04  # largest distance of the fingers, m
+_OPEN = 0.04  # largest distance of the fingers, as in the model, m
 _SPEED, _LEASH = 0.25, 0.04  # m/s at action 1; m that the command may be ahead of the instrument
 _MEET = (0.0, 0.0, 0.11)  # where the rod is handed over
 _TIP, _NEAR, _LAG, _FAR, _RATE = 0.1, 0.05, 0.02, 0.15, 0.3  # units of the state
-_STEP = 0.005
-
-
-def _instrument(name: str, colour: str) -> str:
-    """A grasper on three crossed slides, hanging down from above; its origin is the point between its fingers."""
-    slides = "".join(
-        f'<joint name="{name}_{axis}" type="slide" axis="{vector}" damping="2"/>'
-        for axis, vector in (("x", "1 0 0"), ("y", "0 1 0"), ("z", "0 0 1"))
-    )
-    fingers = "".join(
-        f"""
-<body name="{name}_finger_{side}" gravcomp="1">
-  <joint name="{name}_{side}" type="slide" axis="{sign} 0 0" range="0 {_OPEN / 2}" damping="1"/>
-  <geom name="{name}_pad_{side}" type="box" size="0.003 0.009 0.008" pos="{float(sign) * 0.003} 0 0" mass="0.02"
-        rgba="0.2 0.2 0.22 1" friction="1.5 0.02 0.0005" condim="4" priority="1"/>
-</body>"""
-        for side, sign in (("a", "1"), ("b", "-1"))
-    )
-    return f"""
-<body name="{name}" gravcomp="1">
-  {slides}
-  <geom name="{name}_shaft" type="cylinder" size="0.006" fromto="0 0 0.026 0 0 0.30" mass="0.4" rgba="{colour}"/>
-  <geom name="{name}_wrist" type="box" size="0.026 0.007 0.005" pos="0 0 0.019" mass="0.1" rgba="{colour}"/>
-  <camera name="{name}_wrist" pos="0.07 0 0.14" xyaxes="0 1 0 -0.89 0 0.45"/>
-  {fingers}
-</body>"""
-
-
-_MJCF = f"""
-<mujoco model="transfer">
-  <option timestep="{_STEP}" integrator="implicitfast" cone="elliptic" impratio="5"/>
-  <visual><headlight ambient="0.3 0.3 0.3" diffuse="0.3 0.3 0.3"/></visual>
-  <asset>
-    <material name="goal" rgba="0.2 0.8 0.3 0.5"/>
-    <material name="table" rgba="0.75 0.70 0.66 1"/>
-  </asset>
-  <worldbody>
-    <light pos="0.2 -0.3 1" dir="-0.2 0.3 -1" diffuse="0.5 0.5 0.5"/>
-    <camera name="front" pos="0.42 0 0.22" xyaxes="0 1 0 -0.316 0 0.949" fovy="50"/>
-    <geom name="table" type="box" size="0.25 0.30 0.02" pos="0 0 -0.02" material="table" friction="0.8 0.01 0.0001"/>
-    {_instrument("left", "0.20 0.40 0.75 1")}
-    {_instrument("right", "0.75 0.45 0.15 1")}
-    <body name="rod" pos="0 0.1 {_HALF}">
-      <freejoint name="rod"/>
-      <geom name="rod" type="box" size="{_HALF} {_LENGTH} {_HALF}" mass="0.02" rgba="0.85 0.22 0.20 1"
-            friction="1 0.01 0.0001" condim="4"/>
-    </body>
-    {marker(0.012)}
-  </worldbody>
-  <actuator>
-    {
-    "".join(
-        f'<position name="{name}_{axis}" joint="{name}_{axis}" kp="1200" kv="55" forcerange="-40 40"/>'
-        if axis in "xyz"
-        else f'<position name="{name}_{axis}" joint="{name}_{axis}" kp="400" kv="8" forcerange="-6 6"/>'
-        for name in ("left", "right")
-        for axis in ("x", "y", "z", "a", "b")
-    )
-}
-  </actuator>
-</mujoco>
-"""
 
 
 class Transfer:
@@ -146,7 +84,7 @@ class Transfer:
 
     def mjcf(self) -> str:
         """The model: table, two instruments, a rod, and a ball where the goal is."""
-        return _MJCF
+        return asset("transfer/transfer.xml")
 
     def reset(self, draw: Draw, n: int, xp: ModuleType) -> Reset:
         """Instruments apart and open; rod on the left, turned by at most 0.2 rad; goal in the air on the right."""

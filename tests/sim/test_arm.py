@@ -120,6 +120,8 @@ def test_terms_are_the_same_in_numpy_and_torch(world: Any, action: str) -> None:
     task.update(other)
     for key, value in other.task.items():
         np.testing.assert_allclose(np.asarray(value), view.task[key], atol=1e-9)
+    for key, value in task.tool(other).items():
+        np.testing.assert_allclose(np.asarray(value), task.tool(view)[key], atol=1e-9)
     # The GPU engine keeps float32; resets must serve it as well.
     single = torched(view, torch.float32)
     assert task.observe(single).dtype == torch.float32

@@ -158,7 +158,10 @@ def test_wrong_reward_and_flags(env):
         check(Broken(env, step=changed(1, lambda reward: reward[:, None]))),
         "reward is float32[3, 1], expected float32[3]",
     )
-    only(check(Broken(env, step=changed(1, lambda reward: reward + np.inf))), "reward of environment 0 is not finite")
+    only(
+        check(Broken(env, step=changed(1, lambda reward: reward + np.inf))),
+        "reward of environment 0 is inf, expected finite",
+    )
     findings = check(Broken(env, step=changed(2, lambda flag: flag.astype(int))))
     assert "terminated is int64[3], expected bool[3]; convert it" in findings
 

@@ -239,6 +239,18 @@ def test_state_dict_continues_bit_for_bit_in_a_new_environment(id, workers):
     env.close()
 
 
+def test_a_state_between_contacts_is_restored():
+    """MuJoCo has arrays of the bodies that touch, which are there after `mj_forward` and were not when it was saved."""
+    env, other = make(1, 2, id="HalfCheetah-v5"), make(1, 2, id="HalfCheetah-v5")
+    env.reset(seed=3)
+    other.reset(seed=3)
+    for action in np.random.default_rng(0).uniform(-1, 1, (60, 1, 6)):
+        env.step(action)
+        other.step(action)
+        env.load_state_dict(env.state_dict())
+        assert np.array_equal(env.observe()["state"], other.observe()["state"])
+
+
 def test_state_dict_before_the_first_reset_keeps_the_seed():
     env, other = make(2, 0, id="Pendulum-v1"), make(2, 5, id="Pendulum-v1")
     other.load_state_dict(env.state_dict())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import mujoco
 import numpy as np
 import pytest
 
+from robot_rl.data.store import write_store
 from robot_rl.sim import motion_clip
 from robot_rl.sim.check import check
 from robot_rl.sim.engine_options import EngineOptions
@@ -21,6 +21,7 @@ from robot_rl.sim.motion_reward import Motion, additive, angle_between, errors, 
 from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.world import gymnasium_model
 from robot_rl.sim.worlds.imitate import Imitate, ImitateOptions
+from robot_rl.types import Episode, IOSpec
 
 ONE_THREAD = EngineOptions(num_threads=1)
 
@@ -123,18 +124,13 @@ def test_resampled_cycle_keeps_its_stride_and_its_velocity_agrees_with_its_posit
 
 
 def store(folder: Path, state: np.ndarray) -> str:
-    """A store of one episode, as much of it as is read."""
-    folder.mkdir()
+    """A store of one episode."""
     steps = len(state) - 1
-    columns = {"obs/state": state.astype("<f4"), "action": np.full((steps, 3), 0.5, "<f4")}
-    meta: dict[str, Any] = {"episodes": 1, "io": {"control_hz": 125.0}, "columns": {}}
-    for name, value in columns.items():
-        file = f"{name.replace('/', '.')}.bin"
-        value.tofile(folder / file)
-        meta["columns"][name] = {"file": file, "dtype": "<f4", "shape": list(value.shape)}
-    for name, value in (("len", steps), ("start_obs", 0), ("start_step", 0)):
-        np.array([value], "<i8").tofile(folder / f"episode_{name}.bin")
-    (folder / "meta.json").write_text(json.dumps(meta))
+    action, none = np.full((steps, 3), 0.5, np.float32), np.zeros(steps, bool)
+    stamp = np.arange(steps + 1) / 125.0
+    obs = {"state": state.astype(np.float32)}
+    io = IOSpec({"state": ((state.shape[1],), "float32")}, ("a", "b", "c"), (-1.0,) * 3, (1.0,) * 3, ("1",) * 3, 125.0)
+    write_store(folder, [Episode(obs, action, action, np.zeros(steps, np.float32), False, True, none, stamp)], io=io)
     return str(folder)
 
 

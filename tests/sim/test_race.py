@@ -18,8 +18,8 @@ import torch
 from robot_rl.sim.draw import Streams
 from robot_rl.sim.engine_options import EngineOptions
 from robot_rl.sim.mujoco_env import make
-from robot_rl.sim.world import View
-from robot_rl.sim.worlds.race import FASTEST, STEER, Race, heading
+from robot_rl.sim.world import View, heading
+from robot_rl.sim.worlds.race import FASTEST, STEER, Race
 from robot_rl.sim.worlds.race_track import centre_line, load_points
 
 ONE_THREAD = EngineOptions(num_threads=1)
