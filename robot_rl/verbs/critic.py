@@ -146,7 +146,8 @@ def _eval(cfg: DictConfig) -> None:
     report["hash"] = facts["hash"]
     folder = Path(cfg.path)
     write_json(folder / f"report_{cfg.phrasing}.json", report)
-    rows = build.tool("context_lines" if "conditions" in report else "critic_lines")(report)
+    place = "policies.vla.context_report:lines" if "conditions" in report else "policies.vla.critic_report:lines"
+    rows = build.tool(place)(report)
     width = max(len(row[0]) for row in rows)
     for what, measured, wanted in rows:
         print(f"  {what:<{width}}  {measured:<22}  {wanted}")
@@ -164,9 +165,9 @@ def _label(cfg: DictConfig) -> None:
     out = Path(cfg.out)
     if out.exists():
         raise Refused(f"{out} exists already; choose another name (nothing is overwritten)")
-    reward = build.tool("progress_reward")
-    met = build.tool("done_events")
-    caveat = build.tool("caveats").get(cfg.mode)
+    reward = build.tool("policies.reward.critic_reward:progress_reward")
+    met = build.tool("policies.reward.critic_reward:done_events")
+    caveat = build.tool("policies.reward.critic_reward:CAVEATS").get(cfg.mode)
     if caveat:
         print(f"  warning: mode={cfg.mode}: {caveat}", file=sys.stderr)
     chosen = cfg.path if isinstance(cfg.path, str) else [str(path) for path in cfg.path]

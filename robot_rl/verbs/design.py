@@ -252,14 +252,14 @@ def design(cfg: DictConfig) -> None:
         refuse_other_search(folder, overrides)
     text = saved_config(cfg)
     io = _interface(overrides)
-    found = build.tool("places")(io)
+    found = build.tool("policies.reward.program:places")(io)
     widths = {name: len(columns) for name, (_, columns) in found.items()}
     options = OmegaConf.to_container(cfg.model_options, resolve=True)
     if cfg.codes is not None:
-        proposer = build.tool("programs_listed")(list(cfg.codes))
+        proposer = build.tool("policies.reward.program_proposer:Listed")(list(cfg.codes))
     else:
-        model = build.tool("open_model")(str(cfg.model), options)
-        proposer = build.tool("programs_of_model")(model, str(cfg.goal), widths)
+        model = build.tool("policies.vla.text_models:open_model")(str(cfg.model), options)
+        proposer = build.tool("policies.reward.program_proposer:ModelProposer")(model, str(cfg.goal), widths)
     ranks = {"score": by_score, "ask": by_person()}
     rank = ranks.get(str(cfg.rank))
     if rank is None:

@@ -76,11 +76,11 @@ def _pictures(cfg: DictConfig, folder: Path) -> PictureJob:
 
     def labeller(truth: object) -> Any:
         if settings.labels != "vlm" or cfg.model == "scripted":
-            script = build.tool("judge_scripted")
+            script = build.tool("policies.nets.picture_labels:ScriptedJudge")
             model = script(truth, error=settings.error, tie=settings.tie, seed=cfg.seed)
         else:
-            model = build.tool("open_model")(str(cfg.model), options)
-        return build.tool("judge_two_stage")(model, seed=cfg.seed)
+            model = build.tool("policies.vla.text_models:open_model")(str(cfg.model), options)
+        return build.tool("policies.nets.picture_labels:TwoStage")(model, seed=cfg.seed)
 
     def reward(goals: list[str], size: tuple[int, int]) -> Any:
         node = plain(cfg.pictures_reward)

@@ -159,7 +159,7 @@ class PictureJob(PreferenceJob):
     def _pairs(self, pairs: list[LabelledPair]) -> Any:
         frames = sorted({frame for pair in pairs for frame in (pair.first, pair.second)})
         place = {frame: i for i, frame in enumerate(frames)}
-        return build.tool("picture_pairs")(
+        return build.tool("policies.reward.picture_preference:PicturePairs")(
             torch.from_numpy(np.stack([self._picture(frame) for frame in frames])),
             torch.tensor([place[pair.first] for pair in pairs]),
             torch.tensor([place[pair.second] for pair in pairs]),

@@ -254,7 +254,8 @@ class PreferenceJob(ABC):
             return self._draw(count)
         found = self._draw(count * self._s.candidates)
         chance = self.model.probabilities(self._pairs(found))
-        return [found[k] for k in build.tool("query")(chance, len(found), count, rule=self._s.rule)]
+        query = build.tool("policies.nets.preferences:query")
+        return [found[k] for k in query(chance, len(found), count, rule=self._s.rule)]
 
     def _enough(self, metrics: Metrics) -> bool:
         weight, least = self.smoothing

@@ -86,7 +86,7 @@ class SegmentJob(PreferenceJob):
         s = self._s
         if s.labels == "return":
             seed = s.seed + self._progress.answered
-            script = build.tool("scripted_answers")(self._score, error=s.error, tie=s.tie, seed=seed)
+            script = build.tool("policies.nets.preferences:Scripted")(self._score, error=s.error, tie=s.tie, seed=seed)
             return lambda pair, there: script.label(pair.first, pair.second, "")  # also again: its errors are drawn
         return lambda pair, there: None if there else self._person(pair.first, pair.second)
 
@@ -159,7 +159,7 @@ class SegmentJob(PreferenceJob):
             torch.from_numpy(np.stack([np.stack([piece[k] for piece in pair]) for pair in both]).astype(np.float32))
             for k in (0, 1)
         )
-        return build.tool("pairs")(state, action, chance_of(pairs))
+        return build.tool("policies.nets.preferences:Pairs")(state, action, chance_of(pairs))
 
     def _relabel(self) -> dict[str, object]:
         """The log with learnt rewards, and how its episodes rank by them."""

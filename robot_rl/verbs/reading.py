@@ -82,7 +82,7 @@ def robot_file(name: str) -> str:
     Raises:
         Refused: there is none.
     """
-    path = Path(build.tool("find_robot")(name)).expanduser()
+    path = Path(build.tool("real.graph:find_file")(name)).expanduser()
     if not path.is_file():
         raise Refused(f"there is no robot '{name}'{near(name, ['desk_arm'])} (or give the path of its YAML)")
     return str(path)

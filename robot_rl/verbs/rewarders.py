@@ -34,7 +34,7 @@ def rewarded_factory(cfg: DictConfig) -> EnvMaker:
     if reference is not None:
         judge = with_reference(judge, str(reference), int(frames), camera)
         options["instruction"] = options["instruction"] or ""  # the reference alone, not what the world asks
-    audit = build.tool("audit")
+    audit = build.tool("policies.reward.critic_reward:Audit")
 
     def make(num_envs: int, seed: int, render: bool) -> VecEnv:
         from robot_rl.loops.rewarded import Rewarded
@@ -58,7 +58,7 @@ def shown_cameras(cfg: DictConfig) -> list[str] | None:
     shown = cfg.env.get("cameras")
     if shown == "own":
         world = build.make("world", plain(cfg.env.world), where="env.world")
-        return list(build.tool("world_parts")(world).policy_cameras)
+        return list(build.tool("sim.world:parts_of")(world).policy_cameras)
     return shown if shown is None else list(shown)
 
 
@@ -126,7 +126,7 @@ def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
     critics = [load_critic(Path(folder), device).critic() for folder in folders]
     if len(critics) == 1:
         return critics[0]
-    ensemble = build.tool("critic_ensemble")
+    ensemble = build.tool("policies.vla.critic_ensemble:CriticEnsemble")
     return ensemble(critics, how, caution)
 
 
@@ -148,5 +148,5 @@ def with_reference(judge: object, reference: str, frames: int, camera: str) -> A
     if not isinstance(judge, ShownCritic):
         raise Refused(f"{type(judge).__name__} cannot be shown a goal; train one that can with critic=in_context")
     pictures, source = critic_reference.read(reference, camera)
-    clip = build.tool("reference_clip")
+    clip = build.tool("policies.nets.reference:RefClip")
     return judge.with_reference(clip.of(pictures, frames, source=source))

@@ -84,7 +84,7 @@ def calibrate_arm(arguments: list[str]) -> None:
         ValueError, RuntimeError: a range that is not plausible, or a servo that fails; says which.
     """
     found, path, options = _read(arguments, CalibrateArmOptions, "calibrate-arm")
-    servos = build.tool("servos")
+    servos = build.tool("real.servos.tools")
     joints, hand = list(found.joints), found.gripper
     wrong = [name for name in options.reversed if name not in _names(found)]
     if wrong:
@@ -131,7 +131,7 @@ def motors(arguments: list[str]) -> None:
         RuntimeError: a servo that fails; says which.
     """
     found, _, options = _read(arguments, MotorsOptions, "motors")
-    servos, numbers = build.tool("servos"), _numbers(found)
+    servos, numbers = build.tool("real.servos.tools"), _numbers(found)
     if options.set and options.set not in numbers:
         raise Refused(f"set={options.set}: {found.name} has no such joint{near(options.set, numbers)}")
     bus = servos.ServoBus(_port(found, options.port), names={number: name for name, number in numbers.items()})
@@ -161,7 +161,7 @@ def leader(arguments: list[str]) -> None:
     found, _, options = _read(arguments, LeaderOptions, "leader")
     if found.servos is None:
         raise Refused(f"{found.name} has not been calibrated: robot-rl robot calibrate-arm {arguments[0]}")
-    lead = build.tool("lead")
+    lead = build.tool("real.ros.leader:lead")
     lead(
         found, print, port=options.port, names=options.names or {}, rate=options.rate, topic=options.topic,
         namespace=options.namespace, space=options.deadman == "space",
@@ -219,7 +219,7 @@ def _numbers(found: Card) -> dict[str, int]:
 def _port(found: Card, given: str) -> str:
     port = given or (found.servos.port if found.servos is not None else OPEN)
     if port == OPEN:
-        there = build.tool("servos").ports()
+        there = build.tool("real.servos.tools").ports()
         raise Refused(
             "say at which port it is: port=… "
             + (f"(there are {', '.join(there)})" if there else "(no serial port is plugged in)")

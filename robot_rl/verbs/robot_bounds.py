@@ -44,13 +44,14 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
         Refused: there is no such robot, or no joint was heard.
     """
     path = robot_file(name)
-    robot = build.tool("robot_class").load(path)
+    robot = build.tool("real.core.spec:RobotSpec").load(path)
     own = card.in_file(Path(path))
     forward, site = _forward(own, robot, options)
     joints: np.ndarray | None = None
     places: np.ndarray | None = None
     try:
-        for position in build.tool("driven_positions")(robot, seconds=options.seconds, namespace=options.namespace):
+        positions = build.tool("real.ros.driven:positions")
+        for position in positions(robot, seconds=options.seconds, namespace=options.namespace):
             if joints is None:  # not before: a corner that nobody has heard of would be missing
                 sys.stderr.write(f"{robot.name} is heard: drive it to the corners of its task; Ctrl-C when done\n")
                 sys.stderr.flush()
@@ -102,4 +103,4 @@ def _forward(
         return None, site
     if not Path(model).exists():
         raise Refused(f"model is {model}, which does not exist; give a path of MJCF or URDF")
-    return build.tool("tool_position")(model, site, robot.names), site
+    return build.tool("sim.tool:tool_position")(model, site, robot.names), site

@@ -68,7 +68,7 @@ def calibrate(arguments: list[str]) -> None:
     """
     names = [item for item in arguments if "=" not in item]
     options = read_words(CalibrateOptions, [item for item in arguments if "=" in item], "robot calibrate")
-    tools = build.tool("calibrate")
+    tools = build.tool("real.calibration.camera")
     board = tools.Board(options.columns, options.rows, options.square)
     if options.board:
         print(board.print_to(Path(options.board)))
@@ -90,7 +90,7 @@ def calibrate(arguments: list[str]) -> None:
         _record(found, path, options)
     joints = [joint.name for joint in found.joints]
     views = tools.read_views(
-        Path(options.pictures), joints, build.tool("tool_pose")(found.model.path, found.tool, joints)
+        Path(options.pictures), joints, build.tool("sim.tool:tool_pose")(found.model.path, found.tool, joints)
     )
     if options.by == "board":
         seen = tools.by_board(views, board, options.mount)
@@ -105,8 +105,9 @@ def _record(robot: Card, path: Path, options: CalibrateOptions) -> None:
     if camera.topic == OPEN:
         raise Refused(f"record={options.record} needs the topic of {options.camera}: topic=camera/image_raw")
     card.put_camera(path, options.camera, camera)
-    spec = build.tool("robot_class").load(path)
-    build.tool("record_views")(spec, spec.cameras[options.camera], Path(options.pictures), count=options.record)
+    spec = build.tool("real.core.spec:RobotSpec").load(path)
+    record = build.tool("real.ros.calibration_recorder:record")
+    record(spec, spec.cameras[options.camera], Path(options.pictures), count=options.record)
 
 
 def _camera(robot: Card, options: CalibrateOptions) -> CameraCard:

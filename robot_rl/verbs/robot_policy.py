@@ -57,7 +57,7 @@ def load_walker(path: Path, *, device: str, threads: int) -> Loaded | None:
     from robot_rl.types import Loaded
 
     card, weights = found
-    port = build.tool("legged_port")
+    port = build.tool("real.legged_port:LeggedPort")
     policy = OnnxPolicy(
         str(weights), port(card, card.joints).io, largest=card.action_clip, device=device, threads=threads
     )
@@ -78,7 +78,7 @@ def load_leapp(file: Path, *, device: str, threads: int, trust: bool) -> Loaded:
         ValueError: it cannot be used; torch is loaded for TorchScript parts alone.
     """
     own = (file.parent / "io.json").is_file()
-    port, bundle = build.tool("leapp_port"), read_bundle(file)
+    port, bundle = build.tool("real.leapp_port"), read_bundle(file)
     policy = LeappPolicy(
         str(file),
         None if own else port.interface(bundle),

@@ -35,9 +35,9 @@ def steer(arguments: list[str]) -> None:
     """
     say = "robot: robot-rl robot steer my_go2 x=0.5 seconds=10"
     name, options = read_named(SteerOptions, arguments, "robot steer", say)
-    robot = build.tool("robot_class").load(robot_file(name))
+    robot = build.tool("real.core.spec:RobotSpec").load(robot_file(name))
     wanted = (options.x, options.y, options.turn)
-    found = build.tool("steer")(
+    found = build.tool("real.ros.steer:steer")(
         robot, wanted, seconds=options.seconds, patience=options.patience, namespace=options.namespace
     )
     table: dict[str, object] = {"asked": _words(wanted)}

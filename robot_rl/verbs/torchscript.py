@@ -32,7 +32,7 @@ def load_torchscript(card: PolicyCard, file: Path, *, device: str, trust: bool) 
         module = torch.jit.load(str(file), map_location=device)
     except RuntimeError as error:
         raise Refused(f"{file} is no TorchScript that can be read: {str(error).splitlines()[0]}") from error
-    kind = build.tool("legged_port")
+    kind = build.tool("real.legged_port:LeggedPort")
 
     def make_port(joints: tuple[str, ...]) -> Port:
         return kind(card, joints)
