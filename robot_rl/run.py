@@ -19,12 +19,11 @@ from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import CheckpointError, DoesNotFit, write_json
 from robot_rl.claim import Claim, claim_existing, claim_new
-from robot_rl.diagnosis import diagnose
+from robot_rl.diagnosis import Cause, diagnose
 from robot_rl.interrupt import Interrupt
 from robot_rl.live_bar import LiveBar
 from robot_rl.loops.evaluate import LONGEST
 from robot_rl.parts import Checkpoints, Parts
-from robot_rl.recorded import Cause
 from robot_rl.schedule import Result, Schedule
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, Many, read_metrics

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 from tqdm import tqdm
 
 from robot_rl import extras
-from robot_rl.recorded import Cause
+from robot_rl.diagnosis import Cause
 from robot_rl.stats import wilson
 from robot_rl.words import Refused
 

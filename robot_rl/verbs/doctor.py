@@ -17,9 +17,9 @@ import torch
 
 from robot_rl import build, child
 from robot_rl.checkpoint import git_commit, read_config
+from robot_rl.diagnosis import RunFigures
 from robot_rl.diagnosis import diagnose as diagnose_run
 from robot_rl.extras import PACKAGES, find_fault, remedy
-from robot_rl.recorded import RunFigures
 from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Device, Positive

@@ -15,6 +15,7 @@ from robot_rl.data.buffer import Replay, ReplayBuffer
 from robot_rl.data.mix import Mix, Shares, refuse_seeds
 from robot_rl.data.rescale import Rescaled
 from robot_rl.data.seen import measure_seen
+from robot_rl.diagnosis import Cause
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
@@ -25,7 +26,6 @@ from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.loops.stepping import begins_anew
 from robot_rl.parts import Parts
-from robot_rl.recorded import Cause
 from robot_rl.run import Run, RunStart, reason
 from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Policy, Sampler, Seen, Stateful, VecEnv

@@ -35,7 +35,7 @@ OURS = {
     "parts": {"types", "atomic", "checkpoint", "parallel"},
     "run": {
         *("atomic", "types", "loops", "checkpoint", "track", "report", "stopwatch", "parallel"),
-        *("interrupt", "live_bar", "claim", "lineage", "schedule", "parts", "diagnosis", "recorded"),
+        *("interrupt", "live_bar", "claim", "lineage", "schedule", "parts", "diagnosis"),
     },
     "link": {"types", "extras"},
     "arbiter": set(),
@@ -68,8 +68,7 @@ OURS = {
     "track": {"atomic", "types", "extras"},
     "report": {"atomic", "checkpoint", "extras", "figure"},
     "curves": {"figure", "stats"},
-    "recorded": set(),
-    "diagnosis": {"recorded"},
+    "diagnosis": set(),
     "figure": {"atomic", "extras"},
     "policies": {
         "types",
@@ -115,7 +114,7 @@ OURS = {
         "parallel",
         "chunks",
         *("child", "expression", "interrupt", "lineage", "parts", "run", "schedule", "stopwatch", "zoo"),
-        *("diagnosis", "recorded"),
+        "diagnosis",
     },
     "api": {"build", "checkpoint", "extras", "loops", "types", "verbs", "words"},
     "envs": {"api", "types"},
