@@ -13,8 +13,7 @@ from robot_rl import build
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, choice, settings_of, start_of, threads
 from robot_rl.verbs.options import Machine, Resume
-from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
-from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
+from robot_rl.verbs.prefer_pairs import PictureJob, PictureSettings, PreferSettings, SegmentJob
 from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
 

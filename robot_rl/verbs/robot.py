@@ -23,9 +23,8 @@ from robot_rl.verbs import answer
 from robot_rl.verbs.option_rows import rows
 from robot_rl.verbs.reading import read_named
 from robot_rl.verbs.robot_arm import CalibrateArmOptions, LeaderOptions, MotorsOptions, calibrate_arm, leader, motors
-from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
 from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
-from robot_rl.verbs.robot_steer import SteerOptions, steer
+from robot_rl.verbs.robot_drive import BoundsOptions, SteerOptions, steer, tell_bounds
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
@@ -101,7 +100,7 @@ OF_LEGS = ("imu", "stop", "command")
 def robot(arguments: list[str]) -> None:
     """What is asked of a card."""
     verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
-    verbs |= {"bounds": _bounds, "calibrate": calibrate, "steer": steer}
+    verbs |= {"bounds": tell_bounds, "calibrate": calibrate, "steer": steer}
     verbs |= {"calibrate-arm": calibrate_arm, "motors": motors, "leader": leader}
     verb = arguments[0] if arguments else ""
     if {"-h", "--help"} & set(arguments):
@@ -273,14 +272,6 @@ def _policy(arguments: list[str]) -> None:
     answer.note(card=str(file))
     told = "" if weights.suffix == ".onnx" else ". The weights are a program; deploy runs them with trust=true"
     print(f"{file}: what {weights.name} sees and does{told}")
-
-
-def _bounds(arguments: list[str]) -> None:
-    """The workspace and the ranges of joints that a person drives through."""
-    say = "robot: robot-rl robot bounds my_arm, and drive it to the corners of its task"
-    found = bounds(*read_named(BoundsOptions, arguments, "robot bounds", say))
-    answer.note(**found)
-    print(as_yaml(found))
 
 
 def _one(arguments: list[str], verb: str) -> Card:

@@ -19,7 +19,7 @@ from robot_rl import build, card, cli
 from robot_rl.real.core.spec import RobotSpec, SpecError
 from robot_rl.real.graph import GraphArgs, graph
 from robot_rl.sim.tool import Tool
-from robot_rl.verbs.robot_bounds import BoundsOptions, bounds
+from robot_rl.verbs.robot_drive import BoundsOptions, bounds
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLD = ["acceleration=6", "command_mode=forward_position", "controller_topic=arm/commands", "controller_timeout=0.2"]
