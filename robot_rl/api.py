@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
 from robot_rl.types import AnyLearner, Callback, Policy, VecEnv
-from robot_rl.verbs.build import for_evaluation, load_policy, start_of
+from robot_rl.verbs.build import for_evaluation, load_trained, start_of
 from robot_rl.verbs.compose import choices, compose_verb, groups_of
 from robot_rl.verbs.hil_eval import evaluate_as_run
 from robot_rl.verbs.loaded_policy import LoadedPolicy
@@ -198,10 +198,8 @@ def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust
 
 
 def _load(run: PathLike, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> Policy:
-    path = checkpoint.find(Path(run))
-    cfg = OmegaConf.create({"device": device, "trust": trust})
-    _trust(cfg)
-    return load_policy(cfg, stored_config(path), path, None if env is None else env.io)
+    _trust(OmegaConf.create({"trust": trust}))
+    return load_trained(run, device=device, trust=trust, world=None if env is None else env.io)
 
 
 def evaluate(

@@ -90,7 +90,7 @@ class Run:
         *,
         count: Callable[[], int],
         evaluate: Callable[[int], Result] | None = None,
-        on_interrupt: Callable[[], None] | None = None,
+        on_interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self.claim, self.schedule, self.folder = claim, schedule, claim.folder
         self.checkpoints = Checkpoints(claim.folder, parts, config=start.config, keep=schedule.keep_checkpoints)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +18,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import build, extras, policy_card
+from robot_rl import build, checkpoint, extras, policy_card
 from robot_rl.checkpoint import CheckpointError
+from robot_rl.chunks import ChunkedPolicy
 from robot_rl.claim import InUse
+from robot_rl.data.units import agree, in_units, meaning_of
 from robot_rl.leapp_bundle import bundle_of
 from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of, read_export, read_io
@@ -96,7 +99,7 @@ def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOS
     """(io) -> learner, on the configured device or another."""
 
     node = plain(cfg.policy)
-    prepared, more = build.prepare("policy", node), {"load": load_teacher} if "teacher" in node else {}
+    prepared, more = build.prepare("policy", node), {"load": load_trained} if "teacher" in node else {}
 
     def make(io: IOSpec) -> AnyLearner:
         place = str(cfg.device) if device is None else device
@@ -111,8 +114,6 @@ def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Policy:
     Raises:
         ValueError: what an interface that lies beside a graph says does not fit the environment.
     """
-    from robot_rl.data.units import in_units
-
     graph = graph_of(Path(path).expanduser())
     own = read_io(graph.parent) if graph is not None and (graph.parent / "io.json").is_file() else io
     if own.action_choices != io.action_choices:
@@ -126,9 +127,6 @@ def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Policy:
 
 def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSpec | None = None) -> Policy:
     """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
-    from robot_rl import checkpoint
-    from robot_rl.data.units import agree, in_units, meaning_of
-
     own, known = checkpoint.read_io(path), checkpoint.read_meta(path).get("action")
     io = own
     if world is not None:  # a policy from a log that names nothing fits any world of its sizes
@@ -172,19 +170,19 @@ def _tell_newer_options(node: Mapping[str, Any], path: Path, io: IOSpec) -> None
         )
 
 
-def load_teacher(path: str) -> Policy:
-    """The policy of a run or checkpoint, on the CPU, for a learner that copies it.
+def load_trained(
+    path: str | PathLike[str], *, device: str = "cpu", trust: bool = False, world: IOSpec | None = None
+) -> Policy:
+    """The policy of a run or checkpoint; see `load_policy`.
 
     Raises:
         CheckpointError: there is none.
     """
-    from robot_rl import checkpoint
-
     folder = checkpoint.find(Path(path))
-    return load_policy(OmegaConf.create({"device": "cpu"}), stored_config(folder), folder)
+    return load_policy(OmegaConf.create({"device": device, "trust": trust}), stored_config(folder), folder, world)
 
 
-def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, Policy]:
+def load_subject(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path, VecEnv, Policy]:
     """What an evaluation is of: `path` as a run of ours, or, with `policy=`, as a policy of another project.
 
     Returns:
@@ -194,9 +192,6 @@ def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, Policy]:
         CheckpointError: there is no run.
         Refused: no environment.
     """
-    from robot_rl import checkpoint
-
-    path = Path(cfg.path)
     if cfg.get("policy") is None:
         path = checkpoint.find(path)
         run_config = stored_config(path)
@@ -370,9 +365,6 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
         CheckpointError: no complete checkpoint there.
         ValueError: the folder names code, and it is not trusted.
     """
-    from robot_rl import checkpoint
-    from robot_rl.chunks import ChunkedPolicy
-
     torch.set_num_threads(threads)
     foreign_card = policy_card.read_for(Path(path))
     if foreign_card is not None:

@@ -96,8 +96,8 @@ def collect_level(
     *,
     medium: Policy | None = None,
     facts: Mapping[str, object] | None = None,
-    on_steps: Callable[[int], object] | None = None,
-    on_note: Callable[[str], object] | None = None,
+    on_steps: Callable[[int], object] = lambda _: None,
+    on_note: Callable[[str], object] = lambda _: None,
 ) -> LevelSummary:
     """Collect a data set and write it as a D4RL file.
 
@@ -131,8 +131,7 @@ def collect_level(
     noise, best = o.medium_noise, Spoiling(noise=o.noise, sample=o.sample)
 
     def note(what: str, trial: str) -> None:
-        if on_note is not None:
-            on_note(f"{what}: {trial}")
+        on_note(f"{what}: {trial}")
 
     if medium is None and level.startswith("medium"):
         if noise is None:
@@ -171,8 +170,7 @@ def collect_level(
         wanted = max(1, round(o.steps * sum(p.share for p in parts[: number + 1])) - before)
 
         def count_steps(count: int, before: int = before) -> None:
-            if on_steps is not None:
-                on_steps(before + count)
+            on_steps(before + count)
 
         made = _run(env, part.behaviour, work / f"part-{number}", wanted, seed + 1_000_003 * (number + 1), count_steps)
         episodes += [_mark(e, number) for e in made]
@@ -201,7 +199,7 @@ def calibrate(
     episodes: int | None = None,
     by: str = "noise",
     agent: Spoiling = AS_IT_IS,
-    on_trial: Callable[[str], object] | None = None,
+    on_trial: Callable[[str], object] = lambda _: None,
 ) -> float:
     """Noise or bias of the actions at which the return lies `fraction` of the way from random to the policy's.
 
@@ -215,8 +213,7 @@ def calibrate(
     def measure(**spoilt: float) -> float:
         nonlocal trials
         trials += 1
-        if on_trial is not None:
-            on_trial(f"{trials} of {_BISECTIONS + 2}")
+        on_trial(f"{trials} of {_BISECTIONS + 2}")
         behaviour = Behaviour(policy, agent.model_copy(update=spoilt), seed=seed)
         return float(np.mean(evaluate(env, behaviour, episodes=count, seed=seed, deterministic=False).returns))
 

@@ -9,9 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
+from tqdm import tqdm
 
 from robot_rl import build, checkpoint
 from robot_rl.atomic import new_folder
+from robot_rl.checkpoint import write_json
+from robot_rl.data import formats, recorder
 from robot_rl.types.options import Count, NotNegative, Part, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs import critic_clips as job
@@ -131,8 +134,6 @@ def _train(cfg: DictConfig) -> None:
 
 
 def _eval(cfg: DictConfig) -> None:
-    from robot_rl.checkpoint import write_json
-
     _need(cfg, path="run of critic train", data="folder of clips")
     if not isinstance(cfg.path, str):
         raise Refused("critic eval takes one path=<run of critic train>; several are an ensemble of critic label")
@@ -157,10 +158,6 @@ def _eval(cfg: DictConfig) -> None:
 
 
 def _label(cfg: DictConfig) -> None:
-    from tqdm import tqdm
-
-    from robot_rl.data import formats, recorder
-
     _need(cfg, path="run of critic train", data="log with pictures", out="log to write")
     out = Path(cfg.out)
     if out.exists():

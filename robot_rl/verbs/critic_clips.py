@@ -67,7 +67,7 @@ def make_clips(
     chunk: int,
     shares: Mapping[str, float],
     seed: int,
-    on_clips: Callable[[int], None] | None = None,
+    on_clips: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Write clips in files of `chunk`; files that are there already stay, so that a stopped run continues.
 
@@ -104,8 +104,7 @@ def make_clips(
                 np.savez_compressed(packed, **generator.generate(part, seed * 100_003 + number))  # type: ignore[arg-type]
                 write_bytes(file, packed.getvalue())
             made += len(part)
-            if on_clips is not None:
-                on_clips(made)
+            on_clips(made)
             if interrupt.asked:
                 break
     return made

@@ -241,8 +241,6 @@ def design(cfg: DictConfig) -> None:
     """Propose programs, train on each, rank, propose again; print them with the best first."""
     if cfg.model is None and cfg.codes is None:
         raise Refused("who proposes? give model=<...> with goal='<the task>', or codes=[<program>,<program>]")
-    if cfg.rounds < 1 or cfg.each < 1:
-        raise Refused(f"rounds and each are {cfg.rounds} and {cfg.each}, expected 1 or more")
     overrides = [str(item) for item in cfg.train]
     own = [item for item in overrides if item.split("=")[0].split(".")[0] in ("rewarder", "output", "name", "resume")]
     if own:

@@ -143,7 +143,7 @@ def run(
     folder: Path,
     options: SweepOptions,
     *,
-    on_done: Callable[[dict[str, Any]], object] | None = None,
+    on_done: Callable[[dict[str, Any]], object] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Run all trials, as many at once as the cluster has room for.
 
@@ -161,8 +161,6 @@ def run(
         ImportError: Ray is not installed.
         Refused: a verb or an argument that a sweep cannot run, or a folder that holds other trials of these names.
     """
-    if verb not in VERBS:
-        raise Refused(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
     wanted = trials(arguments)
     ray = require("ray")
     claim_folders(folder, verb, wanted)
@@ -187,8 +185,7 @@ def run(
                 row = {"trial": trial.name, "error": str(error).strip()}
             results.append(row)
             write_json(folder / "sweep.json", {"verb": verb, "arguments": arguments, "rows": results})
-            if on_done is not None:
-                on_done(row)
+            on_done(row)
     finally:
         if own:
             ray.shutdown()
