@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.atomic import write_bytes
-from robot_rl.checkpoint import CheckpointError, DoesNotFit, write_json
+from robot_rl.checkpoint import CheckpointError, DoesNotFit, leaves, write_json
 from robot_rl.claim import Claim, claim_existing, claim_new
 from robot_rl.diagnosis import Cause, diagnose
 from robot_rl.interrupt import Interrupt
@@ -181,7 +181,7 @@ class Run:
 
     def _changes(self) -> list[str]:
         """Settings that are not those that the run in this folder began with, its length aside."""
-        before, now = _leaves(checkpoint.read_config(self.folder)), _leaves(yaml.safe_load(self._start.config))
+        before, now = leaves(checkpoint.read_config(self.folder)), leaves(yaml.safe_load(self._start.config))
         return [
             f"{key}={value} (the run has {before[key]})"
             for key, value in now.items()
@@ -477,11 +477,3 @@ class Run:
 def reason(error: Exception) -> str:
     """The first line of an error, or its kind where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _leaves(node: object, at: str = "") -> dict[str, object]:
-    """The values of a configuration by their places, such as policy.hidden."""
-    if not isinstance(node, Mapping):
-        return {at: node}
-    parts = [_leaves(value, f"{at}.{key}" if at else str(key)) for key, value in node.items()]
-    return {place: value for part in parts for place, value in part.items()}

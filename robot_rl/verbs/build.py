@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,14 +68,16 @@ def env_factory(cfg: DictConfig) -> EnvMaker:
     if node.get("engine") == "gym" and node.get("id") is None:
         raise Refused("say which task: id=<Gymnasium id>, such as id=Pendulum-v1")
 
-    def make(num_envs: int, seed: int, render: bool, given: Mapping[str, object] = node) -> VecEnv:
-        extra = {"render_mode": "rgb_array"} if render else {}
-        return build.make("engine", given, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
-
     def plain_make(num_envs: int, seed: int, render: bool) -> VecEnv:
-        return make(num_envs, seed, render, for_evaluation(node, _asked_of_eval()))
+        return make_env(cfg, for_evaluation(node, _asked_of_eval()), num_envs, seed, render)
 
-    return EnvMaker(make, plain_make, str(cfg.get("id") or ""))
+    return EnvMaker(partial(make_env, cfg, node), plain_make, str(cfg.get("id") or ""))
+
+
+def make_env(cfg: DictConfig, node: Mapping[str, object], num_envs: int, seed: int, render: bool) -> VecEnv:
+    """The environment of a node, on the configured device."""
+    extra = {"render_mode": "rgb_array"} if render else {}
+    return build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
 
 def for_evaluation(node: dict[str, Any], asked: Collection[str] = ()) -> dict[str, Any]:

@@ -95,22 +95,19 @@ class Behaviour:
         if self.how.bias:
             mode = mode + self.how.bias * self._pull(np.asarray(obs["state"], np.float64))
         mode = mode.clip(-1.0, 1.0)
-        if self.how.sample and not self.how.bias:
-            logp = None if answer.logp is None else np.asarray(answer.logp, np.float32)
-            action = np.where(chance[:, None], uniform, mode).astype(np.float32)
-            if not self.how.random:
-                return Action(action, logp=logp)
+        drawn = _truncated_normal(mode, self.how.noise, quantile) if self.how.noise else mode
+        action = np.where(chance[:, None], uniform, drawn).clip(-1.0, 1.0).astype(np.float32)
+        if self.how.noise:
+            logp = _truncated_logp(action.astype(np.float64), mode, self.how.noise).sum(-1)
+        elif self.how.bias or not self.how.sample or answer.logp is None:
+            return Action(action)
+        elif not self.how.random:
+            logp = np.asarray(answer.logp, np.float32)
+        else:
             density = self._policy.parts.log_prob
-            if logp is None or density is None:  # of the uniform actions it is not known
+            if density is None:  # of the uniform actions it is not known
                 return Action(action)
             logp = density(obs, torch.from_numpy(action)).cpu().numpy()
-            mixed = np.logaddexp(math.log1p(-self.how.random) + logp, math.log(self.how.random) + flat)
-            return Action(action, logp=mixed.astype(np.float32))
-        if not self.how.noise:
-            return Action(np.where(chance[:, None], uniform, mode).astype(np.float32))
-        drawn = _truncated_normal(mode, self.how.noise, quantile)
-        action = np.where(chance[:, None], uniform, drawn).clip(-1.0, 1.0).astype(np.float32)
-        logp = _truncated_logp(action.astype(np.float64), mode, self.how.noise).sum(-1)
         if self.how.random:
             logp = np.logaddexp(math.log1p(-self.how.random) + logp, math.log(self.how.random) + flat)
         return Action(action, logp=logp.astype(np.float32))

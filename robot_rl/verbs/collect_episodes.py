@@ -91,10 +91,9 @@ class ExpertPolicy:
         """Noise and pauses of these rows begin anew; the expert itself has no memory."""
         if rows is None:
             self._drift = self._wrong = None
-        elif self._wrong is not None and len(self._wrong) == len(rows):
-            self._wrong = np.where(np.asarray(rows, bool), self._draw_mistakes(len(rows)), self._wrong)
-        if rows is None:
             return
+        if self._wrong is not None and len(self._wrong) == len(rows):
+            self._wrong = np.where(np.asarray(rows, bool), self._draw_mistakes(len(rows)), self._wrong)
         if self._drift is not None and len(self._fresh) == len(rows):
             self._fresh |= np.asarray(rows, bool)
 

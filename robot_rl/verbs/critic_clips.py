@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -184,10 +184,7 @@ def label(
         ValueError: no such pictures; columns of these names are there already.
     """
     mode, pictures, stride = options.mode, options.pictures, options.stride
-    key, steps = f"image.{options.camera}", len(episode.reward)
-    if key not in episode.obs:
-        found = [name for name in episode.obs if name.startswith("image.")]
-        raise ValueError(f"the log holds no '{key}'; it holds {found or 'no pictures'}")
+    key, steps = picture_key(options.camera, episode.obs), len(episode.reward)
     columns = dict(episode.meta.get("columns", {}))
     name = f"critic_reward_{mode}"
     if name in columns:
@@ -214,6 +211,19 @@ def label(
     if not pictures and not obs:
         raise ValueError("the log holds pictures alone, so nothing would be left of its observations; keep them")
     return replace(episode, obs=obs, reward=spread, meta=meta if pictures else without_pictures(meta))
+
+
+def picture_key(camera: str, obs: Collection[str]) -> str:
+    """The key of a camera's pictures among observations of a log.
+
+    Raises:
+        ValueError: it has none.
+    """
+    key = f"image.{camera}"
+    if key not in obs:
+        found = [name for name in obs if name.startswith("image.")]
+        raise ValueError(f"the log holds no '{key}'; it holds {found or 'no pictures'}")
+    return key
 
 
 def without_pictures(meta: dict[str, Any]) -> dict[str, Any]:

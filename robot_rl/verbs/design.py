@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from robot_rl import build, checkpoint, child, extras
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import write_json
 from robot_rl.expression import Expression
+from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
@@ -196,8 +198,8 @@ class TrainRun:
         gained = float(result["return"])
         score = float(result.get("success", 0.0)) + 1e-3 * gained / (1.0 + abs(gained))
         curves: dict[str, list[float]] = {}
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            for key, value in json.loads(line).items():
+        for row in read_metrics(run / METRICS_FILE):
+            for key, value in row.items():
                 if key in ("eval/success", "eval/return", "rollout/success", "rollout/return"):
                     curves.setdefault(key, []).append(float(value))
         return score, curves, str(run)
@@ -312,8 +314,5 @@ def _interface(overrides: list[str]) -> Any:
     read_options(TrainOptions, made, "train")
     put_card(made)
     put_pictures(made)
-    env = build.make("engine", plain(made.env), num_envs=1, seed=0, device="cpu")
-    try:
+    with closing(build.make("engine", plain(made.env), num_envs=1, seed=0, device="cpu")) as env:
         return env.io
-    finally:
-        env.close()

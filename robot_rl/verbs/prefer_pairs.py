@@ -18,7 +18,7 @@ from robot_rl.run import RunStart
 from robot_rl.stats import rank_correlation
 from robot_rl.types import StateDict
 from robot_rl.types.options import Count
-from robot_rl.verbs.critic_clips import without_pictures
+from robot_rl.verbs.critic_clips import picture_key, without_pictures
 from robot_rl.verbs.logs import open_log
 from robot_rl.verbs.prefer_rounds import TIE, LabelledPair, PairSettings, Place, PreferenceJob, chance_of
 
@@ -255,10 +255,7 @@ class PictureJob(PreferenceJob):
         """
         self._look, self._known = settings, None
         self.store = store = open_log(settings.data)
-        self._key = f"image.{settings.camera}"
-        if self._key not in store.io.obs:
-            found = [name for name in store.io.obs if name.startswith("image.")]
-            raise ValueError(f"the log holds no '{self._key}'; it holds {found or 'no pictures'}")
+        self._key = picture_key(settings.camera, store.io.obs)
         height, width = (int(size) for size in store.io.obs[self._key][0][:2])
         said = [settings.goal or store.episode_meta(e).get("instruction") for e in range(len(store))]
         if not all(said):

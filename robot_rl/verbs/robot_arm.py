@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -107,13 +108,11 @@ def calibrate_arm(arguments: list[str]) -> None:
         ]
     port = _port(found, options.port)
     print("The torque goes off: hold the arm, and let it sink to where it may lie.")
-    bus = servos.ServoBus(port, names={number: name for name, number in numbers.items()})
     try:
-        motors = servos.calibrate(bus, plans, _Terminal())
+        with closing(servos.ServoBus(port, names={number: name for name, number in numbers.items()})) as bus:
+            motors = servos.calibrate(bus, plans, _Terminal())
     except KeyboardInterrupt:
         raise Refused("ended by Ctrl-C: neither card nor servos were changed; their torque is off") from None
-    finally:
-        bus.close()
     silence = found.servos.silence if found.servos is not None else "hold"
     card.put_servos(path, ServosCard(port=port, silence=silence, motors=motors))
     for name, motor in motors.items():
@@ -134,8 +133,8 @@ def motors(arguments: list[str]) -> None:
     servos, numbers = build.tool("real.servos.tools"), _numbers(found)
     if options.set and options.set not in numbers:
         raise Refused(f"set={options.set}: {found.name} has no such joint{near(options.set, numbers)}")
-    bus = servos.ServoBus(_port(found, options.port), names={number: name for name, number in numbers.items()})
-    try:
+    names = {number: name for name, number in numbers.items()}
+    with closing(servos.ServoBus(_port(found, options.port), names=names)) as bus:
         if options.set:
             before = servos.set_number(bus, numbers[options.set])
             print(f"the servo of {options.set} has id {numbers[options.set]} now; it was {before}")
@@ -144,8 +143,6 @@ def motors(arguments: list[str]) -> None:
             for _ in range(2):  # nobody answers to it
                 bus.write_all(servos.TORQUE, dict.fromkeys(numbers.values(), 0))
         rows = [servos.look(bus, number) for number in numbers.values()]
-    finally:
-        bus.close()
     for name, row in zip(numbers, rows):
         print(f"  {name}: " + (f"no answer from id {numbers[name]}" if row is None else _line(row)))
     answer.note(motors=dict(zip(numbers, rows)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -238,12 +239,9 @@ class TrainJob:
 
     def _check_video(self) -> str:
         """Film one frame."""
-        env = self._plain(1, self.settings.seed + 20_000, True)
-        try:
+        with closing(self._plain(1, self.settings.seed + 20_000, True)) as env:
             env.reset(seed=20_000)
             return "" if env.render() is not None else "the environment draws no pictures"
-        finally:
-            env.close()
 
     def _make_loop(self, folder: Path) -> Any:
         s = self.settings
@@ -461,14 +459,11 @@ def film(
     """Film the policy in episodes of `trial` (environment, policy, how), or say that this is switched off."""
     if episodes < 1:
         return "switched off"
-    env = make_env(1, seed + 20_000, True)
-    try:
+    with closing(make_env(1, seed + 20_000, True)) as env:
         made = FilmCamera(env, seconds)
         with answer.bar(made.most, "frame", "film") as made.tell:
             trial(env, policy, episodes=episodes, seed=20_000, film=made)
         return report.write_video(path, made.frames, made.hz)
-    finally:
-        env.close()
 
 
 def _refuse_fewer(folder: Path, total_steps: int) -> None:
