@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import build, checkpoint, extras, policy_card
+from robot_rl import build, checkpoint, extras
 from robot_rl.checkpoint import CheckpointError
 from robot_rl.chunks import ChunkedPolicy
 from robot_rl.claim import InUse
@@ -31,7 +31,6 @@ from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, VecEnv
 from robot_rl.verbs.reading import plain, read_options, refuse_other_verb, run_of, stored_config
-from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
 
 REFUSALS = (Refused, ValueError, FileNotFoundError, CheckpointError, InUse)
@@ -358,20 +357,16 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     """A trained policy for the robot: what the policy node runs.
 
     Args:
-        path: run or checkpoint folder; the folder or the file of a TorchScript policy with its card; a zip of
-            stable-baselines3 with its io.json.
+        path: run or checkpoint folder, or a zip of stable-baselines3 with its io.json.
         device: where the policy computes.
         threads: CPU threads of torch.
-        trust: run a method of somebody's own that the folder names, or TorchScript, which is a program.
+        trust: run a method of somebody's own that the folder names.
 
     Raises:
         CheckpointError: no complete checkpoint there.
         ValueError: the folder names code, and it is not trusted.
     """
     torch.set_num_threads(threads)
-    foreign_card = policy_card.read_for(Path(path))
-    if foreign_card is not None:
-        return load_torchscript(*foreign_card, device=device, trust=trust)
     if Path(path).suffix == ".zip":
         file = Path(path)
         agent = build.make("policy", {"name": "sb3"}, path=path, io=read_io(file.parent), device=device, seed=0)
