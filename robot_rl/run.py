@@ -110,7 +110,7 @@ class Run:
         self._last = self._evaluated_at = -1
         self._saved_at: int | None = None
         self._best: list[float] | None = None
-        self._callback: Callback | None = None
+        self._callback: Callback = lambda step, metrics: None
         self.keeps_best = True
         """Whether a better evaluation than all before keeps the policy; not where an earlier one is tried again."""
         self.goes_on = False
@@ -252,11 +252,11 @@ class Run:
         work: Callable[[], None],
         *,
         calls: Mapping[str, Callable[[], object]] | None = None,
-        more: Callable[[], Mapping[str, object]] | None = None,
+        more: Callable[[], Mapping[str, object]] = dict,
         callback: Callback | None = None,
     ) -> dict[str, object]:
         """`follow`, `finish` and, whatever happens, `close`; the summary."""
-        self._callback = callback
+        self._callback = callback or self._callback
         try:
             self.follow(work)
             return self.finish(calls=calls, more=more)
@@ -293,8 +293,7 @@ class Run:
             metrics |= found
         self._bar.note(metrics)
         self.tracker.log(metrics, step)
-        if self._callback is not None:
-            stop |= self._callback(step, metrics) is False
+        stop |= self._callback(step, metrics) is False
         if self.unsaved or s.has_passed(s.checkpoint_every, self._last, step):
             self._on_the_way(self.save)
         self._last = step
@@ -363,7 +362,7 @@ class Run:
         self,
         *,
         calls: Mapping[str, Callable[[], object]] | None = None,
-        more: Callable[[], Mapping[str, object]] | None = None,
+        more: Callable[[], Mapping[str, object]] = dict,
     ) -> dict[str, object]:
         """Evaluate, write evaluation.json, then make what is for the eye; none of that can fail the run.
 
@@ -388,8 +387,7 @@ class Run:
             self.tracker.log(found, step)
             self.numbers |= self.result.numbers()
             self.summary |= {name.removeprefix("eval/"): value for name, value in found.items()}
-        if more is not None:
-            self.summary |= more()
+        self.summary |= more()
         self.summary["checkpoint"] = str(self.checkpoints.root / f"step_{step:09d}")
         self._weights(step)
         self._write_numbers()
@@ -412,15 +410,14 @@ class Run:
 
     def report(self) -> Path:
         """Write report.html of what is known by now."""
-        curve, video = self.folder / "curve.png", self.folder / "eval.mp4"
         missing = [f"{name} was not made: {why}" for name, why in self.failures.items()]
         return report.write_report(
             self.folder,
             title=self.folder.name,
             summary=self.summary,
             config=self._start.config,
-            curve=curve if curve.exists() else None,
-            video=video if video.exists() else None,
+            curve=self.folder / "curve.png",
+            video=self.folder / "eval.mp4",
             pictures=self.pictures,
             warnings=[*map(str, self.findings), *self.notes, *missing],
         )
