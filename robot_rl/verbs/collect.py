@@ -18,7 +18,6 @@ from robot_rl.types import Policy, VecEnv
 from robot_rl.types.options import Count
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, settings_of, threads
-from robot_rl.verbs.collect_behaviour import Nobody
 from robot_rl.verbs.collect_episodes import (
     BesidePictures,
     ExpertPolicy,
@@ -27,7 +26,7 @@ from robot_rl.verbs.collect_episodes import (
     begin_work,
     keep_steps,
 )
-from robot_rl.verbs.collect_levels import LevelOptions, collect_level
+from robot_rl.verbs.collect_levels import LevelOptions, Nobody, collect_level
 from robot_rl.verbs.options import SubjectOptions
 from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused

@@ -22,8 +22,16 @@ from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.option_rows import rows
 from robot_rl.verbs.reading import read_named
-from robot_rl.verbs.robot_arm import CalibrateArmOptions, LeaderOptions, MotorsOptions, calibrate_arm, leader, motors
-from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
+from robot_rl.verbs.robot_calibrate import (
+    CalibrateArmOptions,
+    CalibrateOptions,
+    LeaderOptions,
+    MotorsOptions,
+    calibrate,
+    calibrate_arm,
+    leader,
+    motors,
+)
 from robot_rl.verbs.robot_drive import BoundsOptions, SteerOptions, steer, tell_bounds
 from robot_rl.words import Refused, near
 

@@ -34,10 +34,9 @@ from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Wh
 from robot_rl.verbs import answer, logs
 from robot_rl.verbs.build import EnvMaker
 from robot_rl.verbs.collect_episodes import ExpertPolicy, KeepOptions, keep_steps
-from robot_rl.verbs.contract import check_learner
+from robot_rl.verbs.contract import check_learner, make_replay
 from robot_rl.verbs.logs import LogSettings
 from robot_rl.verbs.options import ActionMeaning
-from robot_rl.verbs.replay_buffer import make_replay
 
 
 class TrainSettings(ActionMeaning):
