@@ -19,8 +19,7 @@ from robot_rl.types.options import Count, NotNegative, Part, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs import critic_clips as job
 from robot_rl.verbs.build import begin, choice, settings_of, start_of, threads
-from robot_rl.verbs.critic_clips import plot_clip
-from robot_rl.verbs.critic_train import CriticJob, TrainingClips
+from robot_rl.verbs.critic_clips import CriticJob, TrainingClips, plot_clip
 from robot_rl.verbs.options import Folders, Machine, Resume
 from robot_rl.verbs.reading import plain
 from robot_rl.verbs.rewarders import load_critic, load_judge, with_reference
