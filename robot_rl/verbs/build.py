@@ -99,15 +99,9 @@ def _asked_of_eval() -> set[str]:
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOSpec], AnyLearner]:
     """(io) -> learner, on the configured device or another."""
-
-    node = plain(cfg.policy)
-    prepared, more = build.prepare("policy", node), {"load": load_trained} if "teacher" in node else {}
-
-    def make(io: IOSpec) -> AnyLearner:
-        place = str(cfg.device) if device is None else device
-        return prepared(io, seed=cfg.seed, device=place, gamma=cfg.gamma, **more)
-
-    return make
+    node, place = plain(cfg.policy), str(cfg.device) if device is None else device
+    more = {"load": load_trained} if "teacher" in node else {}
+    return partial(build.prepare("policy", node), seed=cfg.seed, device=place, gamma=cfg.gamma, **more)
 
 
 def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Policy:
