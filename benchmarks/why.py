@@ -19,12 +19,11 @@ import torch
 
 from robot_rl import build
 from robot_rl.data.buffer import ReplayBuffer
-from robot_rl.diagnosis import diagnose
+from robot_rl.diagnosis import SOLVED, diagnose
 from robot_rl.loops.contract import every
 from robot_rl.loops.evaluate import evaluate
 from robot_rl.loops.off_policy import OffPolicy
 from robot_rl.loops.on_policy import OnPolicy
-from robot_rl.recorded import SOLVED
 
 CELLS = Path(__file__).resolve().parents[1] / "docs" / "results" / "why"
 CAUSES = {

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from robot_rl import build, checkpoint, extras
 from robot_rl.loops.evaluate import Evaluation
-from robot_rl.types import AnyLearner, Callback, Policy, VecEnv
-from robot_rl.verbs.build import for_evaluation, load_policy, start_of
+from robot_rl.types import Action, AnyLearner, Array, Callback, Obs, Policy, PolicyParts, VecEnv
+from robot_rl.verbs.build import for_evaluation, load_trained, start_of
 from robot_rl.verbs.compose import choices, compose_verb, groups_of
 from robot_rl.verbs.hil_eval import evaluate_as_run
-from robot_rl.verbs.loaded_policy import LoadedPolicy
 from robot_rl.verbs.offline import offline_job
 from robot_rl.verbs.pictures import put_pictures
 from robot_rl.verbs.reading import plain, read_options, refuse_other_verb, run_of, stored_config
@@ -117,7 +118,7 @@ def train(
     values = {"total_steps": steps, **settings, "env": node}
     cfg = _compose("train", _policy_name(policy), options, values)
     learner_of_init(cfg)
-    return _train(cfg, _folder(folder, cfg, "train"), callback)
+    return _run("train", cfg, _folder(folder, cfg, "train"), callback)
 
 
 def offline(
@@ -150,7 +151,7 @@ def offline(
     """
     values = {**settings, "env": None if env is None else _node_of(env), "data": str(log), "updates": updates}
     cfg = _compose("offline", _policy_name(policy), options, values)
-    return _offline(cfg, _folder(folder, cfg, "offline"), callback)
+    return _run("offline", cfg, _folder(folder, cfg, "offline"), callback)
 
 
 def resume(run: PathLike, *, callback: Callback | None = None, **settings: object) -> RunResult:
@@ -178,7 +179,7 @@ def resume(run: PathLike, *, callback: Callback | None = None, **settings: objec
     cfg: Any = OmegaConf.merge(kept, settings, {"resume": str(folder)})
     _trust(cfg)
     read_options(OPTIONS[verb](), cfg, verb)
-    return (_offline if verb == "offline" else _train)(cfg, folder, callback)
+    return _run(verb, cfg, folder, callback)
 
 
 def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> LoadedPolicy:
@@ -198,10 +199,8 @@ def load(run: PathLike, *, env: VecEnv | None = None, device: str = "cpu", trust
 
 
 def _load(run: PathLike, env: VecEnv | None = None, device: str = "cpu", trust: bool = False) -> Policy:
-    path = checkpoint.find(Path(run))
-    cfg = OmegaConf.create({"device": device, "trust": trust})
-    _trust(cfg)
-    return load_policy(cfg, stored_config(path), path, None if env is None else env.io)
+    _trust(OmegaConf.create({"trust": trust}))
+    return load_trained(run, device=device, trust=trust, world=None if env is None else env.io)
 
 
 def evaluate(
@@ -256,13 +255,8 @@ def evaluate(
             world.close()
 
 
-def _train(cfg: DictConfig, folder: Path, callback: Callback | None) -> RunResult:
-    job = train_job(cfg, start_of(cfg, folder))
-    return RunResult(job.folder, job.run(callback))
-
-
-def _offline(cfg: DictConfig, folder: Path, callback: Callback | None) -> RunResult:
-    job = offline_job(cfg, folder)
+def _run(verb: str, cfg: DictConfig, folder: Path, callback: Callback | None) -> RunResult:
+    job = offline_job(cfg, folder) if verb == "offline" else train_job(cfg, start_of(cfg, folder))
     return RunResult(job.folder, job.run(callback))
 
 
@@ -338,3 +332,56 @@ def _folder(given: PathLike | None, cfg: DictConfig, verb: str) -> Path:
         return Path(given)
     method = re.sub(r"\W+", "-", str(cfg.name or cfg.policy.name).rpartition("/")[2])
     return Path(cfg.output) / verb / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{method}_seed{cfg.seed}"
+
+
+class LoadedPolicy:
+    """What `load` returns: the policy of a run, which says what it expects where an observation is none of its.
+
+    Args:
+        policy: the policy itself.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.io = policy, policy.io
+
+    @property
+    def parts(self) -> PolicyParts:
+        """The policy's."""
+        return self.policy.parts
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Forget memory and chunks of these rows."""
+        self.policy.reset(rows)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """Choose actions (B, A) in [-1, 1] for a batch.
+
+        Raises:
+            Refused: the observation is no dict of (B, ...) arrays of the shapes of `io.obs`.
+        """
+        if not isinstance(obs, Mapping):
+            arrays = isinstance(obs, np.ndarray | torch.Tensor)
+            first = next(iter(self.io.obs.values()))[0]
+            got = f"an array of shape {tuple(obs.shape)}" if arrays else f"a {type(obs).__name__}"
+            raise Refused(self._expectation(got, batch=arrays and tuple(obs.shape[1:]) == tuple(first)))
+        for key, (shape, _) in self.io.obs.items():
+            if key in obs and tuple(obs[key].shape[1:]) != tuple(shape):
+                raise Refused(self._expectation(f"'{key}' of shape {tuple(obs[key].shape)}"))
+        try:
+            return self.policy.act(obs, deterministic=deterministic)
+        except KeyError as error:
+            if missing := [key for key in self.io.obs if key not in obs]:
+                raise Refused(self._expectation(f"no {', '.join(map(repr, missing))}")) from error
+            raise
+
+    def _expectation(self, got: str, batch: bool = False) -> str:
+        wanted = ", ".join(
+            f"'{key}': ({', '.join(map(str, ('B', *shape)))}) {kind}" for key, (shape, kind) in self.io.obs.items()
+        )
+        first = next(iter(self.io.obs))
+        line = f"'{first}': obs}}).value" if batch else f"'{first}': obs[None]}}).value[0] for one observation"
+        return (
+            f"this policy acts on a dict of arrays whose first axis is the batch, {{{wanted}}}, and got {got}. Write "
+            f"policy.act({{{line}; the answer is in [-1, 1], from policy.io.action_low to policy.io.action_high of the "
+            "task. What rr.make(...) makes gives such dicts and takes such actions"
+        )

@@ -86,57 +86,6 @@ ROOMS = {"policy": "robot_rl.policies", "world": "robot_rl.sim.worlds"}
 ENTRY_POINTS = {"policy": "robot_rl.policies", "world": "robot_rl.worlds"}
 """Groups under which an installed package registers its own."""
 
-TOOLS = {
-    "audit": "robot_rl.policies.reward.critic_reward:Audit",
-    "calibrate": "robot_rl.real.calibration.camera",
-    "caveats": "robot_rl.policies.reward.critic_reward:CAVEATS",
-    "check": "robot_rl.sim.check:check",
-    "context_lines": "robot_rl.policies.vla.context_report:lines",
-    "critic_ensemble": "robot_rl.policies.vla.critic_ensemble:CriticEnsemble",
-    "critic_lines": "robot_rl.policies.vla.critic_report:lines",
-    "deploy": "robot_rl.real.processes:deploy",
-    "diagnose_isaac": "robot_rl.sim.isaac_check:diagnose",
-    "done_events": "robot_rl.policies.reward.critic_reward:done_events",
-    "driven_positions": "robot_rl.real.ros.driven:positions",
-    "examine_robot": "robot_rl.real.ros.doctor:examine",
-    "fit_card": "robot_rl.sim.card_scene:fit",
-    "find_robot": "robot_rl.real.graph:find_file",
-    "flight_tools": "robot_rl.real.flight_tools",
-    "judge_two_stage": "robot_rl.policies.nets.picture_labels:TwoStage",
-    "judge_scripted": "robot_rl.policies.nets.picture_labels:ScriptedJudge",
-    "open_model": "robot_rl.policies.vla.text_models:open_model",
-    "pairs": "robot_rl.policies.nets.preferences:Pairs",
-    "picture_pairs": "robot_rl.policies.reward.picture_preference:PicturePairs",
-    "places": "robot_rl.policies.reward.program:places",
-    "programs_listed": "robot_rl.policies.reward.program_proposer:Listed",
-    "programs_of_model": "robot_rl.policies.reward.program_proposer:ModelProposer",
-    "progress_reward": "robot_rl.policies.reward.critic_reward:progress_reward",
-    "query": "robot_rl.policies.nets.preferences:query",
-    "record_views": "robot_rl.real.ros.calibration_recorder:record",
-    "reference_clip": "robot_rl.policies.nets.reference:RefClip",
-    "scripted_answers": "robot_rl.policies.nets.preferences:Scripted",
-    "leapp_port": "robot_rl.real.leapp_port",
-    "legged_port": "robot_rl.real.legged_port:LeggedPort",
-    "new_legs_card": "robot_rl.sim.legs_card:new_legs_card",
-    "new_card": "robot_rl.sim.robot_card:new_card",
-    "robot_cameras": "robot_rl.real.graph:cameras_of",
-    "robot_digest": "robot_rl.sim.robot_model:digest",
-    "ros_hands": "robot_rl.real.ros.hands:RosHands",
-    "robot_pictures": "robot_rl.sim.card_pictures:pictures",
-    "robot_class": "robot_rl.real.core.spec:RobotSpec",
-    "robot_spec": "robot_rl.real.core.spec:of_card",
-    "plausible": "robot_rl.real.core.spec:PLAUSIBLE",
-    "world_parts": "robot_rl.sim.world:parts_of",
-    "lead": "robot_rl.real.ros.leader:lead",
-    "servos": "robot_rl.real.servos.tools",
-    "session_tools": "robot_rl.real.session_tools",
-    "shadow_reports": "robot_rl.real.core.shadow_report:reports",
-    "steer": "robot_rl.real.ros.steer:steer",
-    "tool_position": "robot_rl.sim.tool:tool_position",
-    "tool_pose": "robot_rl.sim.tool:tool_pose",
-    "world_port": "robot_rl.sim.port:WorldPort",
-}
-"""What verbs use of rooms that are loaded only where they are needed."""
 
 GIVEN = {"io", "seed", "device", "gamma", "num_envs", "render_mode"}
 """Arguments that whoever builds a thing passes: no options of it."""
@@ -162,9 +111,9 @@ M = TypeVar("M", bound=BaseModel)
 NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
 
 
-def tool(name: str) -> Any:
-    """A function, class or table of another room, by its name in `TOOLS`."""
-    return _load(TOOLS[name])
+def tool(place: str) -> Any:
+    """What a verb uses of a room that is loaded only where it is needed: a module, or `<module>:<name>` of it."""
+    return _load(f"robot_rl.{place}")
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -235,8 +184,12 @@ def make_world(node: str | Mapping[str, Any]) -> Any:
 def world_port(node: Mapping[str, object], joints: Sequence[str], *, proprio: Sequence[str] | None = None) -> Port:
     """What a policy of the world of a node drives a robot through: `WorldPort`, or `LeggedPort` of one that walks."""
     world = make_world(node)
-    walks = tool("world_parts")(world).policy_card
-    return tool("legged_port")(walks, joints) if walks else tool("world_port")(world, joints, proprio=proprio)
+    walks = tool("sim.world:parts_of")(world).policy_card
+    return (
+        tool("real.legged_port:LeggedPort")(walks, joints)
+        if walks
+        else tool("sim.port:WorldPort")(world, joints, proprio=proprio)
+    )
 
 
 def prepare(kind: str, node: Mapping[str, Any], *, where: str = "") -> Callable[..., Any]:

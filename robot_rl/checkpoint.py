@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robot_rl.atomic import write_bytes
+from robot_rl.atomic import sync_folder, write_bytes
 from robot_rl.tables import TableError, read_table
 from robot_rl.types import IOSpec
 from robot_rl.version import VERSION
@@ -267,9 +267,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from error
     except TableError as error:
         raise CheckpointError(str(error)) from error
-    for place, value in _leaves(plain):
-        if isinstance(value, str) and "${" in value:
-            raise CheckpointError(f"{file}: {place} is {value[:60]!r}; a stored configuration refers to nothing else")
+    for place, value in leaves(plain).items():
+        if "${" in str(value):
+            raise CheckpointError(
+                f"{file}: {place} is {str(value)[:60]!r}; a stored configuration refers to nothing else"
+            )
     for name in ("env", "policy", "critic", "classifier"):
         if not isinstance(plain.get(name, {}), dict | NoneType):
             raise CheckpointError(f"{file}: {name} is {str(plain[name])[:60]!r}, expected names with values")
@@ -278,12 +280,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return plain
 
 
-def _leaves(node: object, place: str = "") -> Iterator[tuple[str, object]]:
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in items:
-        yield from _leaves(value, f"{place}.{key}" if place else str(key))
-    if not isinstance(node, dict | list):
-        yield place, node
+def leaves(node: object, at: str = "") -> dict[str, object]:
+    """The values of a configuration by their places, such as policy.hidden."""
+    if not isinstance(node, Mapping):
+        return {at: node}
+    parts = [leaves(value, f"{at}.{key}" if at else str(key)) for key, value in node.items()]
+    return {place: value for part in parts for place, value in part.items()}
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -317,11 +319,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 def _sync(folder: Path) -> None:
     for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(path)
 
 
 def _free(path: Path) -> str:

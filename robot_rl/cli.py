@@ -50,23 +50,11 @@ USAGE = """robot-rl <verb> [key=value ...]
 
 robot-rl <verb> --help lists every choice and key. --debug shows the traceback of an error, --json answers in JSON."""
 
+KINDS = {"eval": ("ope", "compare", "fas", "latency"), "doctor": ("ros", "run", "isaac")}
+"""Verb -> words that may follow it."""
 NAMES = (
-    *(
-        "train",
-        "sweep",
-        "tune",
-        "hil",
-        "classify",
-        "offline",
-        "prefer",
-        "design",
-        "eval",
-        "eval ope",
-        "eval compare",
-        "eval fas",
-        "eval latency",
-    ),
-    *("collect", "export", "check", "data", "critic", "deploy", "replay", "robot", "bench", "doctor"),
+    *dict.fromkeys(line.split()[0] for line in USAGE.splitlines() if line.startswith("  ")),
+    *(f"eval {kind}" for kind in KINDS["eval"]),
 )
 """Of all verbs."""
 
@@ -99,7 +87,7 @@ def _main(arguments: list[str]) -> None:
     if verb in ("--version", "-V"):
         print(f"robot_rl {VERSION}")
         return
-    if verb == "eval" and rest[:1] in (["ope"], ["compare"], ["fas"], ["latency"]):
+    if verb == "eval" and rest and rest[0] in KINDS["eval"]:
         verb, rest = f"eval {rest[0]}", rest[1:]
     wrong = _no_verb(verb, rest)
     if wrong:
@@ -112,7 +100,7 @@ def _main(arguments: list[str]) -> None:
 
 def _no_verb(verb: str, rest: list[str]) -> str:
     """What is wrong with the beginning of a line, or ""."""
-    kinds = {"eval": ("ope", "compare", "fas", "latency"), "doctor": ("ros", "run", "isaac")}.get(verb, ())
+    kinds = KINDS.get(verb, ())
     if kinds and rest and "=" not in rest[0] and rest[0] not in kinds and (rest[0][0] != "-" or verb == "doctor"):
         if "/" in rest[0]:
             return f"there is no '{verb} {rest[0]}'; did you mean {verb} path={rest[0]}?"

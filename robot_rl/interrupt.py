@@ -17,7 +17,7 @@ class Interrupt:
         then: called with it, by whoever has to be told; it must not wait.
     """
 
-    def __init__(self, then: Callable[[], None] | None = None) -> None:
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
         self.asked, self._then = False, then
         self._previous: dict[int, Any] = {}
 
@@ -46,5 +46,4 @@ class Interrupt:
     def ask(self) -> None:
         """Ask as the first Ctrl-C does; from any thread."""
         self.asked = True
-        if self._then is not None:
-            self._then()
+        self._then()

@@ -84,13 +84,17 @@ class _Model(BaseModel):
     parameters: _Parameters
 
 
+class _Configs(BaseModel):
+    frequency: Annotated[float, Field(gt=0, lt=1e5, strict=True)] | None = None
+
+
 class _Pipeline(BaseModel):
     inputs: dict[str, tuple[str, ...]]
     outputs: dict[str, tuple[str, ...]]
     data_flow: dict[str, tuple[str, ...]] = {}
     feedback_flow: dict[str, tuple[str, ...]] = {}
     initial_values: str | None = None
-    configs: dict[str, object] = {}
+    configs: _Configs = Field(default_factory=lambda: _Configs())
 
 
 class _Description(BaseModel):
@@ -230,7 +234,7 @@ class _Reader:
             self._memory([port for many in feedback.values() for port in many]),
             _by_name(outside, self._into),
             _by_name(answers, self._from),
-            self._hz(),
+            pipeline.configs.frequency,
             (self._file, *(part.file for part in parts), *start),
         )
 
@@ -295,14 +299,6 @@ class _Reader:
             else:
                 found[part, end] = value
         return found
-
-    def _hz(self) -> float | None:
-        value = self._table.pipeline.configs.get("frequency")
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < 1e5:
-            self._refuse(f"pipeline.configs.frequency is {value}, expected steps per second")
-        return float(value)
 
     def _refuse(self, why: str) -> NoReturn:
         raise ValueError(f"{self._file} does not hang together: {why}")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl.leapp_bundle import TORCHSCRIPT, Bundle, BundlePart, End, Tensor, bundle_of, read_bundle
-from robot_rl.onnx_policy import RowMemory, first_line, open_graph, read_io, torch_like
-from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts
+from robot_rl.leapp_bundle import TORCHSCRIPT, Bundle, BundlePart, End, bundle_of, read_bundle
+from robot_rl.onnx_policy import ForeignPolicy, RowMemory, first_line, match_inputs, open_graph, pick_action, read_io
+from robot_rl.types import Array, IOSpec, PolicyParts
 from robot_rl.types.options import Count, Positive
 
 Step = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -96,7 +96,7 @@ class PartRunner:
         return run
 
 
-class LeappPolicy:
+class LeappPolicy(ForeignPolicy[End]):
     """A LEAPP bundle as a policy; what it remembers is kept for every row and begins as the bundle says.
 
     Its inputs from outside carry the names of observations (a "." of those as "_"); the only one of a policy that sees
@@ -135,8 +135,11 @@ class LeappPolicy:
             raise ValueError(f"{path} is no LEAPP bundle; expected its YAML description or the folder of one")
         self.io = read_io(file.parent) if io is None else io
         self.bundle, self._largest = read_bundle(file), largest
-        self._inputs = _match(self.bundle, self.io)
-        self._outputs = [self.bundle.outputs[name][0] for name in outputs] or [_action(self.bundle)]
+        rows = {name: tensor.row for name, (_, tensor) in self.bundle.inputs.items()}
+        names = match_inputs(self.io, self.bundle.file, rows, spell=lambda key: key.replace(".", "_"))
+        self._inputs, self._keys = {key: self.bundle.inputs[name] for key, name in names.items()}, tuple(names)
+        answers = outputs or (pick_action(list(self.bundle.outputs), self.bundle.file),)
+        self._outputs = [self.bundle.outputs[name][0] for name in answers]
         self._pipeline = PartRunner(self.bundle, device=device, threads=threads, trust=trust)
         self._memory = RowMemory(self.bundle.memory)
         self.first = self._try()
@@ -148,31 +151,25 @@ class LeappPolicy:
 
     def reset(self, rows: Array | None = None) -> None:
         """Forget what these rows saw; None: all."""
-        self._memory.forget(rows)
+        super().reset(rows)
         if rows is None or np.asarray(rows).any():
             self._pipeline.reset()
 
-    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
-        """The best actions (B, A) in [-1, 1] of observations (B, ...); NumPy in, NumPy out, torch in, torch out.
+    def _answer(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(B, A) float32, as the bundle has it.
 
         Raises:
             ValueError: more than one row for a bundle whose parts remember by themselves.
         """
-        first = obs[next(iter(self._inputs))]
-        given = {key: x if isinstance(x := obs[key], np.ndarray) else x.cpu().numpy() for key in self._inputs}
-        count = len(first)
+        count = len(next(iter(obs.values())))
         if count > 1 and self._pipeline.one_row:
             raise ValueError(
                 f"{self.bundle.file} remembers inside its TorchScript parts, and there are {count} rows; it acts in "
                 "one (num_envs=1)"
             )
-        rows = [
-            self._step({key: x[i] for key, x in given.items()}, row) for i, row in enumerate(self._memory.of(count))
-        ]
-        value = np.clip(np.stack([self._join(row) for row in rows]) / self._largest, -1.0, 1.0)
-        if isinstance(first, np.ndarray):
-            return Action(value)
-        return Action(torch_like(value, first))
+        memories = self._memory.of(count)
+        rows = [self._step({key: x[i] for key, x in obs.items()}, memory) for i, memory in enumerate(memories)]
+        return np.stack([self._join(row) for row in rows])
 
     def _step(self, row: Mapping[str, np.ndarray], memory: dict[End, np.ndarray]) -> dict[End, np.ndarray]:
         given = {
@@ -218,36 +215,3 @@ def _graph(part: BundlePart, device: str, threads: int) -> Step:
                 f"{', '.join(told)}"
             )
     return lambda values: session.run(outputs, dict(zip(inputs, values)))
-
-
-def _match(bundle: Bundle, io: IOSpec) -> dict[str, tuple[End, Tensor]]:
-    """Key of an observation -> input."""
-    if len(bundle.inputs) == 1 and set(io.obs) == {"state"}:
-        found = {"state": next(iter(bundle.inputs.values()))}
-    else:
-        spelled = {key.replace(".", "_"): key for key in io.obs}
-        found = {spelled[name]: end for name, end in bundle.inputs.items() if name in spelled}
-    used = [port for port, _ in found.values()]
-    wrong = [
-        f"its input {'/'.join(port)} is no observation here" for port, _ in bundle.inputs.values() if port not in used
-    ]
-    for key, (port, tensor) in found.items():
-        if tensor.row != tuple(io.obs[key][0]):
-            wrong.append(
-                f"{'/'.join(port)} has the shape {list(tensor.row)}, the observation {key} {list(io.obs[key][0])}"
-            )
-    if wrong or not found:
-        raise ValueError(
-            f"{bundle.file} does not fit: {'; '.join(wrong) or 'it has no inputs'}. Observations here: "
-            f"{', '.join(f'{key} {list(shape)}' for key, (shape, _) in io.obs.items())}"
-        )
-    return found
-
-
-def _action(bundle: Bundle) -> End:
-    names = list(bundle.outputs)
-    if "action" not in names and len(names) != 1:
-        raise ValueError(
-            f"{bundle.file} has the outputs {', '.join(names) or '(none)'}; expected one called action, or only one"
-        )
-    return bundle.outputs["action" if "action" in names else names[0]][0]

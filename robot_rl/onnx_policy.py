@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -94,7 +95,44 @@ class RowMemory(Generic[K]):
         return self._rows
 
 
-class OnnxPolicy:
+class ForeignPolicy(ABC, Generic[K]):
+    """What policies out of files of other programs share: observations in, the best action out, a memory for each row.
+
+    Attributes:
+        io: interface that it acts in.
+    """
+
+    io: IOSpec
+    _keys: tuple[str, ...]
+    """Of the observations that it takes."""
+    _memory: RowMemory[K]
+    _largest: float
+    """Output that stands for 1."""
+
+    @property
+    def parts(self) -> PolicyParts:
+        """Whether it remembers."""
+        return PolicyParts(remembers=bool(self._memory))
+
+    def reset(self, rows: Array | None = None) -> None:
+        """Forget what these rows saw; None: all."""
+        self._memory.forget(rows)
+
+    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
+        """The best actions (B, A) in [-1, 1] of observations (B, ...); NumPy in, NumPy out, torch in, torch out."""
+        given = {key: x if isinstance(x := obs[key], np.ndarray) else x.cpu().numpy() for key in self._keys}
+        value, first = self._act(given), obs[self._keys[0]]
+        return Action(value if isinstance(first, np.ndarray) else torch_like(value, first))
+
+    def _act(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.clip(self._answer(obs) / self._largest, -1.0, 1.0)
+
+    @abstractmethod
+    def _answer(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(B, A) float32, as the file has it."""
+
+
+class OnnxPolicy(ForeignPolicy[str]):
     """An ONNX graph as a policy: every input is an observation or a memory, the output the best action.
 
     Inputs carry the names of observations ("state", "image.<camera>"); the only one of a policy that sees "state" alone
@@ -126,42 +164,22 @@ class OnnxPolicy:
         self._session = open_graph(read_file(file), file, device, threads)
         self._memory, self._links = _memory(self._session)
         self._inputs = _match(self._session, self.io, file, self._links)
+        self._keys = tuple(self._inputs)
         outputs = [item.name for item in self._session.get_outputs() if item.name not in self._links.values()]
-        if "action" not in outputs and len(outputs) != 1:
-            raise ValueError(f"{file} has the outputs {', '.join(outputs)}; expected one called action, or only one")
-        self._output = "action" if "action" in outputs else outputs[0]
+        self._output = pick_action(outputs, file)
         sizes = [item.shape[0] if item.shape else None for item in self._session.get_inputs()]
         self._single = 1 in sizes or bool(self._links)  # written for one row at a time, or rows that remember
         self._try(file)
 
-    @property
-    def parts(self) -> PolicyParts:
-        """Whether it remembers."""
-        return PolicyParts(remembers=bool(self._links))
-
-    def reset(self, rows: Array | None = None) -> None:
-        """Forget what these rows saw; None: all."""
-        self._memory.forget(rows)
-
-    def act(self, obs: Obs, *, deterministic: bool = False) -> Action:
-        """The best actions (B, A) in [-1, 1] of observations (B, ...); NumPy in, NumPy out, torch in, torch out."""
-        given = {key: obs[key] for key in self._inputs}
-        first = next(iter(given.values()))
-        if not isinstance(first, np.ndarray):
-            answer = self._run({key: value.cpu().numpy() for key, value in given.items()})
-            return Action(torch_like(answer, first))
-        return Action(self._run(given))
-
-    def _run(self, obs: dict[str, np.ndarray]) -> np.ndarray:
+    def _answer(self, obs: Mapping[str, np.ndarray]) -> np.ndarray:
         feed = {name: np.asarray(obs[key], kind) for key, (name, kind) in self._inputs.items()}
         count = len(next(iter(feed.values())))
         if not self._single:
             value = self._session.run([self._output], feed)[0]
         else:
-            memories = self._memory.of(count) if self._links else [{}] * count
             rows = [{name: x[i : i + 1] for name, x in feed.items()} for i in range(count)]
-            value = np.concatenate([self._one(row, memory) for row, memory in zip(rows, memories)])
-        return np.clip(np.asarray(value, np.float32) / self._largest, -1.0, 1.0)
+            value = np.concatenate([self._one(row, memory) for row, memory in zip(rows, self._memory.of(count))])
+        return np.asarray(value, np.float32)
 
     def _one(self, row: dict[str, np.ndarray], memory: dict[str, np.ndarray]) -> np.ndarray:
         value, *after = self._session.run([self._output, *self._links.values()], {**row, **memory})
@@ -173,7 +191,7 @@ class OnnxPolicy:
         rows = 1 if self._single else 2
         zeros = {key: np.zeros((rows, *self.io.obs[key][0]), kind) for key, (_, kind) in self._inputs.items()}
         try:
-            answer = self._run(zeros)
+            answer = self._act(zeros)
             self._memory.forget(None)
         except Exception as error:  # its runtime raises classes of its own
             raise ValueError(f"{file} does not run on zeros of its own sizes: {first_line(error)}") from error
@@ -307,27 +325,66 @@ def _alike(a: OnnxEnd, b: OnnxEnd) -> bool:
 def _match(session: OnnxGraph, io: IOSpec, file: Path, memory: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Key of an observation -> (name of the input, its type)."""
     inputs = {item.name: item for item in session.get_inputs() if item.name not in memory}
-    if len(inputs) == 1 and set(io.obs) == {"state"}:
-        names = {"state": next(iter(inputs))}
+    odd = {name: item.type for name, item in inputs.items() if item.type not in KINDS}
+    names = match_inputs(
+        io,
+        file,
+        {name: item.shape[1:] for name, item in inputs.items()},
+        faults=[f"{name} is {kind}, expected one of {', '.join(KINDS)}" for name, kind in odd.items()],
+        hint=f". A memory is an input <name>{IN} with an output <name>{OUT} of the same type and shape",
+    )
+    return {key: (name, KINDS[inputs[name].type]) for key, name in names.items()}
+
+
+def match_inputs(
+    io: IOSpec,
+    file: Path,
+    rows: Mapping[str, Sequence[int | str | None]],
+    *,
+    spell: Callable[[str], str] = str,
+    faults: Sequence[str] = (),
+    hint: str = "",
+) -> dict[str, str]:
+    """Key of an observation -> name of the input that takes it.
+
+    Args:
+        io: interface with the observations.
+        file: with the inputs.
+        rows: input -> its shape without the batch; sizes that are no numbers fit any.
+        spell: an observation's key as inputs are called.
+        faults: what is wrong with the inputs by themselves.
+        hint: end of what is said.
+
+    Raises:
+        ValueError: they do not fit; every difference is listed.
+    """
+    if len(rows) == 1 and set(io.obs) == {"state"}:
+        names = {"state": next(iter(rows))}
     else:
-        names = {key: key for key in io.obs if key in inputs}
-    wrong = [f"its input {name} is no observation here" for name in inputs if name not in names.values()]
-    found: dict[str, tuple[str, str]] = {}
+        names = {key: spell(key) for key in io.obs if spell(key) in rows}
+    wrong = [f"its input {name} is no observation here" for name in rows if name not in names.values()]
     for key, name in names.items():
-        shape, _ = io.obs[key]
-        kind, sizes = KINDS.get(inputs[name].type), tuple(inputs[name].shape[1:])
-        if kind is None:
-            wrong.append(f"{name} is {inputs[name].type}, expected one of {', '.join(KINDS)}")
-        elif len(sizes) != len(shape) or any(isinstance(a, int) and a != b for a, b in zip(sizes, shape)):
+        shape, sizes = io.obs[key][0], rows[name]
+        if len(sizes) != len(shape) or any(isinstance(a, int) and a != b for a, b in zip(sizes, shape)):
             wrong.append(f"{name} has the shape {list(sizes)} per row, the observation {key} {list(shape)}")
-        found[key] = (name, kind or "float32")
-    if wrong or not found:
+    if wrong or faults or not names:
         raise ValueError(
-            f"{file} does not fit: {'; '.join(wrong) or 'it has no inputs'}. Observations here: "
-            f"{', '.join(f'{key} {list(shape)}' for key, (shape, _) in io.obs.items())}. A memory is an input "
-            f"<name>{IN} with an output <name>{OUT} of the same type and shape"
+            f"{file} does not fit: {'; '.join([*wrong, *faults]) or 'it has no inputs'}. Observations here: "
+            f"{', '.join(f'{key} {list(shape)}' for key, (shape, _) in io.obs.items())}{hint}"
         )
-    return found
+    return names
+
+
+def pick_action(outputs: Sequence[str], file: Path) -> str:
+    """The output that is the action: the one called so, or the only one.
+
+    Raises:
+        ValueError: neither is there.
+    """
+    if "action" not in outputs and len(outputs) != 1:
+        names = ", ".join(outputs) or "(none)"
+        raise ValueError(f"{file} has the outputs {names}; expected one called action, or only one")
+    return "action" if "action" in outputs else outputs[0]
 
 
 def torch_like(value: np.ndarray, like: Array) -> Array:

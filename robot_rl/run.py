@@ -17,14 +17,13 @@ from tqdm import tqdm
 
 from robot_rl import checkpoint, lineage, parallel, report
 from robot_rl.atomic import write_bytes
-from robot_rl.checkpoint import CheckpointError, DoesNotFit, write_json
+from robot_rl.checkpoint import CheckpointError, DoesNotFit, leaves, write_json
 from robot_rl.claim import Claim, claim_existing, claim_new
-from robot_rl.diagnosis import diagnose
+from robot_rl.diagnosis import Cause, diagnose
 from robot_rl.interrupt import Interrupt
 from robot_rl.live_bar import LiveBar
 from robot_rl.loops.evaluate import LONGEST
 from robot_rl.parts import Checkpoints, Parts
-from robot_rl.recorded import Cause
 from robot_rl.schedule import Result, Schedule
 from robot_rl.stopwatch import Stopwatch
 from robot_rl.track import METRICS_FILE, Many, read_metrics
@@ -91,7 +90,7 @@ class Run:
         *,
         count: Callable[[], int],
         evaluate: Callable[[int], Result] | None = None,
-        on_interrupt: Callable[[], None] | None = None,
+        on_interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self.claim, self.schedule, self.folder = claim, schedule, claim.folder
         self.checkpoints = Checkpoints(claim.folder, parts, config=start.config, keep=schedule.keep_checkpoints)
@@ -111,7 +110,7 @@ class Run:
         self._last = self._evaluated_at = -1
         self._saved_at: int | None = None
         self._best: list[float] | None = None
-        self._callback: Callback | None = None
+        self._callback: Callback = lambda step, metrics: None
         self.keeps_best = True
         """Whether a better evaluation than all before keeps the policy; not where an earlier one is tried again."""
         self.goes_on = False
@@ -182,7 +181,7 @@ class Run:
 
     def _changes(self) -> list[str]:
         """Settings that are not those that the run in this folder began with, its length aside."""
-        before, now = _leaves(checkpoint.read_config(self.folder)), _leaves(yaml.safe_load(self._start.config))
+        before, now = leaves(checkpoint.read_config(self.folder)), leaves(yaml.safe_load(self._start.config))
         return [
             f"{key}={value} (the run has {before[key]})"
             for key, value in now.items()
@@ -253,11 +252,11 @@ class Run:
         work: Callable[[], None],
         *,
         calls: Mapping[str, Callable[[], object]] | None = None,
-        more: Callable[[], Mapping[str, object]] | None = None,
+        more: Callable[[], Mapping[str, object]] = dict,
         callback: Callback | None = None,
     ) -> dict[str, object]:
         """`follow`, `finish` and, whatever happens, `close`; the summary."""
-        self._callback = callback
+        self._callback = callback or self._callback
         try:
             self.follow(work)
             return self.finish(calls=calls, more=more)
@@ -294,8 +293,7 @@ class Run:
             metrics |= found
         self._bar.note(metrics)
         self.tracker.log(metrics, step)
-        if self._callback is not None:
-            stop |= self._callback(step, metrics) is False
+        stop |= self._callback(step, metrics) is False
         if self.unsaved or s.has_passed(s.checkpoint_every, self._last, step):
             self._on_the_way(self.save)
         self._last = step
@@ -364,7 +362,7 @@ class Run:
         self,
         *,
         calls: Mapping[str, Callable[[], object]] | None = None,
-        more: Callable[[], Mapping[str, object]] | None = None,
+        more: Callable[[], Mapping[str, object]] = dict,
     ) -> dict[str, object]:
         """Evaluate, write evaluation.json, then make what is for the eye; none of that can fail the run.
 
@@ -389,8 +387,7 @@ class Run:
             self.tracker.log(found, step)
             self.numbers |= self.result.numbers()
             self.summary |= {name.removeprefix("eval/"): value for name, value in found.items()}
-        if more is not None:
-            self.summary |= more()
+        self.summary |= more()
         self.summary["checkpoint"] = str(self.checkpoints.root / f"step_{step:09d}")
         self._weights(step)
         self._write_numbers()
@@ -413,15 +410,14 @@ class Run:
 
     def report(self) -> Path:
         """Write report.html of what is known by now."""
-        curve, video = self.folder / "curve.png", self.folder / "eval.mp4"
         missing = [f"{name} was not made: {why}" for name, why in self.failures.items()]
         return report.write_report(
             self.folder,
             title=self.folder.name,
             summary=self.summary,
             config=self._start.config,
-            curve=curve if curve.exists() else None,
-            video=video if video.exists() else None,
+            curve=self.folder / "curve.png",
+            video=self.folder / "eval.mp4",
             pictures=self.pictures,
             warnings=[*map(str, self.findings), *self.notes, *missing],
         )
@@ -478,11 +474,3 @@ class Run:
 def reason(error: Exception) -> str:
     """The first line of an error, or its kind where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _leaves(node: object, at: str = "") -> dict[str, object]:
-    """The values of a configuration by their places, such as policy.hidden."""
-    if not isinstance(node, Mapping):
-        return {at: node}
-    parts = [_leaves(value, f"{at}.{key}" if at else str(key)) for key, value in node.items()]
-    return {place: value for part in parts for place, value in part.items()}

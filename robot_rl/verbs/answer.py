@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 from tqdm import tqdm
 
 from robot_rl import extras
-from robot_rl.recorded import Cause
+from robot_rl.diagnosis import Cause
 from robot_rl.stats import wilson
 from robot_rl.words import Refused
 
@@ -117,9 +117,7 @@ def leave_interrupted(verb: str, folder: Path) -> NoReturn:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of the innermost error that speaks to the user, without Hydra's wrapping."""
-    while error.__cause__ is not None and type(error).__name__ == "InstantiationException":
-        error = error.__cause__
+    """What an error says to the user."""
     text = str(error).strip()
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename})" if error.filename is not None else ""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +19,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl import build, extras, policy_card
+from robot_rl import build, checkpoint, extras
 from robot_rl.checkpoint import CheckpointError
+from robot_rl.chunks import ChunkedPolicy
 from robot_rl.claim import InUse
+from robot_rl.data.units import agree, in_units, meaning_of
 from robot_rl.leapp_bundle import bundle_of
 from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.onnx_policy import FILES, OnnxPolicy, graph_of, read_export, read_io
@@ -27,7 +31,6 @@ from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import AnyLearner, IOSpec, Loaded, Options, Policy, Port, VecEnv
 from robot_rl.verbs.reading import plain, read_options, refuse_other_verb, run_of, stored_config
-from robot_rl.verbs.torchscript import load_torchscript
 from robot_rl.words import Refused
 
 REFUSALS = (Refused, ValueError, FileNotFoundError, CheckpointError, InUse)
@@ -64,14 +67,16 @@ def env_factory(cfg: DictConfig) -> EnvMaker:
     if node.get("engine") == "gym" and node.get("id") is None:
         raise Refused("say which task: id=<Gymnasium id>, such as id=Pendulum-v1")
 
-    def make(num_envs: int, seed: int, render: bool, given: Mapping[str, object] = node) -> VecEnv:
-        extra = {"render_mode": "rgb_array"} if render else {}
-        return build.make("engine", given, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
-
     def plain_make(num_envs: int, seed: int, render: bool) -> VecEnv:
-        return make(num_envs, seed, render, for_evaluation(node, _asked_of_eval()))
+        return make_env(cfg, for_evaluation(node, _asked_of_eval()), num_envs, seed, render)
 
-    return EnvMaker(make, plain_make, str(cfg.get("id") or ""))
+    return EnvMaker(partial(make_env, cfg, node), plain_make, str(cfg.get("id") or ""))
+
+
+def make_env(cfg: DictConfig, node: Mapping[str, object], num_envs: int, seed: int, render: bool) -> VecEnv:
+    """The environment of a node, on the configured device."""
+    extra = {"render_mode": "rgb_array"} if render else {}
+    return build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
 
 
 def for_evaluation(node: dict[str, Any], asked: Collection[str] = ()) -> dict[str, Any]:
@@ -94,15 +99,9 @@ def _asked_of_eval() -> set[str]:
 
 def learner_factory(cfg: DictConfig, device: str | None = None) -> Callable[[IOSpec], AnyLearner]:
     """(io) -> learner, on the configured device or another."""
-
-    node = plain(cfg.policy)
-    prepared, more = build.prepare("policy", node), {"load": load_teacher} if "teacher" in node else {}
-
-    def make(io: IOSpec) -> AnyLearner:
-        place = str(cfg.device) if device is None else device
-        return prepared(io, seed=cfg.seed, device=place, gamma=cfg.gamma, **more)
-
-    return make
+    node, place = plain(cfg.policy), str(cfg.device) if device is None else device
+    more = {"load": load_trained} if "teacher" in node else {}
+    return partial(build.prepare("policy", node), seed=cfg.seed, device=place, gamma=cfg.gamma, **more)
 
 
 def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Policy:
@@ -111,8 +110,6 @@ def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Policy:
     Raises:
         ValueError: what an interface that lies beside a graph says does not fit the environment.
     """
-    from robot_rl.data.units import in_units
-
     graph = graph_of(Path(path).expanduser())
     own = read_io(graph.parent) if graph is not None and (graph.parent / "io.json").is_file() else io
     if own.action_choices != io.action_choices:
@@ -126,9 +123,6 @@ def foreign(cfg: DictConfig, path: str, io: IOSpec) -> Policy:
 
 def load_policy(cfg: DictConfig, run_config: DictConfig, path: Path, world: IOSpec | None = None) -> Policy:
     """The policy of a checkpoint, for its own interface or, where that names nothing, for `world`'s."""
-    from robot_rl import checkpoint
-    from robot_rl.data.units import agree, in_units, meaning_of
-
     own, known = checkpoint.read_io(path), checkpoint.read_meta(path).get("action")
     io = own
     if world is not None:  # a policy from a log that names nothing fits any world of its sizes
@@ -172,19 +166,19 @@ def _tell_newer_options(node: Mapping[str, Any], path: Path, io: IOSpec) -> None
         )
 
 
-def load_teacher(path: str) -> Policy:
-    """The policy of a run or checkpoint, on the CPU, for a learner that copies it.
+def load_trained(
+    path: str | PathLike[str], *, device: str = "cpu", trust: bool = False, world: IOSpec | None = None
+) -> Policy:
+    """The policy of a run or checkpoint; see `load_policy`.
 
     Raises:
         CheckpointError: there is none.
     """
-    from robot_rl import checkpoint
-
     folder = checkpoint.find(Path(path))
-    return load_policy(OmegaConf.create({"device": "cpu"}), stored_config(folder), folder)
+    return load_policy(OmegaConf.create({"device": device, "trust": trust}), stored_config(folder), folder, world)
 
 
-def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, Policy]:
+def load_subject(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path, VecEnv, Policy]:
     """What an evaluation is of: `path` as a run of ours, or, with `policy=`, as a policy of another project.
 
     Returns:
@@ -194,9 +188,6 @@ def load_subject(cfg: DictConfig) -> tuple[DictConfig, Path, VecEnv, Policy]:
         CheckpointError: there is no run.
         Refused: no environment.
     """
-    from robot_rl import checkpoint
-
-    path = Path(cfg.path)
     if cfg.get("policy") is None:
         path = checkpoint.find(path)
         run_config = stored_config(path)
@@ -360,23 +351,16 @@ def load_for_robot(path: str, *, device: str = "cpu", threads: int = 1, trust: b
     """A trained policy for the robot: what the policy node runs.
 
     Args:
-        path: run or checkpoint folder; the folder or the file of a TorchScript policy with its card; a zip of
-            stable-baselines3 with its io.json.
+        path: run or checkpoint folder, or a zip of stable-baselines3 with its io.json.
         device: where the policy computes.
         threads: CPU threads of torch.
-        trust: run a method of somebody's own that the folder names, or TorchScript, which is a program.
+        trust: run a method of somebody's own that the folder names.
 
     Raises:
         CheckpointError: no complete checkpoint there.
         ValueError: the folder names code, and it is not trusted.
     """
-    from robot_rl import checkpoint
-    from robot_rl.chunks import ChunkedPolicy
-
     torch.set_num_threads(threads)
-    foreign_card = policy_card.read_for(Path(path))
-    if foreign_card is not None:
-        return load_torchscript(*foreign_card, device=device, trust=trust)
     if Path(path).suffix == ".zip":
         file = Path(path)
         agent = build.make("policy", {"name": "sb3"}, path=path, io=read_io(file.parent), device=device, seed=0)

@@ -79,7 +79,7 @@ def check(cfg: DictConfig) -> None:
     if cfg.get("env") is None:
         raise Refused("say which environment: robot-rl check env=reach")
     env = env_factory(cfg)(cfg.num_envs, cfg.seed, False)
-    findings = build.tool("check")(env, steps=cfg.steps, seed=cfg.seed)
+    findings = build.tool("sim.check:check")(env, steps=cfg.steps, seed=cfg.seed)
     for number, finding in enumerate(findings, 1):
         print(f"{number}. {finding}")
     if not findings and env.parts.expert is not None:

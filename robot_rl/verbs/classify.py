@@ -273,10 +273,8 @@ def rescore(
         key = episode_key(episode.meta)
         p = model.probability({name: np.array(episode.obs[name][1:]) for name in model.keys})
         above = p >= facts["threshold"]
-        run, said = 0, False
-        for yes in above:
-            run = run + 1 if yes else 0
-            said = said or run >= facts["in_a_row"]
+        needed = int(facts["in_a_row"])
+        said = any(above[begin : begin + needed].all() for begin in range(len(above) - needed + 1))
         truth = fixes.get(key, bool(episode.meta["success"]))
         lines.append(
             {
@@ -320,15 +318,15 @@ def examples(probability: np.ndarray, data: LabelledFrames, positive: bool, coun
     """The observations of one kind that the classifier is least sure of, at most one per episode."""
     rows = np.flatnonzero(data.label == positive)
     order = rows[np.argsort(probability[rows] * (1 if positive else -1))]
-    seen: set[int] = set()
-    out: list[dict[str, object]] = []
-    for row in order:
-        if int(data.episode[row]) in seen or len(out) == count:
-            continue
-        seen.add(int(data.episode[row]))
-        where = {"episode": data.names[data.episode[row]], "step": int(data.step[row])}
-        out.append({**where, "probability": round(float(probability[row]), 4)})
-    return out
+    _, first = np.unique(data.episode[order], return_index=True)
+    return [
+        {
+            "episode": data.names[data.episode[row]],
+            "step": int(data.step[row]),
+            "probability": round(float(probability[row]), 4),
+        }
+        for row in order[np.sort(first)][:count]
+    ]
 
 
 def reliability(probability: np.ndarray, label: np.ndarray, bins: int = 10) -> list[dict[str, float]]:

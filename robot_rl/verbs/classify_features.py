@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from robot_rl import checkpoint
 from robot_rl.types import Episode, IOSpec, Obs
-from robot_rl.verbs.build import load_policy
-from robot_rl.verbs.reading import stored_config
+from robot_rl.verbs.build import load_trained
 from robot_rl.words import Refused
 
 
@@ -32,8 +28,7 @@ class Features:
     """
 
     def __init__(self, run: str, device: str) -> None:
-        path = checkpoint.find(Path(run))
-        policy = load_policy(OmegaConf.create({"device": device}), stored_config(path), path)
+        policy = load_trained(run, device=device)
         see = policy.parts.features
         if see is None:
             raise Refused(

@@ -15,10 +15,9 @@ from tqdm import tqdm
 from robot_rl import checkpoint
 from robot_rl.data import d4rl
 from robot_rl.types import Policy, VecEnv
-from robot_rl.types.options import Count, Discount
+from robot_rl.types.options import Count
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import choice, env_factory, foreign, in_env_of, load_policy, settings_of, threads
-from robot_rl.verbs.collect_behaviour import Nobody
 from robot_rl.verbs.collect_episodes import (
     BesidePictures,
     ExpertPolicy,
@@ -27,9 +26,8 @@ from robot_rl.verbs.collect_episodes import (
     begin_work,
     keep_steps,
 )
-from robot_rl.verbs.collect_levels import LevelOptions, collect_level
-from robot_rl.verbs.logs import ActionMeaning
-from robot_rl.verbs.options import Env, Machine
+from robot_rl.verbs.collect_levels import LevelOptions, Nobody, collect_level
+from robot_rl.verbs.options import SubjectOptions
 from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
 
@@ -37,7 +35,7 @@ FILES = {".csv", ".json", ".jsonl", ".mat", ".mcap", ".npy", ".npz", ".parquet",
 """Ends of names that say a format which `collect` does not write."""
 
 
-class CollectOptions(Machine, Env, ActionMeaning, LevelOptions, OperatorOptions, KeepOptions):
+class CollectOptions(SubjectOptions, LevelOptions, OperatorOptions, KeepOptions):
     """robot-rl collect."""
 
     out: str
@@ -48,8 +46,6 @@ class CollectOptions(Machine, Env, ActionMeaning, LevelOptions, OperatorOptions,
     """With level: a weaker agent (zip) or an earlier checkpoint; null = noise on the agent."""
     num_envs: Count = 8
     """Copies of the environment."""
-    gamma: Discount = 0.99
-    """Discount per control step."""
 
 
 GRADED = {"medium_path", *LevelOptions.model_fields} - {"level", "noise", "seed"}

@@ -91,10 +91,9 @@ class ExpertPolicy:
         """Noise and pauses of these rows begin anew; the expert itself has no memory."""
         if rows is None:
             self._drift = self._wrong = None
-        elif self._wrong is not None and len(self._wrong) == len(rows):
-            self._wrong = np.where(np.asarray(rows, bool), self._draw_mistakes(len(rows)), self._wrong)
-        if rows is None:
             return
+        if self._wrong is not None and len(self._wrong) == len(rows):
+            self._wrong = np.where(np.asarray(rows, bool), self._draw_mistakes(len(rows)), self._wrong)
         if self._drift is not None and len(self._fresh) == len(rows):
             self._fresh |= np.asarray(rows, bool)
 
@@ -195,7 +194,7 @@ def keep_steps(
     options: KeepOptions,
     *,
     seed: int,
-    on_episode: Callable[[int], object] | None = None,
+    on_episode: Callable[[int], object] = lambda _: None,
     max_rounds: int = 20,
     work: Path | None = None,
 ) -> list[Episode]:
@@ -241,8 +240,7 @@ def keep_steps(
             here = [e for e in earlier if e.meta["round"] == round_]
             there = {tuple(e.meta["place"]) for e in here}
             kept.extend(here)
-            if on_episode is not None:
-                on_episode(len(kept))
+            on_episode(len(kept))
 
             def take(episode: Episode, there: set[tuple[int, ...]] = there, round_: int = round_) -> None:
                 nonlocal tried
@@ -256,8 +254,7 @@ def keep_steps(
                         episode.meta["round"] = round_
                         recorder.append(episode)
                     kept.append(episode)
-                    if on_episode is not None:
-                        on_episode(len(kept))
+                    on_episode(len(kept))
 
             if reseed is not None:
                 reseed(seed + round_)
@@ -303,7 +300,7 @@ def episodes_of(
     episodes: int,
     seed: int,
     deterministic: bool = False,
-    on_episode: Callable[[Episode], object] | None = None,
+    on_episode: Callable[[Episode], object] = lambda _: None,
 ) -> list[Episode]:
     """Run a policy for a fixed number of episodes and return them with stamps in seconds.
 
@@ -345,8 +342,7 @@ def episodes_of(
                 if task is not None:
                     found[-1].meta["task"] = int(task[i])
                 found[-1].meta["place"] = [i, int(share[i] - quota[i]) - 1]
-                if on_episode is not None:
-                    on_episode(found[-1])
+                on_episode(found[-1])
         if len(ended) and sentences is not None:
             asked[0] = sentences()
 

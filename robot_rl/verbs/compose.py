@@ -25,17 +25,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from robot_rl import build, extras
 from robot_rl.verbs.items import OWN, OWN_NAMES, find_unreadable, take_own
 from robot_rl.verbs.packaged import compose_config
+from robot_rl.verbs.reading import PLAIN
 from robot_rl.verbs.table import OPTIONS
 from robot_rl.words import Refused, describe_field, near
 
 BASES = {"method": "policy", "simulator": "engine", "world_defaults": "world"}
 """Groups that files build on -> kind: `/method/online/sac` is a method's options where a preset has taken its name."""
 
-PLAIN = {
-    "policy", "human", "rewarder", "critic", "classifier", "preference", "pictures_reward", "compatibility", "ope",
-    "clips", "encoder", "track",
-}  # fmt: skip
-"""Groups whose options need no file."""
 
 VERB = "options"
 """Group of the options of verbs, on which their files build."""
@@ -81,7 +77,7 @@ class ClassSource(ConfigSource):
         group, _, part = config_path.strip("/").partition("/")
         if group == VERB:
             return not part
-        if group not in PLAIN | set(BASES):  # a kind is no group by itself: `world=reach` is a plain option of deploy
+        if group not in (*PLAIN, *BASES):  # a kind is no group by itself: `world=reach` is a plain option of deploy
             return False
         kind = BASES.get(group, group)
         return not part or any(name.startswith(f"{part}/") for name in build.names(kind))

@@ -9,15 +9,17 @@ from typing import Any, Literal
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
+from tqdm import tqdm
 
 from robot_rl import build, checkpoint
 from robot_rl.atomic import new_folder
+from robot_rl.checkpoint import write_json
+from robot_rl.data import formats, recorder
 from robot_rl.types.options import Count, NotNegative, Part, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs import critic_clips as job
 from robot_rl.verbs.build import begin, choice, settings_of, start_of, threads
-from robot_rl.verbs.critic_clips import plot_clip
-from robot_rl.verbs.critic_train import CriticJob, TrainingClips
+from robot_rl.verbs.critic_clips import CriticJob, TrainingClips, plot_clip
 from robot_rl.verbs.options import Folders, Machine, Resume
 from robot_rl.verbs.reading import plain
 from robot_rl.verbs.rewarders import load_critic, load_judge, with_reference
@@ -131,8 +133,6 @@ def _train(cfg: DictConfig) -> None:
 
 
 def _eval(cfg: DictConfig) -> None:
-    from robot_rl.checkpoint import write_json
-
     _need(cfg, path="run of critic train", data="folder of clips")
     if not isinstance(cfg.path, str):
         raise Refused("critic eval takes one path=<run of critic train>; several are an ensemble of critic label")
@@ -146,7 +146,8 @@ def _eval(cfg: DictConfig) -> None:
     report["hash"] = facts["hash"]
     folder = Path(cfg.path)
     write_json(folder / f"report_{cfg.phrasing}.json", report)
-    rows = build.tool("context_lines" if "conditions" in report else "critic_lines")(report)
+    place = "policies.vla.context_report:lines" if "conditions" in report else "policies.vla.critic_report:lines"
+    rows = build.tool(place)(report)
     width = max(len(row[0]) for row in rows)
     for what, measured, wanted in rows:
         print(f"  {what:<{width}}  {measured:<22}  {wanted}")
@@ -156,17 +157,13 @@ def _eval(cfg: DictConfig) -> None:
 
 
 def _label(cfg: DictConfig) -> None:
-    from tqdm import tqdm
-
-    from robot_rl.data import formats, recorder
-
     _need(cfg, path="run of critic train", data="log with pictures", out="log to write")
     out = Path(cfg.out)
     if out.exists():
         raise Refused(f"{out} exists already; choose another name (nothing is overwritten)")
-    reward = build.tool("progress_reward")
-    met = build.tool("done_events")
-    caveat = build.tool("caveats").get(cfg.mode)
+    reward = build.tool("policies.reward.critic_reward:progress_reward")
+    met = build.tool("policies.reward.critic_reward:done_events")
+    caveat = build.tool("policies.reward.critic_reward:CAVEATS").get(cfg.mode)
     if caveat:
         print(f"  warning: mode={cfg.mode}: {caveat}", file=sys.stderr)
     chosen = cfg.path if isinstance(cfg.path, str) else [str(path) for path in cfg.path]

@@ -104,4 +104,4 @@ def name_positions(arguments: list[str]) -> list[str]:
 @answer.code_of
 def session(arguments: list[str]) -> None:
     """Recorded robot sessions: robot-rl data session convert|join|recover …"""
-    print(build.tool("session_tools").main(arguments[0] if arguments else "", arguments[1:]))
+    print(build.tool("real.session_tools").main(arguments[0] if arguments else "", arguments[1:]))

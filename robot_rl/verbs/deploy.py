@@ -37,7 +37,8 @@ def tell_shadow(folder: Path, begin: float) -> None:
         folder: of the reports.
         begin: when the deployment began [s since the epoch]; older reports are of others.
     """
-    found = [(path, table) for path, table in build.tool("shadow_reports")(folder) if path.stat().st_mtime >= begin]
+    reports = build.tool("real.core.shadow_report:reports")
+    found = [(path, table) for path, table in reports(folder) if path.stat().st_mtime >= begin]
     if not found:
         answer.error(f"no comparison was written into {folder}: the policy had ended before the first second was over")
         sys.exit(1)
@@ -68,7 +69,7 @@ def deploy(cfg: DictConfig) -> None:
     options["policy_path"] = options["policy_path"] or ""
     arguments = build.make("graph", options, seed=int(cfg.seed))
     begin = time.time()
-    status = build.tool("deploy")(arguments)
+    status = build.tool("real.processes:deploy")(arguments)
     if status:
         raise Refused(f"the deployment ended because one of its processes did (status {status}); see above")
     if cfg.propose:

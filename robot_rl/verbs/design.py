@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from robot_rl import build, checkpoint, child, extras
 from robot_rl.atomic import write_bytes
 from robot_rl.checkpoint import write_json
 from robot_rl.expression import Expression
+from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types.options import Count, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import run_folder, saved_config
@@ -196,8 +198,8 @@ class TrainRun:
         gained = float(result["return"])
         score = float(result.get("success", 0.0)) + 1e-3 * gained / (1.0 + abs(gained))
         curves: dict[str, list[float]] = {}
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            for key, value in json.loads(line).items():
+        for row in read_metrics(run / METRICS_FILE):
+            for key, value in row.items():
                 if key in ("eval/success", "eval/return", "rollout/success", "rollout/return"):
                     curves.setdefault(key, []).append(float(value))
         return score, curves, str(run)
@@ -241,8 +243,6 @@ def design(cfg: DictConfig) -> None:
     """Propose programs, train on each, rank, propose again; print them with the best first."""
     if cfg.model is None and cfg.codes is None:
         raise Refused("who proposes? give model=<...> with goal='<the task>', or codes=[<program>,<program>]")
-    if cfg.rounds < 1 or cfg.each < 1:
-        raise Refused(f"rounds and each are {cfg.rounds} and {cfg.each}, expected 1 or more")
     overrides = [str(item) for item in cfg.train]
     own = [item for item in overrides if item.split("=")[0].split(".")[0] in ("rewarder", "output", "name", "resume")]
     if own:
@@ -252,14 +252,14 @@ def design(cfg: DictConfig) -> None:
         refuse_other_search(folder, overrides)
     text = saved_config(cfg)
     io = _interface(overrides)
-    found = build.tool("places")(io)
+    found = build.tool("policies.reward.program:places")(io)
     widths = {name: len(columns) for name, (_, columns) in found.items()}
     options = OmegaConf.to_container(cfg.model_options, resolve=True)
     if cfg.codes is not None:
-        proposer = build.tool("programs_listed")(list(cfg.codes))
+        proposer = build.tool("policies.reward.program_proposer:Listed")(list(cfg.codes))
     else:
-        model = build.tool("open_model")(str(cfg.model), options)
-        proposer = build.tool("programs_of_model")(model, str(cfg.goal), widths)
+        model = build.tool("policies.vla.text_models:open_model")(str(cfg.model), options)
+        proposer = build.tool("policies.reward.program_proposer:ModelProposer")(model, str(cfg.goal), widths)
     ranks = {"score": by_score, "ask": by_person()}
     rank = ranks.get(str(cfg.rank))
     if rank is None:
@@ -314,8 +314,5 @@ def _interface(overrides: list[str]) -> Any:
     read_options(TrainOptions, made, "train")
     put_card(made)
     put_pictures(made)
-    env = build.make("engine", plain(made.env), num_envs=1, seed=0, device="cpu")
-    try:
+    with closing(build.make("engine", plain(made.env), num_envs=1, seed=0, device="cpu")) as env:
         return env.io
-    finally:
-        env.close()

@@ -17,9 +17,9 @@ import torch
 
 from robot_rl import build, child
 from robot_rl.checkpoint import git_commit, read_config
+from robot_rl.diagnosis import RunFigures
 from robot_rl.diagnosis import diagnose as diagnose_run
 from robot_rl.extras import PACKAGES, find_fault, remedy
-from robot_rl.recorded import RunFigures
 from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import Count, Device, Positive
@@ -149,7 +149,7 @@ def doctor_ros(arguments: list[str]) -> int:
     """What is on the wire of a robot: robot-rl doctor ros <spec> [namespace=…] [listen=3] [wiggle=true]."""
     say = "robot: robot-rl doctor ros <path of its YAML, or a name such as desk_arm>"
     name, options = read_named(RosDoctorOptions, arguments, "doctor ros", say)
-    examine = build.tool("examine_robot")
+    examine = build.tool("real.ros.doctor:examine")
     found = examine(robot_file(name), namespace=options.namespace, listen=options.listen, wiggle=options.wiggle)
     answer.note(problems=list(found.problems), report=found.text())
     print(found.text())
@@ -182,7 +182,7 @@ def doctor_isaac(arguments: list[str]) -> int:
     """Check Isaac Gym and Isaac Lab: robot-rl doctor isaac [world=quadruped] [num_envs=16] [device=cuda] [id=…]."""
     options = read_words(IsaacDoctorOptions, arguments, "doctor isaac")
     make_world = build.prepare("world", {"name": options.world})
-    text, healthy = build.tool("diagnose_isaac")(**{**options.model_dump(), "world": make_world})
+    text, healthy = build.tool("sim.isaac_check:diagnose")(**{**options.model_dump(), "world": make_world})
     answer.note(healthy=healthy, report=text)
     print(text)
     return 0 if healthy else 1

@@ -12,19 +12,18 @@ from omegaconf import DictConfig
 from robot_rl.checkpoint import write_json
 from robot_rl.loops.evaluate import LONGEST, by_task
 from robot_rl.types.option_words import Meaning
-from robot_rl.types.options import Count, Discount, Number, Share, Whole
+from robot_rl.types.options import Count, Number, Share, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, load_subject, run_folder, threads
 from robot_rl.verbs.classify import judge_factory
 from robot_rl.verbs.hil_eval import evaluate_as_run, unknown_success
-from robot_rl.verbs.logs import ActionMeaning
-from robot_rl.verbs.options import Env, Machine
+from robot_rl.verbs.options import SubjectOptions
 from robot_rl.verbs.reading import ends_at_success, run_of, stored_config
 from robot_rl.verbs.train_job import record_video
 from robot_rl.words import Refused
 
 
-class EvalOptions(Machine, Env, ActionMeaning):
+class EvalOptions(SubjectOptions):
     """robot-rl eval."""
 
     path: Annotated[str, Meaning("one path (robot-rl eval compare takes several)")]
@@ -33,8 +32,6 @@ class EvalOptions(Machine, Env, ActionMeaning):
     """To measure over."""
     num_envs: Count = 1
     """Copies of the environment."""
-    gamma: Discount = 0.99
-    """Discount per control step."""
     deterministic: bool = True
     """The policy's best action; false draws one."""
     dither: Share | None = None
@@ -60,7 +57,7 @@ def evaluate(cfg: DictConfig) -> None:
     """Evaluate a checkpoint or a foreign policy."""
 
     threads(cfg)
-    cfg, path, env, policy = load_subject(cfg)
+    cfg, path, env, policy = load_subject(cfg, Path(cfg.path))
     make_env = env_factory(cfg).plain
     if cfg.dither is not None:
         if policy.parts.set_dither is None:

@@ -9,36 +9,31 @@ from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
+from tqdm import tqdm
 
+from robot_rl import checkpoint
+from robot_rl.checkpoint import write_json
 from robot_rl.stats import Paired, bootstrap, pairs_to_tell
-from robot_rl.types.options import Count, Discount
+from robot_rl.types.options import Count
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import env_factory, in_env_of, load_policy, run_folder, threads
 from robot_rl.verbs.hil_eval import evaluate_as_run
-from robot_rl.verbs.logs import ActionMeaning
-from robot_rl.verbs.options import Env, Folders, Machine
+from robot_rl.verbs.options import Folders, SubjectOptions
 from robot_rl.verbs.reading import ends_at_success, stored_config
 from robot_rl.words import Refused
 
 
-class CompareOptions(Machine, Env, ActionMeaning):
+class CompareOptions(SubjectOptions):
     """robot-rl eval compare."""
 
     path: Folders
     """Run or checkpoint folders; each is compared with the first."""
     episodes: Count = 50
     """Of each run, on the same seeds."""
-    gamma: Discount = 0.99
-    """Discount per control step."""
 
 
 def compare(cfg: DictConfig) -> None:
     """Evaluate runs under the same seeds, episode by episode, and say of each whether it is better than the first."""
-    from tqdm import tqdm
-
-    from robot_rl import checkpoint
-    from robot_rl.checkpoint import write_json
-
     threads(cfg)
     given = [cfg.path] if isinstance(cfg.path, str) else [str(path) for path in cfg.path]
     if len(given) < 2:

@@ -6,19 +6,17 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from robot_rl import checkpoint, curves
+from robot_rl import curves
 from robot_rl.checkpoint import write_json
 from robot_rl.loops import fas
-from robot_rl.types.options import Count, Discount, Number, Positive
+from robot_rl.types.options import Count, Number, Positive
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import env_factory, in_env_of, load_policy, run_folder, threads
-from robot_rl.verbs.logs import ActionMeaning
-from robot_rl.verbs.options import Env, Folders, Machine
-from robot_rl.verbs.reading import stored_config
+from robot_rl.verbs.build import load_subject, run_folder, threads
+from robot_rl.verbs.options import Folders, SubjectOptions
 from robot_rl.words import Refused
 
 
-class FasOptions(Machine, Env, ActionMeaning):
+class FasOptions(SubjectOptions):
     """robot-rl eval fas."""
 
     path: Folders
@@ -31,8 +29,6 @@ class FasOptions(Machine, Env, ActionMeaning):
     """Per interval."""
     num_envs: Count = 10
     """Copies of the environment."""
-    gamma: Discount = 0.99
-    """Discount per control step."""
 
 
 def evaluate_intervals(cfg: DictConfig) -> None:
@@ -42,12 +38,8 @@ def evaluate_intervals(cfg: DictConfig) -> None:
     paths = [cfg.path] if isinstance(cfg.path, str) else list(cfg.path)
     found, lines = {}, []
     for given in paths:
-        path = checkpoint.find(Path(given))
-        run_config = stored_config(path)
-        here = in_env_of(cfg, run_config)
+        here, _, env, policy = load_subject(cfg, Path(given))
         largest, offset = _scale_of(here)
-        env = env_factory(here).plain(cfg.num_envs, cfg.seed, False)
-        policy = load_policy(here, run_config, path, env.io)
         with answer.bar(len(fas.INTERVALS), "interval") as bar:
             result = fas.frequency_averaged_score(
                 env, policy, largest=largest, offset=offset, episodes=cfg.episodes, seed=cfg.seed + 10_000,
@@ -74,7 +66,6 @@ def evaluate_intervals(cfg: DictConfig) -> None:
 
 def _scale_of(cfg: DictConfig) -> tuple[float, float]:
     """Largest return and offset of the task: as given, or by the name of the Gymnasium task."""
-
     if cfg.largest is not None:
         return float(cfg.largest), float(cfg.offset)
     name = str(cfg.env.get("id", "") or "").split("-")[0]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig
 
-from robot_rl.types.options import Count, Discount, Meaning, NotNegative, Share, Whole
+from robot_rl.checkpoint import write_json
+from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, DelayOptions, Horizons, LatencyModel
+from robot_rl.data.units import InUnits
+from robot_rl.loops.evaluate import evaluate
+from robot_rl.stats import Paired, wilson
+from robot_rl.types.options import Count, Meaning, NotNegative, Share, Whole
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import load_subject, run_folder, threads
-from robot_rl.verbs.logs import ActionMeaning
-from robot_rl.verbs.options import Env, Machine
+from robot_rl.verbs.options import SubjectOptions
 from robot_rl.words import Refused
 
 Way = Literal["queue", "naive", "wait", "rtc"]
 Ways = Annotated[tuple[Way, ...] | Way, Meaning("queue, naive, wait or rtc, or a list of them")]
 
 
-class LatencyOptions(Machine, Env, ActionMeaning):
+class LatencyOptions(SubjectOptions):
     """robot-rl eval latency."""
 
     path: str
@@ -42,21 +47,13 @@ class LatencyOptions(Machine, Env, ActionMeaning):
     """Per way."""
     num_envs: Count = 20
     """Copies of the environment."""
-    gamma: Discount = 0.99
-    """Discount per control step."""
 
 
 def evaluate_latency(cfg: DictConfig) -> None:
     """Evaluate a policy of chunks without latency, and with it for each way to deal with it, on the same episodes."""
 
-    from robot_rl.checkpoint import write_json
-    from robot_rl.chunks import ChunkedPolicy, DelayedPolicy, DelayOptions, Horizons, LatencyModel
-    from robot_rl.data.units import InUnits
-    from robot_rl.loops.evaluate import evaluate
-    from robot_rl.stats import Paired, wilson
-
     threads(cfg)
-    cfg, path, env, policy = load_subject(cfg)
+    cfg, path, env, policy = load_subject(cfg, Path(cfg.path))
     chunks = policy.policy if isinstance(policy, InUnits) else policy
     if not isinstance(chunks, ChunkedPolicy):
         raise Refused(f"{type(chunks).__name__} decides at every step; latency is made up for by policies of chunks")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl import checkpoint, extras
 from robot_rl.atomic import new_folder, write_json
@@ -17,10 +17,10 @@ from robot_rl.leapp_policy import LeappPolicy
 from robot_rl.onnx_policy import FILE, OnnxPolicy
 from robot_rl.types import IOSpec, Policy
 from robot_rl.verbs import answer
-from robot_rl.verbs.build import env_factory, foreign, load_policy, saved_config
+from robot_rl.verbs.build import env_factory, foreign, load_trained, saved_config
 from robot_rl.verbs.export_files import leapp_package, write_leapp, write_onnx
 from robot_rl.verbs.options import Env, Machine
-from robot_rl.verbs.reading import run_of, stored_config
+from robot_rl.verbs.reading import run_of
 from robot_rl.version import VERSION
 from robot_rl.words import Refused
 
@@ -92,7 +92,7 @@ def _of_run(cfg: DictConfig) -> tuple[Policy, IOSpec, str, dict[str, object]]:
     folder = checkpoint.find(Path(cfg.path))
     if any((folder / file).exists() for file in FILES.values()):
         raise Refused(f"{folder} is an export already")
-    policy = load_policy(OmegaConf.create({"device": "cpu"}), stored_config(folder), folder)
+    policy = load_trained(folder)
     meta = checkpoint.read_meta(folder)
     run = run_of(folder).name
     facts = {key: meta[key] for key in ("version", "git_commit", "step", "action") if key in meta}

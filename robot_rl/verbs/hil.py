@@ -119,7 +119,7 @@ def hil(cfg: DictConfig) -> None:
 
 def _listen(*device: Any, **topics: Any) -> Any:
     """ROS is loaded by who listens to it."""
-    return build.tool("ros_hands")(*device, **topics)
+    return build.tool("real.ros.hands:RosHands")(*device, **topics)
 
 
 def _drawing_maker(cfg: DictConfig) -> EnvMaker | None:
@@ -133,4 +133,4 @@ def _drawing_maker(cfg: DictConfig) -> EnvMaker | None:
 
 def _shows(cfg: DictConfig) -> bool:
     """There is a picture for the person: a robot may have no cameras, and they look at the robot itself."""
-    return cfg.env.engine != "ros2" or bool(build.tool("robot_cameras")(cfg.env.robot_spec))
+    return cfg.env.engine != "ros2" or bool(build.tool("real.graph:cameras_of")(cfg.env.robot_spec))

@@ -139,7 +139,6 @@ class HilMakers:
         env: (num_envs, seed, render) -> vector environment.
         learner: (io) -> learner.
         pilot: (env, with person) -> pilot.
-        tracker: (folder, resume step or None) -> tracker.
         pictures: the person's screen shows the environment.
         drawn: makes what is drawn for that screen, where that is not the environment itself.
         judge: (io) -> success classifier on duty.

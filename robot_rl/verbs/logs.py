@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import model_validator
-from typing_extensions import Self
 
 from robot_rl.atomic import READ_ONLY
 from robot_rl.data.bounds import (
     NORMALISED,
     STATED,
     bounds_of_io,
-    check_ends,
     identity_scale,
     meaning,
     read_stated,
@@ -30,31 +27,15 @@ from robot_rl.data.log_dataset import LogDataset, LogView
 from robot_rl.data.store import Store, open_store
 from robot_rl.data.store_read import META
 from robot_rl.data.units import agree, describe_span
-from robot_rl.types import IOSpec, LogFacts, Needs, Options
-from robot_rl.types.options import Bound, Discount, Mixing, Number
+from robot_rl.types import IOSpec, LogFacts, Needs
+from robot_rl.types.options import Discount, Mixing, Number
+from robot_rl.verbs.options import ActionMeaning
 from robot_rl.words import Refused
 
-REWARDS = ("none", "minus_one", "scale_bias", "return_range")
 FEATURES = "features"
 _EDGE = 1e-5
 ROWS = Needs()
 """Transitions and nothing besides."""
-
-
-class ActionMeaning(Options):
-    """What a person says of a log's actions where the log does not tell (docs/data.md)."""
-
-    action: Literal["normalised"] | None = None
-    """normalised: -1 and +1 of the log are the bounds of the robot."""
-    action_low: Bound | None = None
-    """Lower bound of the log's actions, a number or a list."""
-    action_high: Bound | None = None
-    """Upper bound."""
-
-    @model_validator(mode="after")
-    def _both(self) -> Self:
-        check_ends(self.action_low, self.action_high)
-        return self
 
 
 class LogSettings(ActionMeaning):
@@ -168,8 +149,6 @@ def sampler(
         ValueError: an option out of range, or actions outside [-1, 1] without `action_clip`.
     """
     s = settings
-    if s.reward not in REWARDS:
-        raise ValueError(f"reward is '{s.reward}', expected one of {', '.join(REWARDS)}")
     scale: float | str = {"scale_bias": s.reward_scale, "return_range": "return_range"}.get(s.reward, 1.0)
     bias = {"scale_bias": s.reward_bias, "minus_one": -1.0}.get(s.reward, 0.0)
     notes = [*store.report]

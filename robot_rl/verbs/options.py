@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
+from typing_extensions import Self
 
+from robot_rl.data.bounds import check_ends
 from robot_rl.types import Options
-from robot_rl.types.options import Count, Device, Meaning, Whole
+from robot_rl.types.options import Bound, Count, Device, Discount, Meaning, Whole
 
 Folders = Annotated[str | tuple[str, ...], Meaning("a folder, or a list [folder,folder]")]
 
@@ -72,3 +74,26 @@ class Resume(Options):
 
     resume: str | None = None
     """A run folder: continue it."""
+
+
+class ActionMeaning(Options):
+    """What a person says of a log's actions where the log does not tell (docs/data.md)."""
+
+    action: Literal["normalised"] | None = None
+    """normalised: -1 and +1 of the log are the bounds of the robot."""
+    action_low: Bound | None = None
+    """Lower bound of the log's actions, a number or a list."""
+    action_high: Bound | None = None
+    """Upper bound."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        check_ends(self.action_low, self.action_high)
+        return self
+
+
+class SubjectOptions(Machine, Env, ActionMeaning):
+    """What is told of a policy that acts in an environment."""
+
+    gamma: Discount = 0.99
+    """Discount per control step."""

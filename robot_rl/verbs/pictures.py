@@ -72,5 +72,5 @@ def _put_encoder(cfg: DictConfig) -> None:
         cfg.cameras = "own"
     world = plain(cfg.env).get("world") if cfg.get("env") is not None else None
     if cfg.encoder.get("lift", 0.0) is None and world and ":" not in str(world["name"]):
-        cfg.encoder.lift = build.tool("world_parts")(build.find("world", str(world["name"]))).goal_lift
+        cfg.encoder.lift = build.tool("sim.world:parts_of")(build.find("world", str(world["name"]))).goal_lift
     cfg.policy = OmegaConf.create({"name": BEHIND, "method": plain(cfg.policy), "encoder": plain(cfg.encoder)})

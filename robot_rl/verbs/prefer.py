@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from robot_rl import build
 from robot_rl.verbs import answer
 from robot_rl.verbs.build import begin, choice, settings_of, start_of, threads
 from robot_rl.verbs.options import Machine, Resume
-from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
-from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
+from robot_rl.verbs.prefer_pairs import PictureJob, PictureSettings, PreferSettings, SegmentJob
 from robot_rl.verbs.reading import plain
 from robot_rl.words import Refused
 
@@ -53,14 +53,9 @@ def _of_pictures(cfg: DictConfig) -> bool:
 
 
 def _segments(cfg: DictConfig, folder: Path) -> SegmentJob:
-    def make(state: int, action: int) -> Any:
-        return build.make("preference", plain(cfg.preference), state, action, seed=cfg.seed, device=str(cfg.device))
-
-    return SegmentJob(
-        settings_of(PreferSettings, cfg),
-        start_of(cfg, folder),
-        make=make,
-    )
+    node, how = plain(cfg.preference), {"seed": cfg.seed, "device": str(cfg.device)}
+    make = partial(build.make, "preference", node, **how)
+    return SegmentJob(settings_of(PreferSettings, cfg), start_of(cfg, folder), make=make)
 
 
 def _pictures(cfg: DictConfig, folder: Path) -> PictureJob:
@@ -76,19 +71,12 @@ def _pictures(cfg: DictConfig, folder: Path) -> PictureJob:
 
     def labeller(truth: object) -> Any:
         if settings.labels != "vlm" or cfg.model == "scripted":
-            script = build.tool("judge_scripted")
+            script = build.tool("policies.nets.picture_labels:ScriptedJudge")
             model = script(truth, error=settings.error, tie=settings.tie, seed=cfg.seed)
         else:
-            model = build.tool("open_model")(str(cfg.model), options)
-        return build.tool("judge_two_stage")(model, seed=cfg.seed)
+            model = build.tool("policies.vla.text_models:open_model")(str(cfg.model), options)
+        return build.tool("policies.nets.picture_labels:TwoStage")(model, seed=cfg.seed)
 
-    def reward(goals: list[str], size: tuple[int, int]) -> Any:
-        node = plain(cfg.pictures_reward)
-        return build.make("pictures_reward", node, goals, size, seed=cfg.seed, device=str(cfg.device))
-
-    return PictureJob(
-        settings,
-        start_of(cfg, folder),
-        make_reward=reward,
-        make_labeller=labeller,
-    )
+    node, how = plain(cfg.pictures_reward), {"seed": cfg.seed, "device": str(cfg.device)}
+    reward = partial(build.make, "pictures_reward", node, **how)
+    return PictureJob(settings, start_of(cfg, folder), make_reward=reward, make_labeller=labeller)

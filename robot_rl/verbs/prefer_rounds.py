@@ -161,24 +161,18 @@ class PreferenceJob(ABC):
             self.answers = self._read(Path(s.labels))
         if start.resume and _fingerprint(start.folder) != self.store.fingerprint:
             raise CheckpointError(f"{s.data} is not the log that the run began with; give the original")
-        claim = start.claim()
-        self.folder = claim.folder
-        with claim.building():
-            self._states: dict[str, Stateful] = {"learner": self.model, "loop": self}
-            self._run = Run(
-                start,
-                claim,
-                Schedule(total=self._rounds * s.updates, log_every=50, keep_checkpoints=1, unit="update"),
-                Parts(self._states, facts=self._facts),
-                count=lambda: self._fit.updates,
-                on_interrupt=self._wake,
-            )
-            if start.resume:
-                self._run.restore()
-                if not self._given and (self.folder / ANSWERS).exists():
-                    self.answers = self._read(self.folder / ANSWERS)
-            sources = {"log": {"path": s.data, "fingerprint": self.store.fingerprint}}
-            self._run.begin(sources=sources)
+        if start.resume and not self._given and (start.folder / ANSWERS).exists():
+            self.answers = self._read(start.folder / ANSWERS)
+        self._states: dict[str, Stateful] = {"learner": self.model, "loop": self}
+        self._run = Run.open(
+            start,
+            Schedule(total=self._rounds * s.updates, log_every=50, keep_checkpoints=1, unit="update"),
+            Parts(self._states, facts=self._facts),
+            sources={"log": {"path": s.data, "fingerprint": self.store.fingerprint}},
+            count=lambda: self._fit.updates,
+            on_interrupt=self._wake,
+        )
+        self.folder = self._run.folder
 
     def run(self) -> dict[str, Any]:
         """Do it all; the report.
@@ -254,7 +248,8 @@ class PreferenceJob(ABC):
             return self._draw(count)
         found = self._draw(count * self._s.candidates)
         chance = self.model.probabilities(self._pairs(found))
-        return [found[k] for k in build.tool("query")(chance, len(found), count, rule=self._s.rule)]
+        query = build.tool("policies.nets.preferences:query")
+        return [found[k] for k in query(chance, len(found), count, rule=self._s.rule)]
 
     def _enough(self, metrics: Metrics) -> bool:
         weight, least = self.smoothing

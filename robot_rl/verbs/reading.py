@@ -14,19 +14,12 @@ from robot_rl.checkpoint import read_config
 from robot_rl.types import Options
 from robot_rl.words import Refused, near
 
-READ = (
-    "policy",
-    "encoder",
-    "human",
-    "track",
-    "compatibility",
-    "classifier",
-    "preference",
-    "pictures_reward",
-    "ope",
-    "critic",
-    "clips",
-)
+PLAIN = (
+    "policy", "encoder", "human", "track", "compatibility", "classifier", "preference", "pictures_reward", "ope",
+    "critic", "clips", "rewarder",
+)  # fmt: skip
+"""Groups whose options are those of classes and need no file."""
+READ = [group for group in PLAIN if group != "rewarder"]
 """Groups whose options are read before anything is made; a world is made before anything is written."""
 S = TypeVar("S", bound=Options)
 
@@ -82,7 +75,7 @@ def robot_file(name: str) -> str:
     Raises:
         Refused: there is none.
     """
-    path = Path(build.tool("find_robot")(name)).expanduser()
+    path = Path(build.tool("real.graph:find_file")(name)).expanduser()
     if not path.is_file():
         raise Refused(f"there is no robot '{name}'{near(name, ['desk_arm'])} (or give the path of its YAML)")
     return str(path)

@@ -57,7 +57,7 @@ def replay(cfg: DictConfig) -> None:
     Raises:
         Refused: an altered file, or a question that does not fit the flight.
     """
-    tools = build.tool("flight_tools")
+    tools = build.tool("real.flight_tools")
     paths = [cfg.path] if isinstance(cfg.path, str) else plain(cfg.path)
 
     def load(path: str, device: str, threads: int) -> Loaded:
@@ -76,7 +76,7 @@ def replay(cfg: DictConfig) -> None:
         other=cfg.policy_path or "",
     )
     try:
-        found = tools.replay(paths, question, load, build.tool("tool_position"), say)
+        found = tools.replay(paths, question, load, build.tool("sim.tool:tool_position"), say)
     except (KeyError, TypeError) as error:  # facts without what they are made of
         raise Refused(f"{', '.join(paths)}: no deployment of this version wrote it ({error!r})") from error
     for flight in found.flights:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,11 +12,15 @@ from omegaconf import DictConfig
 
 from robot_rl import build, checkpoint
 from robot_rl.checkpoint import CheckpointError
+from robot_rl.data import formats
 from robot_rl.types import VecEnv
-from robot_rl.verbs import critic_reference
-from robot_rl.verbs.build import EnvMaker, env_factory
+from robot_rl.verbs.build import EnvMaker, env_factory, make_env
+from robot_rl.verbs.critic_clips import FACTS, load_clips, picture_key
 from robot_rl.verbs.reading import plain, stored_config
 from robot_rl.words import Refused
+
+_AFTER = 6
+"""Control steps of a log that are kept after its goal was met for the first time."""
 
 
 def rewarded_factory(cfg: DictConfig) -> EnvMaker:
@@ -34,21 +38,19 @@ def rewarded_factory(cfg: DictConfig) -> EnvMaker:
     if reference is not None:
         judge = with_reference(judge, str(reference), int(frames), camera)
         options["instruction"] = options["instruction"] or ""  # the reference alone, not what the world asks
-    audit = build.tool("audit")
+    audit = build.tool("policies.reward.critic_reward:Audit")
 
     def make(num_envs: int, seed: int, render: bool) -> VecEnv:
         from robot_rl.loops.rewarded import Rewarded
 
-        node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
-        shown = shown_cameras(cfg)
-        hide = shown is not None and camera not in shown
-        if hide:  # pictures for the critic alone, of its size, no more often than it looks
-            node |= {"cameras": [*(shown or ()), camera], "camera_size": list(judge.meta.image_size)}
-            if cfg.env.engine == "mujoco" and not shown:
-                node["camera_every"] = options["every"]
-        env = build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
+        node, hidden, alone = add_cameras(cfg, [camera])
+        if hidden:  # pictures for the critic alone, of its size, no more often than it looks
+            node["camera_size"] = list(judge.meta.image_size)
+        if alone and cfg.env.engine == "mujoco":
+            node["camera_every"] = options["every"]
+        env = make_env(cfg, node, num_envs, seed, render)
         reward = build.make("rewarder", options, judge, gamma=float(cfg.gamma))
-        return Rewarded(env, reward, camera=camera, hide=hide, instruction=reward.instruction, audit=audit())
+        return Rewarded(env, reward, camera=camera, hide=bool(hidden), instruction=reward.instruction, audit=audit())
 
     return replace(without, make=make)
 
@@ -58,8 +60,21 @@ def shown_cameras(cfg: DictConfig) -> list[str] | None:
     shown = cfg.env.get("cameras")
     if shown == "own":
         world = build.make("world", plain(cfg.env.world), where="env.world")
-        return list(build.tool("world_parts")(world).policy_cameras)
+        return list(build.tool("sim.world:parts_of")(world).policy_cameras)
     return shown if shown is None else list(shown)
+
+
+def add_cameras(cfg: DictConfig, wanted: Sequence[str]) -> tuple[dict[str, Any], list[str], bool]:
+    """The environment's options with the cameras that a reward looks through.
+
+    Returns:
+        The options, those cameras that are hidden from the policy, and whether no other takes pictures.
+    """
+    node, shown = plain(cfg.env), shown_cameras(cfg)
+    hidden = [camera for camera in wanted if shown is not None and camera not in shown]
+    if hidden:
+        node["cameras"] = [*(shown or ()), *hidden]
+    return node, hidden, bool(hidden) and not shown
 
 
 def watched_factory(cfg: DictConfig, options: Mapping[str, object], without: EnvMaker) -> EnvMaker:
@@ -71,20 +86,16 @@ def watched_factory(cfg: DictConfig, options: Mapping[str, object], without: Env
         from robot_rl.loops.watched import PictureWatcher, Watched
 
         reward = build.make("rewarder", options, seed=cfg.seed)
-        node, extra = plain(cfg.env), {"render_mode": "rgb_array"} if render else {}
-        shown = shown_cameras(cfg)
-        new = [camera for camera in reward.cameras if shown is not None and camera not in shown]
-        if new:  # pictures for the reward alone
-            node["cameras"] = [*(shown or ()), *new]
-            if isinstance(reward, PictureWatcher) and reward.image_size is not None and not shown:
-                node["camera_size"] = list(reward.image_size)
-        env = build.make("engine", node, num_envs=num_envs, seed=seed, device=str(cfg.device), **extra)
+        node, hidden, alone = add_cameras(cfg, reward.cameras)
+        if alone and isinstance(reward, PictureWatcher) and reward.image_size is not None:
+            node["camera_size"] = list(reward.image_size)
+        env = make_env(cfg, node, num_envs, seed, render)
         if isinstance(reward, PictureWatcher) and reward.z_max is None:
             if not found:
                 found.append(reward.calibrate(random_pictures(env, reward.cameras[0], reward.calibration, seed)))
                 print(f"  z_max {found[0]:.4g}: the 95th percentile over {reward.calibration} random steps")
             reward.z_max = found[0]
-        return Watched(env, reward, hide=tuple(f"image.{camera}" for camera in new))
+        return Watched(env, reward, hide=tuple(f"image.{camera}" for camera in hidden))
 
     return replace(without, make=make)
 
@@ -126,7 +137,7 @@ def load_judge(folders: Any, how: str, caution: float, device: str) -> Any:
     critics = [load_critic(Path(folder), device).critic() for folder in folders]
     if len(critics) == 1:
         return critics[0]
-    ensemble = build.tool("critic_ensemble")
+    ensemble = build.tool("policies.vla.critic_ensemble:CriticEnsemble")
     return ensemble(critics, how, caution)
 
 
@@ -147,6 +158,64 @@ def with_reference(judge: object, reference: str, frames: int, camera: str) -> A
     """
     if not isinstance(judge, ShownCritic):
         raise Refused(f"{type(judge).__name__} cannot be shown a goal; train one that can with critic=in_context")
-    pictures, source = critic_reference.read(reference, camera)
-    clip = build.tool("reference_clip")
+    pictures, source = read_reference(reference, camera)
+    clip = build.tool("policies.nets.reference:RefClip")
     return judge.with_reference(clip.of(pictures, frames, source=source))
+
+
+def read_reference(text: str, camera: str = "front") -> tuple[np.ndarray, str]:
+    """All pictures of a reference, up to where its goal is met, and what to call it.
+
+    Args:
+        text: "<folder of clips>:<clip>" or "<log>:<episode>", counted from 0.
+        camera: which pictures of a log.
+
+    Returns:
+        (n, H, W, 3) uint8, and a name.
+
+    Raises:
+        FileNotFoundError: there is no such folder or log.
+        ValueError: no number, none of that number, no such pictures, or an episode that failed.
+    """
+    place, _, number = str(text).rpartition(":")
+    if not place or not number.strip().isdigit():
+        raise ValueError(f"reference={text}: expected <clips or log>:<episode>, such as clips/train:12")
+    path, row = Path(place), int(number)
+    if not path.exists():
+        raise FileNotFoundError(f"reference={text}: there is no {path}")
+    if (path / FACTS).exists():
+        return _clip(path, row), f"{path}:{row}"
+    return _episode(path, row, camera), f"{path}:{row}"
+
+
+def _failure(what: str, good: Sequence[int], others: str) -> ValueError:
+    """What to say of a reference that fails, with those of the others that do not."""
+    some = f"{', '.join(map(str, good[:8])) or f'none of {others}'}{', …' if len(good) > 8 else ''}"
+    return ValueError(f"reference {what}, and only a success shows its goal; successes are {some}")
+
+
+def _clip(path: Path, row: int) -> np.ndarray:
+    arrays, facts = load_clips(path)
+    count = len(arrays["goal"])
+    if row >= count:
+        raise ValueError(f"reference {path}:{row}: there are {count} clips, 0 to {count - 1}")
+    kinds = np.array(facts["kinds"])[arrays["kind"]]
+    good = np.flatnonzero(np.isin(kinds, facts["successes"]))
+    if row not in good:
+        raise _failure(f"{path}:{row} fails (kind '{kinds[row]}')", good.tolist(), "these clips")
+    return arrays["frames"][int(arrays["start"][row]) : int(arrays["start"][row + 1])]
+
+
+def _episode(path: Path, row: int, camera: str) -> np.ndarray:
+    episodes = formats.load(path).episodes
+    if row >= len(episodes):
+        raise ValueError(f"reference {path}:{row}: the log holds {len(episodes)} episodes, 0 to {len(episodes) - 1}")
+    episode = episodes[row]
+    frames = np.asarray(episode.obs[picture_key(camera, episode.obs)])
+    met = episode.meta.get("columns", {}).get("success")
+    if not episode.meta.get("success", True):
+        good = [i for i, other in enumerate(episodes) if other.meta.get("success")]
+        raise _failure(f"{path}:{row} fails", good, "this log")
+    if met is not None and np.asarray(met).any():
+        frames = frames[: int(np.argmax(np.asarray(met) > 0)) + 2 + _AFTER]
+    return frames

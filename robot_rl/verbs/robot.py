@@ -22,10 +22,17 @@ from robot_rl.types.options import NotNegative, Positive
 from robot_rl.verbs import answer
 from robot_rl.verbs.option_rows import rows
 from robot_rl.verbs.reading import read_named
-from robot_rl.verbs.robot_arm import CalibrateArmOptions, LeaderOptions, MotorsOptions, calibrate_arm, leader, motors
-from robot_rl.verbs.robot_bounds import BoundsOptions, as_yaml, bounds
-from robot_rl.verbs.robot_calibrate import CalibrateOptions, calibrate
-from robot_rl.verbs.robot_steer import SteerOptions, steer
+from robot_rl.verbs.robot_calibrate import (
+    CalibrateArmOptions,
+    CalibrateOptions,
+    LeaderOptions,
+    MotorsOptions,
+    calibrate,
+    calibrate_arm,
+    leader,
+    motors,
+)
+from robot_rl.verbs.robot_drive import BoundsOptions, SteerOptions, steer, tell_bounds
 from robot_rl.words import Refused, near
 
 Mode = Literal["forward_position", "forward_velocity", "forward_effort", "jtc", "joint_command", "twist", "servo", "pd"]
@@ -101,7 +108,7 @@ OF_LEGS = ("imu", "stop", "command")
 def robot(arguments: list[str]) -> None:
     """What is asked of a card."""
     verbs = {"new": _new, "show": _show, "safety": _safety, "policy": _policy}
-    verbs |= {"bounds": _bounds, "calibrate": calibrate, "steer": steer}
+    verbs |= {"bounds": tell_bounds, "calibrate": calibrate, "steer": steer}
     verbs |= {"calibrate-arm": calibrate_arm, "motors": motors, "leader": leader}
     verb = arguments[0] if arguments else ""
     if {"-h", "--help"} & set(arguments):
@@ -172,7 +179,7 @@ def _new(arguments: list[str]) -> None:
 
 def _without_placeholders(made: Card) -> tuple[Card, list[str]]:
     """The card with `?` for limits that its file states only because a URDF has to, and what is to be said of them."""
-    most = build.tool("plausible")["velocity"]  # the supervisor would not begin with more
+    most = build.tool("real.core.spec:PLAUSIBLE")["velocity"]  # the supervisor would not begin with more
     false = [joint.name for joint in made.joints if joint.velocity != OPEN and float(joint.velocity) > most]
     if not false:
         return made, []
@@ -200,10 +207,10 @@ def _of_model(model: str, options: NewOptions) -> tuple[Card, list[str]]:
             f"'{model}' is no file of a model (URDF or MJCF) and none of the cards of this package, which are "
             f"{', '.join(card.ready())}{near(model, card.ready())}"
         )
-    legs = None if options.tool else build.tool("new_legs_card")(model, options.name, base=options.base)
+    legs = None if options.tool else build.tool("sim.legs_card:new_legs_card")(model, options.name, base=options.base)
     if legs is None and options.policy:
         raise Refused(f"policy= is for a robot on legs, and {model} has a fixed base")
-    return legs or build.tool("new_card")(model, options.name, tool=options.tool, base=options.base)
+    return legs or build.tool("sim.robot_card:new_card")(model, options.name, tool=options.tool, base=options.base)
 
 
 def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
@@ -216,9 +223,9 @@ def _of_ready(ready: str, options: NewOptions) -> tuple[Card, list[str]]:
     if options.model:
         found = with_model(found, Path(options.model).expanduser().resolve())
     path = card.need_model(found).model.path
-    own = ModelCard(path=path, sha256=build.tool("robot_digest")(path))
+    own = ModelCard(path=path, sha256=build.tool("sim.robot_model:digest")(path))
     found = found.model_copy(update={"name": options.name, "model": own})
-    return found, build.tool("fit_card")(found)
+    return found, build.tool("sim.card_scene:fit")(found)
 
 
 def _ask(made: Card, given: Mapping[str, object]) -> dict[str, object]:
@@ -275,14 +282,6 @@ def _policy(arguments: list[str]) -> None:
     print(f"{file}: what {weights.name} sees and does{told}")
 
 
-def _bounds(arguments: list[str]) -> None:
-    """The workspace and the ranges of joints that a person drives through."""
-    say = "robot: robot-rl robot bounds my_arm, and drive it to the corners of its task"
-    found = bounds(*read_named(BoundsOptions, arguments, "robot bounds", say))
-    answer.note(**found)
-    print(as_yaml(found))
-
-
 def _one(arguments: list[str], verb: str) -> Card:
     if len(arguments) != 1 or "=" in arguments[0]:
         raise Refused(f"say which card: robot-rl robot {verb} <name or path of its YAML>")
@@ -291,7 +290,7 @@ def _one(arguments: list[str], verb: str) -> Card:
 
 def _show(arguments: list[str]) -> None:
     found = _one(arguments, "show")
-    pictures, told = build.tool("robot_pictures")(card.need_model(found))
+    pictures, told = build.tool("sim.card_pictures:pictures")(card.need_model(found))
     page = Path(f"{found.name}.html")
     body = f"<h1>{html.escape(found.name)}</h1>"
     for text, data in pictures:
@@ -316,7 +315,7 @@ def _show(arguments: list[str]) -> None:
 def _safety(arguments: list[str]) -> None:
     """The limits and parameters that the supervisor takes from a card, as YAML."""
     found = _one(arguments, "safety")
-    spec, parameters = build.tool("robot_spec")(found)
+    spec, parameters = build.tool("real.core.spec:of_card")(found)
     table = {"robot_spec": spec, "safety_supervisor": parameters}
     answer.note(**table)
     print(yaml.safe_dump(table, sort_keys=False, default_flow_style=None, width=120), end="")
@@ -341,7 +340,7 @@ def put_card(cfg: DictConfig) -> None:
         found = card.need_model(card.read(str(cfg.robot)))
     except card.CardError as error:
         raise Refused(str(error)) from error
-    now = build.tool("robot_digest")(found.model.path)
+    now = build.tool("sim.robot_model:digest")(found.model.path)
     if found.model.sha256 and now and now != found.model.sha256:
         print(
             f"  note: {found.model.path} is not the file that the card {cfg.robot} was written from (another SHA-256)"

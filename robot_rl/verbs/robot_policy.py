@@ -14,7 +14,7 @@ from robot_rl.onnx_policy import OnnxPolicy, graph_of, read_export
 from robot_rl.types.policy_card import FILE
 
 if TYPE_CHECKING:  # whoever imports this may be a process without torch
-    from robot_rl.types import Loaded
+    from robot_rl.types import Loaded, Policy
 
 
 def load_robot_policy(path: str, *, device: str, threads: int, trust: bool) -> Loaded:
@@ -29,7 +29,7 @@ def load_robot_policy(path: str, *, device: str, threads: int, trust: bool) -> L
     Raises:
         Refused, ValueError, CheckpointError: there is none, or it cannot be used.
     """
-    if (walker := load_walker(Path(path), device=device, threads=threads)) is not None:
+    if (walker := load_walker(Path(path), device=device, threads=threads, trust=trust)) is not None:
         return walker
     if graph_of(Path(path)):
         return onnx_policy.load_for_robot(path, device=device, threads=threads, make_port=build.world_port)
@@ -40,27 +40,35 @@ def load_robot_policy(path: str, *, device: str, threads: int, trust: bool) -> L
     return load_for_robot(path, device=device, threads=threads, trust=trust)
 
 
-def load_walker(path: Path, *, device: str, threads: int) -> Loaded | None:
-    """A walking policy of others as an ONNX graph with its card `io.yaml`, without torch; None where none lies here.
+def load_walker(path: Path, *, device: str, threads: int, trust: bool = False) -> Loaded | None:
+    """A walking policy of others with its card `io.yaml`, as an ONNX graph without torch; None where none lies here.
 
     Args:
         path: folder, or file of the weights.
         device: where it computes.
-        threads: of ONNX Runtime.
+        threads: of ONNX Runtime, or of torch.
+        trust: run TorchScript, which is a program.
 
     Raises:
-        Refused, ValueError: the card cannot be used, or the graph does not fit it.
+        Refused, ValueError: the card cannot be used, or the weights do not fit it, or are not trusted.
     """
     found = policy_card.read_for(path)
-    if found is None or found[0].format != "onnx":
+    if found is None:
         return None
     from robot_rl.types import Loaded
 
     card, weights = found
-    port = build.tool("legged_port")
-    policy = OnnxPolicy(
-        str(weights), port(card, card.joints).io, largest=card.action_clip, device=device, threads=threads
-    )
+    port = build.tool("real.legged_port:LeggedPort")
+    io, clip = port(card, card.joints).io, card.action_clip
+    if card.format == "onnx":
+        policy: Policy = OnnxPolicy(str(weights), io, largest=clip, device=device, threads=threads)
+    else:
+        import torch
+
+        from robot_rl.verbs.torchscript import TorchScriptPolicy
+
+        torch.set_num_threads(threads)
+        policy = TorchScriptPolicy(weights, io, clip, device=device, trust=trust)
     identity = f"{weights.parent.name}@{card.sha256[:8]}".replace("/", "_")
     return Loaded(policy, policy.io, partial(port, card), identity, files=(str(weights), str(weights.parent / FILE)))
 
@@ -78,7 +86,7 @@ def load_leapp(file: Path, *, device: str, threads: int, trust: bool) -> Loaded:
         ValueError: it cannot be used; torch is loaded for TorchScript parts alone.
     """
     own = (file.parent / "io.json").is_file()
-    port, bundle = build.tool("leapp_port"), read_bundle(file)
+    port, bundle = build.tool("real.leapp_port"), read_bundle(file)
     policy = LeappPolicy(
         str(file),
         None if own else port.interface(bundle),

@@ -24,8 +24,16 @@ from robot_rl.verbs.compose import choices, find_wrong_name, find_wrong_value, g
 from robot_rl.verbs.data import name_positions, session
 from robot_rl.verbs.doctor import doctor
 from robot_rl.verbs.help import page
-from robot_rl.verbs.items import as_policy_option, find_unreadable, quote_signs, take_own, train_words
-from robot_rl.verbs.lines import WORDED, find_slip, nearest
+from robot_rl.verbs.items import (
+    WORDED,
+    as_policy_option,
+    find_slip,
+    find_unreadable,
+    nearest,
+    quote_signs,
+    take_own,
+    train_words,
+)
 from robot_rl.verbs.options import Env
 from robot_rl.verbs.packaged import compose_config
 from robot_rl.verbs.pictures import put_pictures
@@ -33,8 +41,7 @@ from robot_rl.verbs.reading import read_options, run_of, stored_config
 from robot_rl.verbs.replay import as_replay_option
 from robot_rl.verbs.robot import put_card, robot
 from robot_rl.verbs.sweep import VERBS as SWEPT
-from robot_rl.verbs.sweep import sweep
-from robot_rl.verbs.sweep_curves import conclude
+from robot_rl.verbs.sweep import conclude, sweep
 from robot_rl.verbs.table import VERBS, Verb
 from robot_rl.verbs.tune import tune
 from robot_rl.words import Refused

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,16 +16,16 @@ from typing import Any
 
 from robot_rl import child
 from robot_rl.checkpoint import write_json
+from robot_rl.curves import LEAST, Line, over_seeds, plot
 from robot_rl.extras import require
 from robot_rl.loops.cluster import start
+from robot_rl.track import METRICS_FILE, read_metrics
 from robot_rl.types import Options
 from robot_rl.types.options import NotNegative, Positive, Whole
 from robot_rl.verbs import answer
-from robot_rl.verbs.items import names_code
-from robot_rl.verbs.lines import split_values
+from robot_rl.verbs.items import names_code, split_values
 from robot_rl.verbs.option_rows import words_page
 from robot_rl.verbs.reading import read_words
-from robot_rl.verbs.sweep_curves import conclude
 from robot_rl.words import Refused
 
 VERBS = ("train", "offline")
@@ -143,7 +143,7 @@ def run(
     folder: Path,
     options: SweepOptions,
     *,
-    on_done: Callable[[dict[str, Any]], object] | None = None,
+    on_done: Callable[[dict[str, Any]], object] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Run all trials, as many at once as the cluster has room for.
 
@@ -161,8 +161,6 @@ def run(
         ImportError: Ray is not installed.
         Refused: a verb or an argument that a sweep cannot run, or a folder that holds other trials of these names.
     """
-    if verb not in VERBS:
-        raise Refused(f"a sweep runs {' or '.join(VERBS)}, not '{verb}'")
     wanted = trials(arguments)
     ray = require("ray")
     claim_folders(folder, verb, wanted)
@@ -187,8 +185,7 @@ def run(
                 row = {"trial": trial.name, "error": str(error).strip()}
             results.append(row)
             write_json(folder / "sweep.json", {"verb": verb, "arguments": arguments, "rows": results})
-            if on_done is not None:
-                on_done(row)
+            on_done(row)
     finally:
         if own:
             ray.shutdown()
@@ -235,3 +232,87 @@ def _line(row: dict[str, Any]) -> str:
         return f"  {row['trial']}  failed: {row['error'].splitlines()[0] if row['error'] else 'no message'}"
     numbers = [f"{key} {row[key]:.4g}" for key in ("return", "success") if isinstance(row.get(key), (int, float))]
     return f"  {row['trial']}  {'  '.join(numbers)}  {row['folder']}"
+
+
+PANELS = {"return": ("eval/return", "rollout/return"), "success": ("eval/success", "rollout/success")}
+"""Title -> where its curve is read, the first that has two points."""
+
+
+def groups(runs: Mapping[Path, Sequence[str]]) -> dict[str, list[Path]]:
+    """Run folders by what differs between them.
+
+    Args:
+        runs: folder of each run -> its words, key=value.
+
+    Returns:
+        Name -> folders of its seeds; the name is every key=value that is not the same for all runs, seed left out.
+    """
+    words = {folder: dict(word.split("=", 1) for word in items if "=" in word) for folder, items in runs.items()}
+    keys = sorted({key for options in words.values() for key in options} - {"seed"})
+    differ = [key for key in keys if len({options.get(key) for options in words.values()}) > 1]
+    found: dict[str, list[Path]] = {}
+    for folder, options in words.items():
+        name = "  ".join(f"{key}={options[key]}" for key in differ if key in options)
+        found.setdefault(name or ("as given" if differ else "all runs"), []).append(folder)
+    return found
+
+
+def table(named: Mapping[str, Sequence[Path]]) -> list[str]:
+    """A line for each name: the evaluation at the end over its seeds."""
+    lines = []
+    for name, folders in named.items():
+        ends = [json.loads(path.read_text()) for folder in folders if (path := folder / "evaluation.json").is_file()]
+        parts = []
+        for what in PANELS:
+            values = [float(end[what]) for end in ends if isinstance(end.get(what), (int, float))]
+            if values and (what == "return" or any(values)):
+                found = over_seeds(values)
+                spread = f" [{found.low:.4g}, {found.high:.4g}]" if len(values) >= LEAST else ""
+                parts.append(f"{what} {found.value:.4g}{spread}")
+        lines.append(f"  {name}   {'   '.join(parts) or 'no evaluation'}   {len(ends)} seed{'s' * (len(ends) != 1)}")
+    return lines
+
+
+def draw(named: Mapping[str, Sequence[Path]], path: Path) -> Path | None:
+    """Write a PNG of returns, and of successes where there are any.
+
+    Args:
+        named: see `groups`.
+        path: of the picture.
+
+    Returns:
+        The path, or None where no run has a curve.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    rows = {name: [read_metrics(folder / METRICS_FILE) for folder in folders] for name, folders in named.items()}
+    panels: dict[str, dict[str, list[Line]]] = {}
+    for title, metrics in PANELS.items():
+        curves = {name: [_curve(run, metrics) for run in runs] for name, runs in rows.items()}
+        found = {name: lines for name, each in curves.items() if (lines := [line for line in each if line])}
+        if found and (title == "return" or any(max(line[1]) > 0.0 for lines in found.values() for line in lines)):
+            panels[title] = found
+    return plot(path, panels, x="steps", y="")
+
+
+def _curve(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> Line | None:
+    for name in names:
+        points = {int(row["step"]): float(row[name]) for row in rows if row.get(name) is not None}
+        if len(points) > 1:
+            return list(points), list(points.values())
+    return None
+
+
+def conclude(runs: Mapping[Path, Sequence[str]], folder: Path) -> None:
+    """Print the table of several runs and draw their curves into a folder; one run alone has its own curve."""
+    if len(runs) < 2:
+        return
+    named = groups(runs)
+    print("over seeds (interquartile mean, 95 % interval):", *table(named), sep="\n")
+    try:
+        picture = draw(named, folder / "sweep.png")
+    except ImportError as error:
+        print(f"no curves: {error}")
+    else:
+        print(f"curves: {picture or 'no run has any'}")

@@ -7,54 +7,36 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from robot_rl import build
-from robot_rl.types import Action, IOSpec, Loaded, Obs, PolicyParts, Port
+from robot_rl.types import Action, IOSpec, Obs, PolicyParts
 from robot_rl.types.data import Array
-from robot_rl.types.policy_card import FILE, PolicyCard
 from robot_rl.words import Refused
-
-
-def load_torchscript(card: PolicyCard, file: Path, *, device: str, trust: bool) -> Loaded:
-    """A TorchScript policy as the policy node takes it.
-
-    Args:
-        card: of the policy.
-        file: its weights.
-        device: where it computes.
-        trust: run it; it is a program.
-
-    Raises:
-        Refused: it is not trusted, or is no TorchScript.
-    """
-    if not trust:
-        raise Refused(f"{file} is TorchScript, a program that runs with your rights; if you trust it, add trust=true")
-    try:
-        module = torch.jit.load(str(file), map_location=device)
-    except RuntimeError as error:
-        raise Refused(f"{file} is no TorchScript that can be read: {str(error).splitlines()[0]}") from error
-    kind = build.tool("legged_port")
-
-    def make_port(joints: tuple[str, ...]) -> Port:
-        return kind(card, joints)
-
-    policy = TorchScriptPolicy(module, kind(card, card.joints).io, card.action_clip, device)
-    identity = f"{file.parent.name}@{card.sha256[:8]}".replace("/", "_")
-    return Loaded(policy, policy.io, make_port, identity, files=(str(file), str(file.parent / FILE)))
 
 
 class TorchScriptPolicy:
     """A module of others; what it remembers is in its buffers, which begin as they were in the file.
 
     Args:
-        module: (1, S) float32 -> (1, A), its own actions.
+        file: of the module, (1, S) float32 -> (1, A), its own actions.
         io: of the policy; -1 and +1 are -clip and +clip of the module's actions.
         clip: largest action.
         device: where it computes.
+        trust: run it; it is a program.
+
+    Raises:
+        Refused: it is not trusted, or is no TorchScript.
     """
 
-    def __init__(self, module: torch.jit.ScriptModule, io: IOSpec, clip: float, device: str) -> None:
-        self.io, self._module, self._clip, self._device = io, module.eval(), clip, device
-        self._begin = [(buffer, buffer.detach().clone()) for _, buffer in module.named_buffers()]
+    def __init__(self, file: Path, io: IOSpec, clip: float, *, device: str, trust: bool) -> None:
+        if not trust:
+            raise Refused(
+                f"{file} is TorchScript, a program that runs with your rights; if you trust it, add trust=true"
+            )
+        try:
+            self._module = torch.jit.load(str(file), map_location=device).eval()
+        except RuntimeError as error:
+            raise Refused(f"{file} is no TorchScript that can be read: {str(error).splitlines()[0]}") from error
+        self.io, self._clip, self._device = io, clip, device
+        self._begin = [(buffer, buffer.detach().clone()) for _, buffer in self._module.named_buffers()]
         self.parts = PolicyParts(remembers=bool(self._begin))
 
     def reset(self, rows: Array | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from robot_rl.data.buffer import Replay, ReplayBuffer
 from robot_rl.data.mix import Mix, Shares, refuse_seeds
 from robot_rl.data.rescale import Rescaled
 from robot_rl.data.seen import measure_seen
+from robot_rl.diagnosis import Cause
 from robot_rl.loops.cluster import Cluster, ClusterOffPolicy
 from robot_rl.loops.contract import rows_per_batch
 from robot_rl.loops.device import DeviceOffPolicy
@@ -25,7 +27,6 @@ from robot_rl.loops.on_policy import OnPolicy
 from robot_rl.loops.on_policy_async import AsyncOnPolicy
 from robot_rl.loops.stepping import begins_anew
 from robot_rl.parts import Parts
-from robot_rl.recorded import Cause
 from robot_rl.run import Run, RunStart, reason
 from robot_rl.schedule import Schedule
 from robot_rl.types import AnyLearner, Callback, IOSpec, Needs, OwnLoop, Policy, Sampler, Seen, Stateful, VecEnv
@@ -33,9 +34,9 @@ from robot_rl.types.options import Count, Discount, NotNegative, Part, Share, Wh
 from robot_rl.verbs import answer, logs
 from robot_rl.verbs.build import EnvMaker
 from robot_rl.verbs.collect_episodes import ExpertPolicy, KeepOptions, keep_steps
-from robot_rl.verbs.contract import check_learner
-from robot_rl.verbs.logs import ActionMeaning, LogSettings
-from robot_rl.verbs.replay_buffer import make_replay
+from robot_rl.verbs.contract import check_learner, make_replay
+from robot_rl.verbs.logs import LogSettings
+from robot_rl.verbs.options import ActionMeaning
 
 
 class TrainSettings(ActionMeaning):
@@ -237,12 +238,9 @@ class TrainJob:
 
     def _check_video(self) -> str:
         """Film one frame."""
-        env = self._plain(1, self.settings.seed + 20_000, True)
-        try:
+        with closing(self._plain(1, self.settings.seed + 20_000, True)) as env:
             env.reset(seed=20_000)
             return "" if env.render() is not None else "the environment draws no pictures"
-        finally:
-            env.close()
 
     def _make_loop(self, folder: Path) -> Any:
         s = self.settings
@@ -460,14 +458,11 @@ def film(
     """Film the policy in episodes of `trial` (environment, policy, how), or say that this is switched off."""
     if episodes < 1:
         return "switched off"
-    env = make_env(1, seed + 20_000, True)
-    try:
+    with closing(make_env(1, seed + 20_000, True)) as env:
         made = FilmCamera(env, seconds)
         with answer.bar(made.most, "frame", "film") as made.tell:
             trial(env, policy, episodes=episodes, seed=20_000, film=made)
         return report.write_video(path, made.frames, made.hz)
-    finally:
-        env.close()
 
 
 def _refuse_fewer(folder: Path, total_steps: int) -> None:

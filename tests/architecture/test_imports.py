@@ -1,6 +1,7 @@
 """The import table of the house, enforced on syntax trees (no module is executed)."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -34,7 +35,7 @@ OURS = {
     "parts": {"types", "atomic", "checkpoint", "parallel"},
     "run": {
         *("atomic", "types", "loops", "checkpoint", "track", "report", "stopwatch", "parallel"),
-        *("interrupt", "live_bar", "claim", "lineage", "schedule", "parts", "diagnosis", "recorded"),
+        *("interrupt", "live_bar", "claim", "lineage", "schedule", "parts", "diagnosis"),
     },
     "link": {"types", "extras"},
     "arbiter": set(),
@@ -67,8 +68,7 @@ OURS = {
     "track": {"atomic", "types", "extras"},
     "report": {"atomic", "checkpoint", "extras", "figure"},
     "curves": {"figure", "stats"},
-    "recorded": set(),
-    "diagnosis": {"recorded"},
+    "diagnosis": set(),
     "figure": {"atomic", "extras"},
     "policies": {
         "types",
@@ -114,7 +114,7 @@ OURS = {
         "parallel",
         "chunks",
         *("child", "expression", "interrupt", "lineage", "parts", "run", "schedule", "stopwatch", "zoo"),
-        *("diagnosis", "recorded"),
+        "diagnosis",
     },
     "api": {"build", "checkpoint", "extras", "loops", "types", "verbs", "words"},
     "envs": {"api", "types"},
@@ -242,6 +242,25 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
                 base = f"{package}.{node.module}" if node.level and node.module else node.module or package
                 targets |= {f"{base}.{x.name}" if f"{base}.{x.name}" in modules else base for x in node.names}
     TopologicalSorter({name: (targets & set(modules)) - {name} for name, targets in graph.items()}).prepare()
+
+
+def test_what_verbs_take_from_other_rooms_is_there() -> None:
+    """`build.tool("sim.check:check")` is no import that a reader of syntax trees sees: its place is checked here."""
+    places = {
+        place
+        for path in sources()
+        if room_of(path) in ("build", "verbs")
+        for place in re.findall(r'"((?:sim|real|policies)\.[\w.]+(?::\w+)?)"', path.read_text())
+    }
+    assert len(places) > 40
+    for place in places:
+        module, _, name = place.partition(":")
+        body = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text()).body
+        targets = [x for item in body if isinstance(item, ast.Assign) for x in item.targets]
+        targets += [item.target for item in body if isinstance(item, ast.AnnAssign)]
+        made = {x.id for x in targets if isinstance(x, ast.Name)}
+        made |= {item.name for item in body if isinstance(item, (ast.ClassDef, ast.FunctionDef))}
+        assert not name or name in made, f"{place} is named in robot_rl/verbs or build.py, and is not there"
 
 
 def test_advantage_alone_loads_no_simulator_and_no_hydra() -> None:

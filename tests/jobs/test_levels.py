@@ -19,9 +19,8 @@ from robot_rl.sim.mujoco_env import make
 from robot_rl.sim.worlds.reach import Reach
 from robot_rl.types import Action, PolicyParts
 from robot_rl.verbs import collect_levels as levels
-from robot_rl.verbs.collect_behaviour import Behaviour, Spoiling
 from robot_rl.verbs.collect_episodes import ExpertPolicy
-from robot_rl.verbs.collect_levels import calibrate, collect_level
+from robot_rl.verbs.collect_levels import Behaviour, Spoiling, calibrate, collect_level
 
 
 def expert() -> tuple[object, ExpertPolicy]:

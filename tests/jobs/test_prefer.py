@@ -16,7 +16,7 @@ from robot_rl.policies.reward.preference import RewardEnsemble, RewardOptions
 from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode
-from robot_rl.verbs.prefer_segments import PreferSettings, SegmentJob
+from robot_rl.verbs.prefer_pairs import PreferSettings, SegmentJob
 
 PLACES = ("relabelled", "checkpoint", "curve", "report")
 

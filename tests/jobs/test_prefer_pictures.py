@@ -17,7 +17,7 @@ from robot_rl.policies.reward.picture_preference import PictureOptions, PictureR
 from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode, IOSpec
-from robot_rl.verbs.prefer_pictures import PictureJob, PictureSettings
+from robot_rl.verbs.prefer_pairs import PictureJob, PictureSettings
 
 IO = IOSpec({"state": ((1,), "float32"), "image.front": ((48, 48, 3), "uint8")}, ("dx",), (-1.0,), (1.0,), ("1",), 10.0)
 GOALS = ("go right", "go left")

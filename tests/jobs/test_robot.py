@@ -19,7 +19,7 @@ from robot_rl import build, card, cli
 from robot_rl.real.core.spec import RobotSpec, SpecError
 from robot_rl.real.graph import GraphArgs, graph
 from robot_rl.sim.tool import Tool
-from robot_rl.verbs.robot_bounds import BoundsOptions, bounds
+from robot_rl.verbs.robot_drive import BoundsOptions, bounds
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLD = ["acceleration=6", "command_mode=forward_position", "controller_topic=arm/commands", "controller_timeout=0.2"]
@@ -226,7 +226,7 @@ def test_bounds_of_a_card_are_those_of_its_own_tool(folder: Path, monkeypatch: p
     assert robot_rl("robot", "new", "small_arm.urdf", "name=my_arm", *TOLD) == 0
     names = RobotSpec.load("my_arm.yaml").names
     driven = [np.full(len(names), 0.1), np.full(len(names), 0.4)]
-    tools: dict[str, object] = {"driven_positions": lambda robot, **options: iter(driven)}
+    tools: dict[str, object] = {"real.ros.driven:positions": lambda robot, **options: iter(driven)}
     before = build.tool
     monkeypatch.setattr(build, "tool", lambda name: tools.get(name) or before(name))
     found = bounds("my_arm", BoundsOptions())
@@ -236,5 +236,5 @@ def test_bounds_of_a_card_are_those_of_its_own_tool(folder: Path, monkeypatch: p
     go2 = card.read("go2").model_dump(mode="json", exclude_none=True)
     assert go2["tool"] == ""
     Path("legs.yaml").write_text(yaml.safe_dump(go2))
-    tools["robot_class"] = SimpleNamespace(load=lambda path: SimpleNamespace(name="legs", names=names))
+    tools["real.core.spec:RobotSpec"] = SimpleNamespace(load=lambda path: SimpleNamespace(name="legs", names=names))
     assert list(bounds("legs", BoundsOptions())) == ["joints"]

@@ -120,8 +120,11 @@ def test_steer_says_that_the_robot_was_stopped_on_its_way(
 ) -> None:
     robot = SimpleNamespace(name=card, velocity_command="command" if card == "go2" else "")
     found = SimpleNamespace(state=state, moved=0.15, velocity=(0.03, 0.0, 0.01))
-    tools = {"find_robot": lambda name: __file__, "robot_class": SimpleNamespace(load=lambda path: robot)}
-    tools["steer"] = lambda *words, **options: found
+    tools = {
+        "real.graph:find_file": lambda name: __file__,
+        "real.core.spec:RobotSpec": SimpleNamespace(load=lambda path: robot),
+    }
+    tools["real.ros.steer:steer"] = lambda *words, **options: found
     monkeypatch.setattr(build, "tool", tools.__getitem__)
     assert robot_rl("robot", "steer", card, "x=0.3") == status
     done = capsys.readouterr()
@@ -133,7 +136,11 @@ def test_topic_of_the_velocity_is_written_onto_a_card_that_comes_with_the_packag
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("robot_rl.card.need_model", lambda found: found)  # nobody looks at the model here
-    tools = {"robot_digest": str, "plausible": {"velocity": 60.0}, "fit_card": lambda found: []}
+    tools = {
+        "sim.robot_model:digest": str,
+        "real.core.spec:PLAUSIBLE": {"velocity": 60.0},
+        "sim.card_scene:fit": lambda found: [],
+    }
     monkeypatch.setattr(build, "tool", tools.__getitem__)
     assert robot_rl("robot", "new", "go2", "name=mine", "command=joy_vel", "imu=trunk_imu") == 0
     sensors = yaml.safe_load((folder / "mine.yaml").read_text())["sensors"]

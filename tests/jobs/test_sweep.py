@@ -8,7 +8,7 @@ import pytest
 
 from robot_rl import curves
 from robot_rl.stats import iqm
-from robot_rl.verbs import sweep, sweep_curves
+from robot_rl.verbs import sweep
 from robot_rl.verbs.sweep import sweep as verb
 
 
@@ -120,11 +120,11 @@ def test_words_that_differ_name_the_runs_and_seeds_are_one_thing():
         Path(str(i)): ["env=reach", f"seed={seed}", *more]
         for i, (seed, more) in enumerate([(0, []), (1, []), (0, ["policy.lr=1e-4"]), (1, ["policy.lr=1e-4"])])
     }
-    assert sweep_curves.groups(runs) == {
+    assert sweep.groups(runs) == {
         "as given": [Path("0"), Path("1")],
         "policy.lr=1e-4": [Path("2"), Path("3")],
     }
-    assert sweep_curves.groups({Path("a"): ["seed=0"], Path("b"): ["seed=1"]}) == {"all runs": [Path("a"), Path("b")]}
+    assert sweep.groups({Path("a"): ["seed=0"], Path("b"): ["seed=1"]}) == {"all runs": [Path("a"), Path("b")]}
 
 
 def test_middle_of_seeds_is_the_interquartile_mean_where_all_have_a_curve():

@@ -19,7 +19,7 @@ from robot_rl.real.robot import RobotState
 from robot_rl.sim.legs_card import new_legs_card
 from robot_rl.sim.legs_plant import LegsPlant
 from robot_rl.types.card import Card, SensorCard
-from robot_rl.verbs.build import load_for_robot
+from robot_rl.verbs.robot_policy import load_robot_policy
 
 G1 = next((p for p in (up / "shared/data/robots/g1" for up in Path(__file__).parents) if p.exists()), Path("absent"))
 needs_g1 = pytest.mark.skipif(not G1.exists(), reason="the folder shared/data/robots/g1 is absent")
@@ -60,7 +60,7 @@ class LegsWorld:
         shutil.copy(G1 / "policy.pt", folder)
         policy_card.write(G1 / "policy.yaml", folder / "policy.pt", card)
         self.spec = spec = RobotSpec.from_dict(of_card(card)[0])
-        policy, port = fit_policy(load_for_robot(str(folder), trust=True), spec, {}, print)
+        policy, port = fit_policy(load_robot_policy(str(folder), device="cpu", threads=1, trust=True), spec, {}, print)
         self.runner = PolicyRunner(policy, port, RunnerOptions(rate=rate, mode=spec.mode), identity="g1")
         self.plant = LegsPlant(
             card.model.path,

@@ -19,8 +19,7 @@ from robot_rl.legs import Body, gravity, observe, target_of
 from robot_rl.real.core.spec import RobotSpec, of_card
 from robot_rl.real.legged_port import COMMAND, IMU, LeggedPort
 from robot_rl.types.policy_card import PolicyCard, Term
-from robot_rl.verbs.build import load_for_robot
-from robot_rl.verbs.robot_policy import load_walker
+from robot_rl.verbs.robot_policy import load_robot_policy, load_walker
 from robot_rl.words import Refused
 from tests.real.legs_world import G1, LegsWorld, g1_card, needs_g1
 
@@ -258,18 +257,18 @@ def test_torchscript_is_run_only_where_it_is_trusted_and_unchanged(tmp_path) -> 
     shutil.copy(G1 / "policy.pt", tmp_path)
     card = policy_card.write(G1 / "policy.yaml", tmp_path / "policy.pt", g1_card())
     with pytest.raises(Refused, match="trust=true"):
-        load_for_robot(str(tmp_path))
-    loaded = load_for_robot(str(tmp_path / "policy.pt"), trust=True)
+        load_robot_policy(str(tmp_path), device="cpu", threads=1, trust=False)
+    loaded = load_robot_policy(str(tmp_path / "policy.pt"), device="cpu", threads=1, trust=True)
     assert loaded.io.control_hz == 50.0
     with (tmp_path / "policy.pt").open("ab") as file:
         file.write(b"more")
     with pytest.raises(Refused, match="another SHA-256"):
-        load_for_robot(str(tmp_path), trust=True)
+        load_robot_policy(str(tmp_path), device="cpu", threads=1, trust=True)
     with pytest.raises(Refused, match="exists"):
         policy_card.write(G1 / "policy.yaml", tmp_path / "policy.pt", g1_card())
     card.write_text(card.read_text().replace("action_clip", "action_clop"))
     with pytest.raises(Refused, match="action_clop"):
-        load_for_robot(str(tmp_path), trust=True)
+        load_robot_policy(str(tmp_path), device="cpu", threads=1, trust=True)
 
 
 @needs_g1

@@ -20,7 +20,7 @@ from robot_rl.policies.vla.critic import TinyCritic
 from robot_rl.policies.vla.critic_clips import Clips
 from robot_rl.policies.vla.critic_ensemble import CriticEnsemble
 from robot_rl.verbs import critic_clips as job
-from robot_rl.verbs.critic_reference import read
+from robot_rl.verbs.rewarders import read_reference as read
 
 SIZE = 16
 FACTS: dict[str, Any] = {

@@ -22,7 +22,7 @@ from robot_rl.run import RunStart
 from robot_rl.track import Many
 from robot_rl.types import Episode
 from robot_rl.verbs import critic_clips as job
-from robot_rl.verbs.critic_train import CriticJob, TrainingClips
+from robot_rl.verbs.critic_clips import CriticJob, TrainingClips
 
 SIZE = 16
 FACTS: dict[str, Any] = {

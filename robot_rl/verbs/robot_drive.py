@@ -1,4 +1,4 @@
-"""robot-rl robot bounds: a person drives a robot to the corners of its task, and gets the workspace as YAML."""
+"""robot-rl robot bounds | steer: a robot whose deployment is up, driven by a person or told where to go."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import yaml
 from robot_rl import build, card
 from robot_rl.types import Options
 from robot_rl.types.card import Card
-from robot_rl.types.options import NotNegative, Positive
-from robot_rl.verbs.reading import robot_file
+from robot_rl.types.options import NotNegative, Number, Positive
+from robot_rl.verbs import answer
+from robot_rl.verbs.reading import read_named, robot_file
 from robot_rl.words import Refused
 
 
@@ -33,6 +34,14 @@ class BoundsOptions(Options):
     """Of the robot's topics."""
 
 
+def tell_bounds(arguments: list[str]) -> None:
+    """The workspace and the ranges of joints that a person drives through, as YAML to be pasted into a robot's file."""
+    say = "robot: robot-rl robot bounds my_arm, and drive it to the corners of its task"
+    found = bounds(*read_named(BoundsOptions, arguments, "robot bounds", say))
+    answer.note(**found)
+    print(yaml.safe_dump(found, sort_keys=False, default_flow_style=None).rstrip())
+
+
 def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
     """What was driven to, as it stands in a robot's file: `workspace` and the `lower` and `upper` of joints.
 
@@ -44,13 +53,14 @@ def bounds(name: str, options: BoundsOptions) -> dict[str, object]:
         Refused: there is no such robot, or no joint was heard.
     """
     path = robot_file(name)
-    robot = build.tool("robot_class").load(path)
+    robot = build.tool("real.core.spec:RobotSpec").load(path)
     own = card.in_file(Path(path))
     forward, site = _forward(own, robot, options)
     joints: np.ndarray | None = None
     places: np.ndarray | None = None
     try:
-        for position in build.tool("driven_positions")(robot, seconds=options.seconds, namespace=options.namespace):
+        positions = build.tool("real.ros.driven:positions")
+        for position in positions(robot, seconds=options.seconds, namespace=options.namespace):
             if joints is None:  # not before: a corner that nobody has heard of would be missing
                 sys.stderr.write(f"{robot.name} is heard: drive it to the corners of its task; Ctrl-C when done\n")
                 sys.stderr.flush()
@@ -84,11 +94,6 @@ def _ends(ends: np.ndarray, margin: float) -> tuple[list[float], list[float]]:
     return np.round(ends[0] - margin, 4).tolist(), np.round(ends[1] + margin, 4).tolist()
 
 
-def as_yaml(found: dict[str, object]) -> str:
-    """As YAML, to be pasted into a robot's file."""
-    return yaml.safe_dump(found, sort_keys=False, default_flow_style=None).rstrip()
-
-
 def _forward(
     own: Card | None, robot: Any, options: BoundsOptions
 ) -> tuple[Callable[[np.ndarray], np.ndarray] | None, str]:
@@ -102,4 +107,52 @@ def _forward(
         return None, site
     if not Path(model).exists():
         raise Refused(f"model is {model}, which does not exist; give a path of MJCF or URDF")
-    return build.tool("tool_position")(model, site, robot.names), site
+    return build.tool("sim.tool:tool_position")(model, site, robot.names), site
+
+
+class SteerOptions(Options):
+    """robot-rl robot steer <robot>: tell legs, or a base behind the supervisor, where to go; prints where it went."""
+
+    x: Number = 0.0
+    """Ahead [m/s]."""
+    y: Number = 0.0
+    """To the left [m/s]."""
+    turn: Number = 0.0
+    """To the left [rad/s]."""
+    seconds: Positive = 5.0
+    """How long; after that, 0."""
+    patience: Positive = 60.0
+    """Seconds to wait until the robot is driven."""
+    namespace: str = ""
+    """Of the robot's topics, such as /left."""
+
+
+def steer(arguments: list[str]) -> None:
+    """Steer a robot whose deployment is up.
+
+    Raises:
+        Refused: there is no such robot.
+        ValueError: it takes no velocities, nobody listens, or it was stopped on its way.
+    """
+    say = "robot: robot-rl robot steer my_go2 x=0.5 seconds=10"
+    name, options = read_named(SteerOptions, arguments, "robot steer", say)
+    robot = build.tool("real.core.spec:RobotSpec").load(robot_file(name))
+    wanted = (options.x, options.y, options.turn)
+    found = build.tool("real.ros.steer:steer")(
+        robot, wanted, seconds=options.seconds, patience=options.patience, namespace=options.namespace
+    )
+    table: dict[str, object] = {"asked": _words(wanted)}
+    if found.velocity is not None:
+        table |= {"went": _words(found.velocity), "moved": f"{found.moved:.2f} m in {options.seconds:g} s"}
+    answer.table({**table, "supervisor": found.state or "not heard"})
+    # A base that is told nothing more brakes, too; legs brake after a fault alone.
+    if found.state in ("FAULT", "ESTOP") or (found.state == "STOPPING" and robot.velocity_command):
+        raise ValueError(
+            f"{robot.name} was stopped on its way: the terminal of its deployment says why, and so does "
+            f"robot-rl doctor ros {name}"
+        )
+
+
+def _words(velocity: tuple[float, float, float]) -> str:
+    x, y, turn = velocity
+    return f"{x:.2f} m/s ahead, {y:.2f} m/s to the left, turning {turn:.2f} rad/s"
