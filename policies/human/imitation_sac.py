@@ -20,6 +20,8 @@ from robot_rl.types import Metrics, Obs, StateDict, Transitions
 from robot_rl.types.options import Count, NotNegative, Number, Positive, Share
 
 Updates = Annotated[int, Field(ge=0)]
+LEASH = 20.0
+"""log pi_BC is cut below at minus this times A: far from the clone the leash pulls no harder."""
 
 
 class ImitationSacOptions(SoftOptions):
@@ -61,8 +63,6 @@ class ImitationSacOptions(SoftOptions):
     """Imitate only where the critics prefer the human's action to the policy's."""
     kl_weight: NotNegative = 0.0
     """lambda of the leash to pi_BC."""
-    kl_floor: Positive = 20.0
-    """log pi_BC is cut below at minus this times A."""
     acting_rate: Annotated[float, Field(gt=0, le=1)] = 0.002
     """The policy that acts is a running mean of the actor's weights, which takes in the newest at this rate per update,
     and is the plain mean of all while these are few; 1 acts with the newest."""
@@ -185,7 +185,7 @@ class ImitatingActorCritic(SoftActorCritic[OptionsT]):
         """(B,) log pi(a|s) - log pi_BC(a|s), whose mean over the policy's actions is KL(pi || pi_BC)."""
         with torch.no_grad():
             raw = self.clone(state)
-        return logp - log_density(raw, action, min_std=0.1).clamp_min(-self.o.kl_floor * self.actions)
+        return logp - log_density(raw, action, min_std=0.1).clamp_min(-LEASH * self.actions)
 
     def imitation(self, raw: Tensor, batch: Transitions, preferred: Tensor | None = None) -> Tensor:
         """() negative log-likelihood of people's actions; with `preferred` (B,) of these rows only."""

@@ -58,10 +58,15 @@ def values(made, ticks, place=(0.0, 0.0, 0.0)):
 
 def test_keeps_of_its_noise_what_is_said_or_what_it_was_trained_to(make_arm):
     told = []
+
+    def set_dither(share):
+        told.append(share)
+        return 0.5
+
     for said in (None, 0.0, 0.3):
         port = SpecPort(make_arm(), 10.0)
         policy = Constant(port.io, [0.0, 0.0, 0.0])
-        policy.parts = PolicyParts(set_dither=told.append)
+        policy.parts = PolicyParts(set_dither=set_dither)
         PolicyRunner(policy, port, RunnerOptions(rate=50.0, dither=said), identity="p")
     assert told == [0.0, 0.3]
 
