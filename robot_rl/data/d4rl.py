@@ -276,7 +276,7 @@ def _single_rows(table: D4rlTable) -> list[Episode]:
     episodes = _episodes(table, terminal, timeout, np.ones(count, bool))
     for episode in episodes:
         episode.meta["cut"] = True
-    return episodes
+    return episodes if table.lost is None else _salvage(table, episodes)
 
 
 def _salvage(table: D4rlTable, episodes: list[Episode]) -> list[Episode]:

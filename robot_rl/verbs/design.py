@@ -195,12 +195,14 @@ class TrainRun:
             raise RuntimeError(f"training failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
         run = max((self._folder / "train").glob(f"*_{name}*"), key=lambda item: item.stat().st_mtime)
         result = json.loads((run / "evaluation.json").read_text())
+        if result["return"] is None:  # JSON has no other word for what is not finite
+            raise RuntimeError(f"the return at the end of {run} is not finite")
         gained = float(result["return"])
         score = float(result.get("success", 0.0)) + 1e-3 * gained / (1.0 + abs(gained))
         curves: dict[str, list[float]] = {}
         for row in read_metrics(run / METRICS_FILE):
             for key, value in row.items():
-                if key in ("eval/success", "eval/return", "rollout/success", "rollout/return"):
+                if value is not None and key in ("eval/success", "eval/return", "rollout/success", "rollout/return"):
                     curves.setdefault(key, []).append(float(value))
         return score, curves, str(run)
 

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from robot_rl.data.bounds import check_ends
 from robot_rl.types import Options
-from robot_rl.types.options import Bound, Count, Device, Discount, Meaning, Whole
+from robot_rl.types.options import Bound, Count, Device, Meaning, Whole
 
 Folders = Annotated[str | tuple[str, ...], Meaning("a folder, or a list [folder,folder]")]
 
@@ -94,6 +94,3 @@ class ActionMeaning(Options):
 
 class SubjectOptions(Machine, Env, ActionMeaning):
     """What is told of a policy that acts in an environment."""
-
-    gamma: Discount = 0.99
-    """Discount per control step."""

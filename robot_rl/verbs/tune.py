@@ -171,8 +171,8 @@ class OptionCandidate:
         return self.place / f"seed={len(self.values)}" if self.seeds > 1 else self.place
 
     def run_folder(self, verb: str) -> Path | None:
-        """Where the present run writes, once it does."""
-        return next(iter(sorted(self.home.glob(f"{verb}/*/"))), None)
+        """Where the present run writes, once it does: the newest, as one killed early begins anew beside it."""
+        return max(self.home.glob(f"{verb}/*/"), default=None)
 
     def start(self, space: Space, variables: dict[str, str]) -> None:
         """Begin the present run, or go on with what is there of it.

@@ -338,3 +338,18 @@ def test_salvage_keeps_the_whole_episodes_whatever_else_is_mended(
     found = d4rl.read(make(tmp_path, data, f"{name}.hdf5"), ReadOptions(salvage=True, **options)).episodes
     assert [e.obs["state"][0, 0] for e in found][-1] == 4.0  # 8 to 11 hold the hole
     assert len(found[-1]) == (3 if name.startswith("maze") else 4)
+
+
+def test_salvage_leaves_lost_rows_out_of_shuffled_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_table = d4rl.load
+
+    def with_a_hole(path: Path, infos: bool, *, salvage: bool = False) -> d4rl.D4rlTable:
+        table = read_table(path, infos, salvage=salvage)
+        table.lost = marks(12, 9)
+        return table
+
+    monkeypatch.setattr(d4rl, "load", with_a_hole)
+    data = columns(12, terminals=marks(12, 3))
+    data["next_observations"] = data["observations"] + 1.0
+    found = d4rl.read(make(tmp_path, data), ReadOptions(salvage=True, shuffled=True)).episodes
+    assert [e.obs["state"][0, 0] for e in found] == [*range(9), 10.0, 11.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from robot_rl.expression import Expression, ProgramError
 from robot_rl.policies.reward.program_proposer import Listed, ModelProposer, programs
-from robot_rl.verbs.design import Attempt, _interface, by_person, by_score, refuse_other_search, search
+from robot_rl.verbs.design import Attempt, TrainRun, _interface, by_person, by_score, refuse_other_search, search
 from robot_rl.words import Refused
 
 WIDTHS = {"x": 1, "v": 2}
@@ -140,6 +141,20 @@ def test_rewards_are_designed_for_a_task_of_the_users_own(tmp_path: Path) -> Non
     io = _interface([f"env={tmp_path / 'my_task.py'}:MyTask"])
     assert io.obs["state"][0] == (3,)
     assert io.action_dim == 2
+
+
+def test_a_run_whose_return_is_no_number_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "train" / "2026-01-01_x"
+    folder.mkdir(parents=True)
+    (folder / "evaluation.json").write_text('{"return": null}')
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    with pytest.raises(RuntimeError, match=r"the return at the end of .*2026-01-01_x is not finite"):
+        TrainRun([], tmp_path, timeout=1.0)("0", "x")
+    (folder / "evaluation.json").write_text('{"return": 1.0}')
+    (folder / "metrics.jsonl").write_text('{"step": 1, "eval/return": null}\n{"step": 2, "eval/return": 1.0}\n')
+    score, curves, _ = TrainRun([], tmp_path, timeout=1.0)("0", "x")
+    assert score == pytest.approx(5e-4)
+    assert curves == {"eval/return": [1.0]}
 
 
 def test_search_from_the_command_line(tmp_path: Path, robot_rl: Any) -> None:

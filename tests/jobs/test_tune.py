@@ -172,6 +172,7 @@ def test_a_run_that_is_taken_up_may_use_the_code_that_this_command_names(
 ) -> None:
     told: list[tuple[str, ...]] = []
     monkeypatch.setattr(tune.child, "command", lambda _, *words: told.append(words) or [sys.executable, "-S", "-c", ""])
+    (tmp_path / "train" / "early").mkdir(parents=True)  # killed before its first checkpoint, and begun anew
     (tmp_path / "train" / "run" / "checkpoints" / "step_1").mkdir(parents=True)
     trial: Any = FixedTrial({"x": 0.5})
     candidate = tune.OptionCandidate(trial, ("x=0.5",), tmp_path, 1)
