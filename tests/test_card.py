@@ -51,7 +51,7 @@ def test_open_keys_are_those_that_say_question_mark_and_simulation_takes_default
     [
         ("tool: tip", "tol: tip", "did you mean tool"),
         ("tool: tip", "tool: tip\ntool: other", "tool stands in line"),
-        ("velocity: 2.0", "velocty: 2.0", "joints.0.velocty is no key of a card"),
+        ("velocity: 2.0", "velocty: 2.0", "joints.0.velocty is no key of a card; did you mean velocity"),
         ("velocity: 2.0", "velocity: -2.0", "joints.0.velocity"),
         ("lower: -1, upper: 1", "lower: 1, upper: -1", "expected lower below upper"),
         ("home: [0.5, 0.0]", "home: [0.5]", "home has 1 entries, expected 2"),

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from robot_rl import extras
 from robot_rl.data import bag_check, foreign, mcap_salvage
@@ -82,13 +82,20 @@ class _Rule(Options):
         return self
 
 
+def _kind(reward: object) -> str:
+    return "number" if isinstance(reward, (int, float)) else "topic"
+
+
+_Reward = Annotated[Annotated[_Held, Tag("topic")] | Annotated[Real, Tag("number")], Discriminator(_kind)]
+
+
 class BagMap(Options):
     """See above."""
 
     clock: Hertz | str
     observation: Annotated[tuple[_Seen, ...], Field(min_length=1)]
     action: _Command
-    reward: Annotated[_Held | Real | None, Field(union_mode="left_to_right")] = None
+    reward: _Reward | None = None
     episode: _Rule = _Rule()
     max_age_s: Real | None = None
     action_low: object = None

@@ -84,7 +84,8 @@ def file_error(error: ValidationError, model: type[BaseModel], noun: str) -> str
     if len(first["loc"]) < 2 and first["loc"]:
         return option_error(error, model, "", noun)
     if first["type"] == "extra_forbidden":
-        return f"{place} is no key of {noun}"
+        there = _model_at(model, first["loc"][:-1])
+        return f"{place} is no key of {noun}{'' if there is None else near(str(first['loc'][-1]), there.model_fields)}"
     said = str(first["msg"]).removeprefix("Value error, ")
     return f"{place}: {said} (it is {str(first['input'])[:60]!r})" if place else said
 
@@ -170,6 +171,23 @@ def _inner(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     kinds = [item for item in get_args(kind) or (kind,) if item is not type(None)]
     one = kinds[0] if len(kinds) == 1 else None
     return one if isinstance(one, type) and issubclass(one, BaseModel) else None
+
+
+def _model_at(model: type[BaseModel], way: Sequence[int | str]) -> type[BaseModel] | None:
+    """The class of the table that a way through lists and tables leads to; None where it may be one of several."""
+    for part in way:
+        if isinstance(part, str):
+            kinds = _models(model.model_fields[part].annotation) if part in model.model_fields else []
+            if len(kinds) != 1:
+                return None
+            model = kinds[0]
+    return model
+
+
+def _models(kind: object) -> list[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for item in get_args(kind) for model in _models(item)]
 
 
 def _join(where: str, name: str) -> str:

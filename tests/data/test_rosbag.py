@@ -313,7 +313,7 @@ def test_steps_keep_their_distance_at_times_since_1970() -> None:
         ),
         (
             {"observation": [{"topic": "/joint_states", "field": "position", "joint": ["a"]}]},
-            "observation.0.joint is no key of a map",
+            "observation.0.joint is no key of a map; did you mean joints",
         ),
     ],
 )
