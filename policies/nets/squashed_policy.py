@@ -18,7 +18,9 @@ from robot_rl.types import Action, Array, IOSpec, Obs, PolicyParts, StateDict
 
 
 def noise_of(rows: np.ndarray, size: int) -> np.ndarray:
-    """(B, size) standard normal numbers, float32, that belong to the rows (B, S): the same for the same row."""
+    """(B, size) standard normal numbers, float32, that belong to the rows (B, ...): the same for the same row, on any
+    device."""
+    rows = rows.astype(np.float32, copy=False)
     seeds = [zlib.crc32(row.tobytes()) for row in rows]
     return np.stack([np.random.default_rng(seed).standard_normal(size, np.float32) for seed in seeds])
 
@@ -127,7 +129,7 @@ class SquashedGaussianPolicy(Saved):
         out += bias
         size = out.shape[-1] // 2
         mean = out[..., :size]
-        noise = self._noise(state, size, deterministic)
+        noise = self._noise({"state": state}, size, deterministic)
         if noise is not None:
             std = np.exp(np.clip(out[..., size:], self._log_std_min, LOG_STD_MAX))
             mean = mean + std * noise.numpy().reshape(mean.shape)
@@ -135,20 +137,20 @@ class SquashedGaussianPolicy(Saved):
         return action[None] if one else action
 
     def _act_torch(self, obs: Obs, deterministic: bool) -> Tensor:
-        features = self._features(obs)
-        mean, log_std = self._raw(features).chunk(2, dim=-1)
-        noise = self._noise(features, mean.shape[1], deterministic)
+        mean, log_std = self._raw(self._features(obs)).chunk(2, dim=-1)
+        noise = self._noise(obs, mean.shape[1], deterministic)
         if noise is None:
             return mean.tanh()
         return torch.addcmul(mean, log_std.clamp(self._log_std_min, LOG_STD_MAX).exp(), noise).tanh()
 
-    def _noise(self, seen: np.ndarray | Tensor, size: int, deterministic: bool) -> Tensor | None:
+    def _noise(self, obs: Obs, size: int, deterministic: bool) -> Tensor | None:
         """(B, size) in standard deviations; None for none."""
+        seen = obs["state"] if self._state else next(iter(obs.values()))
         if not deterministic:
             return torch.randn((len(seen), size), generator=self._generator, device=self._device)
         if not self._dither:
             return None
-        rows = seen if isinstance(seen, np.ndarray) else seen.cpu().numpy()
+        rows = seen.detach().cpu().numpy() if isinstance(seen, Tensor) else np.asarray(seen)
         return torch.from_numpy(self._dither * noise_of(rows, size)).to(self._device)
 
     def _raw(self, h: Tensor) -> Tensor:

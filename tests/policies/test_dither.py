@@ -1,6 +1,7 @@
 """What a policy keeps of its noise where it acts alone."""
 
 import numpy as np
+import torch
 
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.types import IOSpec
@@ -34,3 +35,11 @@ def test_the_same_observation_is_answered_alike_whatever_came_between_and_traini
     few = {"state": OBS["state"][7:9]}
     np.testing.assert_allclose(tried.act(few, deterministic=True).value, first[7:9], atol=1e-6)
     assert np.corrcoef(first[:-1, 0], first[1:, 0])[0, 1] < 0.05
+
+
+def test_a_tensor_is_answered_as_an_array_is():
+    own = policy(0.5)
+    few = OBS["state"][:5] + np.arange(5, dtype=np.float32)[:, None]
+    array = own.act({"state": few}, deterministic=True).value
+    tensor = own.act({"state": torch.from_numpy(few)}, deterministic=True).value
+    np.testing.assert_allclose(tensor, array, atol=1e-6)
