@@ -84,9 +84,10 @@ def file_error(error: ValidationError, model: type[BaseModel], noun: str) -> str
     if len(first["loc"]) < 2 and first["loc"]:
         return option_error(error, model, "", noun)
     if first["type"] == "extra_forbidden":
-        *way, key = first["loc"]
+        way = list(first["loc"])
+        key = str(way.pop())
         there = _model_at(model, way)
-        return f"{place} is no key of {noun}{'' if there is None else near(str(key), there.model_fields)}"
+        return f"{place} is no key of {noun}{'' if there is None else near(key, there.model_fields)}"
     said = str(first["msg"]).removeprefix("Value error, ")
     return f"{place}: {said} (it is {str(first['input'])[:60]!r})" if place else said
 
