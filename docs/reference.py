@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from robot_rl import build
 from robot_rl.verbs.table import VERBS
-from robot_rl.words import expected
+from robot_rl.types.option_words import describe_field
 
 FOLDER = Path(__file__).with_name("reference")
 HEAD = ("| option | type and range | default | what it means |", "|---|---|---|---|")
@@ -25,7 +25,7 @@ def rows(model: type[BaseModel], where: str = "") -> Iterator[str]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from rows(kind, f"{where}{name}.")
             continue
-        cells = (expected(field), _plain(defaults.get(name)), " ".join((field.description or "").split()))
+        cells = (describe_field(field), _plain(defaults.get(name)), " ".join((field.description or "").split()))
         yield " | ".join((f"| `{where}{name}`", *(_cell(text) for text in cells))) + " |"
 
 
