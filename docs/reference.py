@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from robot_rl import build
-from robot_rl.verbs.table import VERBS
 from robot_rl.types.option_words import describe_field
+from robot_rl.verbs.table import VERBS
 
 FOLDER = Path(__file__).with_name("reference")
 HEAD = ("| option | type and range | default | what it means |", "|---|---|---|---|")

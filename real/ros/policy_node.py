@@ -87,7 +87,9 @@ class PolicyNode(LifecycleNode):
         declare(self, "action_low", "", "lower bound of the actions of its log: a number or a list", read_only=False)
         declare(self, "action_high", "", "upper bound", read_only=False)
         declare(self, "deterministic", True, "the policy's mean instead of a sample")
-        declare(self, "dither", -1.0, "share of its noise that it keeps all the same, -1 = as trained", low=-1.0, high=1.0)
+        declare(
+            self, "dither", -1.0, "share of its noise that it keeps all the same, -1 = as trained", low=-1.0, high=1.0
+        )
         declare(self, "interpolate", True, "go straight from target to target between decisions")
         declare(self, "chunk_steps", 1, "points per chunk, 1 = steps", low=1, high=1000)
         declare(self, "blend_steps", 5, "decisions over which a new policy takes over", low=0, high=1000)
