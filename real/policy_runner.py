@@ -95,7 +95,9 @@ class PolicyRunner:
         self.every = round(ratio)
         self._period = 1.0 / port.io.control_hz
         self._deterministic, self._blend_steps = o.deterministic, o.blend_steps
-        if o.dither is not None and policy.parts.set_dither is not None:
+        if o.dither is not None:
+            if policy.parts.set_dither is None:
+                raise Unfit(f"dither is {o.dither:g}, and {type(policy).__name__} has no noise to keep; leave it at -1")
             policy.parts.set_dither(o.dither)
         self._interpolate = o.interpolate and mode == POSITION
         self._direct = mode != POSITION

@@ -219,7 +219,7 @@ def evaluate(
         env: a name, or an environment of `make`, which is reset; None: the one that the run was trained in.
         episodes: in all.
         seed: of the episodes; `robot-rl eval` with the same seed runs the same.
-        deterministic: the policy's mode instead of samples.
+        deterministic: as the policy acts alone (`Policy.act`) instead of samples.
         trust: run code that the folder names, with your rights.
 
     Raises:

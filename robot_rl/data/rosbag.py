@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -83,7 +84,7 @@ class _Rule(Options):
 
 
 def _kind(reward: object) -> str:
-    return "number" if isinstance(reward, (int, float)) else "topic"
+    return "topic" if isinstance(reward, Mapping) else "number"
 
 
 _Reward = Annotated[Annotated[_Held, Tag("topic")] | Annotated[Real, Tag("number")], Discriminator(_kind)]

@@ -226,7 +226,7 @@ class Trials:
     Attributes:
         successes: one entry per trial.
         steps: length of each.
-        deterministic: the policy's mode, not samples.
+        deterministic: as it acts alone, not samples.
         stops: one entry per safety stop: the limit or fault, with its numbers.
         cut: trials that did not end by themselves.
         returns: undiscounted return of each, where they were counted.

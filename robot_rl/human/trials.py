@@ -46,7 +46,7 @@ def trials(
         pilot: without a person.
         episodes: how many.
         seed: of the first reset.
-        deterministic: the policy's mode.
+        deterministic: as it acts alone (`Policy.act`).
         stopped: asked before every trial; True ends the block.
         on_episode: called with the number of finished trials.
         on_tick: called before every step, while the environment is as the policy sees it.

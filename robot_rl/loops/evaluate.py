@@ -122,7 +122,7 @@ def evaluate(
         policy: what acts; must fit the environment.
         episodes: in all; environment i runs the i-th share of them, whatever their length.
         seed: of the reset.
-        deterministic: the policy's mode instead of samples.
+        deterministic: as the policy acts alone (`Policy.act`) instead of samples.
         film: called before every step, such as a `FilmCamera`.
         on_step: called with every `Step`, e.g. a recorder; `info["action_log_probs"]` (N,) where the policy says with
             what log-density it drew the action.

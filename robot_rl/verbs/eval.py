@@ -59,26 +59,17 @@ def evaluate(cfg: DictConfig) -> None:
     threads(cfg)
     cfg, path, env, policy = load_subject(cfg, Path(cfg.path))
     make_env = env_factory(cfg).plain
-    if cfg.dither is not None:
-        if policy.parts.set_dither is None:
-            raise Refused(
-                f"dither={cfg.dither} is for a policy that is a squashed Gaussian (policy=online/sac, "
-                f"human/imitation_sac), not {type(policy).__name__}"
-            )
-        policy.parts.set_dither(float(cfg.dither))
-    if cfg.student is not None:
-        if policy.parts.use_student is None:
-            raise Refused(
-                f"student={cfg.student} is for a diffusion policy with a student, not {type(policy).__name__}"
-            )
-        policy.parts.use_student(bool(cfg.student))
-    if cfg.target_return is not None:
-        if policy.parts.set_target_return is None:
-            raise Refused(
-                f"target_return={cfg.target_return} is for a policy that is conditioned on returns "
-                f"(policy=contrib/dt, contrib/modt), not {type(policy).__name__}"
-            )
-        policy.parts.set_target_return(float(cfg.target_return))
+    parts = policy.parts
+    for name, change, whose in (
+        ("dither", parts.set_dither, "that is a squashed Gaussian (policy=online/sac, human/imitation_sac)"),
+        ("student", parts.use_student, "of diffusion with a student"),
+        ("target_return", parts.set_target_return, "conditioned on returns (policy=contrib/dt, contrib/modt)"),
+    ):
+        if cfg[name] is None:
+            continue
+        if change is None:
+            raise Refused(f"{name}={cfg[name]} is for a policy {whose}, not {type(policy).__name__}")
+        change(cfg[name])
     config = stored_config(path) if cfg.get("policy") is None else None
     first_success = config is not None and ends_at_success(config)
     judge = None if cfg.judge is None else judge_factory(cfg)(env.io)

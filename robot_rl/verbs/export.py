@@ -59,13 +59,13 @@ def export(cfg: DictConfig) -> None:
         raise Refused(f"{out} is there and holds no {file}; give a new folder, or that of an earlier export")
     policy, spec, config, facts = _foreign(cfg) if cfg.get("policy") is not None else _of_run(cfg)
     parts = policy.parts
-    if parts.set_dither is not None and parts.set_dither(0.0):
-        print("the policy keeps some of its noise where it acts alone; the file acts by the mean")
     if parts.recurrence is None and (parts.remembers or parts.meter is not None or parts.executed is not None):
         raise Refused(
             f"{type(policy).__name__} decides from more than the present observation (chunks drawn with noise, a "
             "gripper's last command, a history that torch alone does not hold), and the graph would forget that"
         )
+    if parts.set_dither is not None and parts.set_dither(0.0):
+        print("the policy keeps some of its noise where it acts alone; the file acts by the mean")
     rows = _observations(spec)
     with new_folder(out) as temporary:
         write = write_leapp if kind == "leapp" else write_onnx

@@ -320,35 +320,34 @@ def test_complex_numbers_and_links_to_nowhere_are_told(tmp_path: Path) -> None:
         d4rl.read(tmp_path / "b.hdf5")
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("antmaze-x-v2", {"antmaze_terminal": "first_hit"}), ("maze2d-x", {"maze2d_shift": "fix"})]
-)
-def test_salvage_keeps_the_whole_episodes_whatever_else_is_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
-) -> None:
+@pytest.fixture
+def hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 9 of 12 cannot be read."""
     read_table = d4rl.load
 
-    def with_a_hole(path: Path, infos: bool, *, salvage: bool = False) -> d4rl.D4rlTable:
+    def read_with_hole(path: Path, infos: bool, *, salvage: bool = False) -> d4rl.D4rlTable:
         table = read_table(path, infos, salvage=salvage)
         table.lost = marks(12, 9)
         return table
 
-    monkeypatch.setattr(d4rl, "load", with_a_hole)
+    monkeypatch.setattr(d4rl, "load", read_with_hole)
+
+
+@pytest.mark.usefixtures("hole")
+@pytest.mark.parametrize(
+    ("name", "options"), [("antmaze-x-v2", {"antmaze_terminal": "first_hit"}), ("maze2d-x", {"maze2d_shift": "fix"})]
+)
+def test_salvage_keeps_the_whole_episodes_whatever_else_is_mended(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
     data = columns(12, terminals=marks(12, 1, 2), timeouts=marks(12, 3, 7, 11))
     found = d4rl.read(make(tmp_path, data, f"{name}.hdf5"), ReadOptions(salvage=True, **options)).episodes
     assert [e.obs["state"][0, 0] for e in found][-1] == 4.0  # 8 to 11 hold the hole
     assert len(found[-1]) == (3 if name.startswith("maze") else 4)
 
 
-def test_salvage_leaves_lost_rows_out_of_shuffled_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_table = d4rl.load
-
-    def with_a_hole(path: Path, infos: bool, *, salvage: bool = False) -> d4rl.D4rlTable:
-        table = read_table(path, infos, salvage=salvage)
-        table.lost = marks(12, 9)
-        return table
-
-    monkeypatch.setattr(d4rl, "load", with_a_hole)
+@pytest.mark.usefixtures("hole")
+def test_salvage_leaves_lost_rows_out_of_shuffled_ones(tmp_path: Path) -> None:
     data = columns(12, terminals=marks(12, 3))
     data["next_observations"] = data["observations"] + 1.0
     found = d4rl.read(make(tmp_path, data), ReadOptions(salvage=True, shuffled=True)).episodes

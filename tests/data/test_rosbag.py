@@ -303,6 +303,7 @@ def test_steps_keep_their_distance_at_times_since_1970() -> None:
     [
         ({"episode": {"stop": "/stop"}}, "expected start .a topic., with it stop, and gap_s"),
         ({"episode": {"gap": 2.0}}, "episode.gap is no key of a map"),
+        ({"reward": "high"}, "reward.number: Input should be a valid number"),
         (
             {"action": {"topic": "/command", "field": "data", "latency": 0.1}},
             "action.latency is no key of a map",

@@ -1,10 +1,14 @@
 """What a policy keeps of its noise where it acts alone."""
 
 import numpy as np
+import pytest
 import torch
+from omegaconf import OmegaConf
 
+from robot_rl.onnx_policy import OnnxPolicy
 from robot_rl.policies.human.imitation_sac import ImitationSac, ImitationSacOptions
 from robot_rl.types import IOSpec
+from robot_rl.verbs import export
 
 IO = IOSpec({"state": ((3,), "float32")}, ("a", "b"), (-1.0, -1.0), (1.0, 1.0), ("1", "1"), 10.0)
 OBS = {"state": np.random.default_rng(0).normal(0.0, 1e-5, (20_000, 3)).astype(np.float32)}  # all the same but in noise
@@ -43,3 +47,14 @@ def test_a_tensor_is_answered_as_an_array_is():
     array = own.act({"state": few}, deterministic=True).value
     tensor = own.act({"state": torch.from_numpy(few)}, deterministic=True).value
     np.testing.assert_allclose(tensor, array, atol=1e-6)
+
+
+def test_a_file_acts_by_the_mean_and_that_is_said(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxscript")
+    own, still = policy(0.5), policy(0.0)
+    monkeypatch.setattr(export, "_of_run", lambda _: (own, IO, "", {}))
+    export.export(OmegaConf.create({"path": "run", "out": str(tmp_path / "file")}))
+    assert "the file acts by the mean" in capsys.readouterr().out
+    few = {"state": OBS["state"][:5]}
+    found = OnnxPolicy(str(tmp_path / "file")).act(few).value
+    np.testing.assert_allclose(found, still.act(few, deterministic=True).value, atol=1e-5)

@@ -69,6 +69,8 @@ def test_keeps_of_its_noise_what_is_said_or_what_it_was_trained_to(make_arm):
         policy.parts = PolicyParts(set_dither=set_dither)
         PolicyRunner(policy, port, RunnerOptions(rate=50.0, dither=said), identity="p")
     assert told == [0.0, 0.3]
+    with pytest.raises(Unfit, match=r"dither is 0.3, and Constant has no noise to keep"):
+        runner(make_arm(), [0.0, 0.0, 0.0], dither=0.3)
 
 
 def test_goes_straight_from_target_to_target(make_arm):
