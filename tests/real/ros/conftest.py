@@ -50,6 +50,10 @@ ALONE = tuple(
 """Their tests start no graph."""
 
 
+STATIONS = pytest.StashKey[list[Station]]()
+"""Of a test: those that heard its supervisors."""
+
+
 def pytest_collection_modifyitems(items):
     """What starts processes here is live; the rest runs with the other tests, which every change sees."""
     here = Path(__file__).parent
@@ -62,10 +66,10 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_makereport(item, call):
     """Beside a failure: what the supervisor said last."""
     report = yield
-    station = getattr(item, "funcargs", {}).get("station")
-    if report.failed and station is not None:
-        said = f"{station.states[-6:]}, now {station.diagnostic('safety_supervisor: safety')}"
-        report.sections.append(("supervisor", said))
+    if report.failed:
+        for station in item.stash.get(STATIONS, []):
+            said = f"{station.states[-6:]}, now {station.diagnostic('safety_supervisor: safety')}"
+            report.sections.append(("supervisor", said))
     return report
 
 
@@ -104,23 +108,25 @@ def graph(processes, station):
 
 
 @pytest.fixture
-def live(graph, processes):
+def live(graph, processes, request):
     """The graph, ARMED at home; whoever is missing is started first."""
     for module, parameters in (("sim_robot_node", (RT,)), ("safety_supervisor_node", SUPERVISOR)):
         process = processes.running.get(module)
         if process is None or process.poll() is not None:
             graph.states.clear()
             processes.start(module, *parameters)
+    request.node.stash[STATIONS] = [graph]
     yield graph.ready()
     graph.quiet()
 
 
 @pytest.fixture
-def cell(processes):
+def cell(processes, request):
     made = []
 
     def make(**options):
         made.append(Cell(processes, **options))
+        request.node.stash[STATIONS] = [item.station for item in made]
         return made[0]
 
     yield make
