@@ -51,7 +51,7 @@ ALONE = tuple(
 
 
 STATIONS = pytest.StashKey[list[Station]]()
-"""Of a test: those that heard its supervisors."""
+"""Of a test: those that heard the supervisors of its foreign robots."""
 
 
 def pytest_collection_modifyitems(items):
@@ -67,7 +67,8 @@ def pytest_runtest_makereport(item, call):
     """Beside a failure: what the supervisor said last."""
     report = yield
     if report.failed:
-        for station in item.stash.get(STATIONS, []):
+        own = getattr(item, "funcargs", {}).get("station")
+        for station in ([] if own is None else [own]) + item.stash.get(STATIONS, []):
             said = f"{station.states[-6:]}, now {station.diagnostic('safety_supervisor: safety')}"
             report.sections.append(("supervisor", said))
     return report
@@ -108,14 +109,13 @@ def graph(processes, station):
 
 
 @pytest.fixture
-def live(graph, processes, request):
+def live(graph, processes):
     """The graph, ARMED at home; whoever is missing is started first."""
     for module, parameters in (("sim_robot_node", (RT,)), ("safety_supervisor_node", SUPERVISOR)):
         process = processes.running.get(module)
         if process is None or process.poll() is not None:
             graph.states.clear()
             processes.start(module, *parameters)
-    request.node.stash[STATIONS] = [graph]
     yield graph.ready()
     graph.quiet()
 
