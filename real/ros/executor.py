@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from rclpy.context import Context
@@ -36,6 +36,7 @@ class TopicExecutor(SingleThreadedExecutor):
     def __init__(self, *, context: Context | None = None) -> None:
         super().__init__(context=context)
         self._set: Any = None  # rclpy's wait set, kept until an entity comes or goes
+        self._waited: list[tuple[Callable[[Any], object], Any]] = []  # how to add each of them, and its handle
         self._held = contextlib.ExitStack()  # nothing that the set names is destroyed while it is kept
         self._looked = 0.0
         self._ready: deque[Topic | None] = deque()  # None: rclpy's own way has something to do
@@ -100,18 +101,18 @@ class TopicExecutor(SingleThreadedExecutor):
     def _make_set(self) -> None:
         nodes, guards = self.get_nodes(), [guard for guard in (self._guard, self._sigint_gc) if guard is not None]
         self._topics = {topic.handle.pointer: topic for topic in self._hold(t for n in nodes for t in n.subscriptions)}
-        self._guards = self._hold(guards)
-        self._timers = self._hold(timer for node in nodes for timer in node.timers)
-        self._clients = self._hold(client for node in nodes for client in node.clients)
-        self._services = self._hold(service for node in nodes for service in node.services)
+        guards = self._hold(guards)
+        timers = self._hold(timer for node in nodes for timer in node.timers)
+        clients = self._hold(client for node in nodes for client in node.clients)
+        services = self._hold(service for node in nodes for service in node.services)
         waitables = [item for node in nodes for item in node.waitables if not isinstance(item, EventHandler)]
         self._actions = [item for item in waitables if _enter(self._held, item)]
-        kinds = (self._topics, self._guards, self._timers, self._clients, self._services)
-        size = sum((item.get_num_entities() for item in self._actions), NumberOfEntities(*map(len, kinds)))
+        entities = (list(self._topics.values()), guards, timers, clients, services)
+        size = sum((item.get_num_entities() for item in self._actions), NumberOfEntities(*map(len, entities)))
         context = self._context.handle
         assert context is not None
         self._held.enter_context(context)
-        self._set = rclpy_implementation.WaitSet(
+        ready: Any = rclpy_implementation.WaitSet(
             size.num_subscriptions,
             size.num_guard_conditions,
             size.num_timers,
@@ -120,6 +121,9 @@ class TopicExecutor(SingleThreadedExecutor):
             size.num_events,
             context,
         )
+        self._set, adds = ready, (ready.add_subscription, ready.add_guard_condition, ready.add_timer)
+        adds += (ready.add_client, ready.add_service)
+        self._waited = [(add, item.handle) for add, items in zip(adds, entities, strict=True) for item in items]
 
     def _hold(self, entities: Iterable[Any]) -> list[Any]:
         """Those that still exist, which `_held` keeps."""
@@ -132,16 +136,8 @@ class TopicExecutor(SingleThreadedExecutor):
             self._make_set()
         ready: Any = self._set
         ready.clear_entities()
-        for topic in self._topics.values():
-            ready.add_subscription(topic.handle)
-        for guard in self._guards:
-            ready.add_guard_condition(guard.handle)
-        for timer in self._timers:
-            ready.add_timer(timer.handle)
-        for client in self._clients:
-            ready.add_client(client.handle)
-        for service in self._services:
-            ready.add_service(service.handle)
+        for add, handle in self._waited:  # it forgets what was not ready
+            add(handle)
         for action in self._actions:
             action.add_to_wait_set(ready)
         ready.wait(int(1e9 * (due if seconds is None else min(due, seconds))))
@@ -154,7 +150,7 @@ class TopicExecutor(SingleThreadedExecutor):
             self._drop_set()
 
     def _drop_set(self) -> None:
-        self._set = None
+        self._set, self._waited = None, []
         self._held.close()
 
 

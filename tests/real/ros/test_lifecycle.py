@@ -93,6 +93,19 @@ def test_a_loop_that_is_stopped_and_started_within_a_tick_ticks_in_one_thread():
     assert len(set(ticks[1:])) == 1
 
 
+def test_a_loop_tells_its_period_lateness_and_work_in_milliseconds():
+    loop = ControlLoop(100.0, lambda _: None, on_error=lambda error: pytest.fail(str(error)))
+    late = [0.0] + [0.001] * 98 + [0.006, 0.0]  # 99 periods of 10 or 11 ms, one of 15 and one of 4
+    for k, lateness in enumerate(late):
+        loop.log.add(0.01 * k, lateness, 0.002 if k < 60 else 0.003, np.nan, 0)
+    told = loop.summary()
+    assert told["rate"] == pytest.approx(100.0)
+    assert told["period_p50_ms"] == pytest.approx(10.0)
+    assert (told["period_p99_ms"], told["period_max_ms"]) == pytest.approx((15.0, 15.0))
+    assert (told["lateness_p50_ms"], told["lateness_p99_ms"]) == pytest.approx((1.0, 6.0))
+    assert (told["compute_p50_ms"], told["compute_p99_ms"]) == pytest.approx((2.0, 3.0))
+
+
 def test_a_required_sensor_that_never_came_is_late_though_the_joints_are_heard():
     imu = SensorSpec("imu", "sensor_msgs/Imu")
     spec = replace(RobotSpec.load(find_file("desk_arm")), sensors={"imu": imu})
