@@ -50,7 +50,7 @@ PICTURES = {
 TABLES = {"states": STATES, "pictures": PICTURES}
 SEEDS: dict[str, range] = {
     **dict.fromkeys(STATES, range(50, 53)), **dict.fromkeys(PICTURES, range(70, 71)),
-    "ours": range(60, 70), "selftrained": range(75, 80), "robot": range(75, 78),
+    "ours": range(80, 90), "selftrained": range(95, 100), "robot": range(95, 98),
 }  # fmt: skip
 
 

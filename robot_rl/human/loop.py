@@ -91,7 +91,7 @@ class HumanInTheLoop(Session):
             if part is not None:
                 part.begin()
         self._rows, self._seen = [], {}
-        self._before = self.updates
+        self._before, self._lasted = self.updates, 0
         self.episode_began_ns = self.pilot.now_ns()
         while draft.end_reason == EndReason.NONE:
             begun, t_obs = time.perf_counter(), self.pilot.now_ns()
@@ -228,7 +228,9 @@ class HumanInTheLoop(Session):
             patience = 0.5 / self.env.io.control_hz if self.pilot.realtime else math.inf
             verdict = self.judge({name: value[0] for name, value in row.next_obs.items()}, patience)
             success, self.probability = verdict.success, verdict.probability
-        reward, over = self.options.outcome(float(row.reward[0]), success, terminated, truncated)
+        self._lasted = self._lasted + 1 if success else 0
+        lasts = self._lasted > self.options.success_s * self.env.io.control_hz
+        reward, over = self.options.outcome(float(row.reward[0]), success, terminated, truncated, lasts=lasts)
         source = Source.HUMAN if driven.human else Source.POLICY if driven.moving else Source.HOLD
         if source == Source.POLICY and driven.driver == "RETURN":
             source = Source.BLEND

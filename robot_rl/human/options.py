@@ -14,6 +14,9 @@ class SessionOptions(Options):
     task_reward: Literal["success", "env", "labels", "classifier"] = "success"
     """What pays: success (1 and the end when the world says so), the world's reward, labels (the person's keys alone)
     or a classifier (1 and the end when it says so)."""
+    success_s: NotNegative = 0.5
+    """Seconds that a success has to last before it pays and ends an episode of learning, so that coming to rest there
+    is learned, too; trials end at the first, and so do episodes that the world ends itself."""
     learning_starts: Whole = 100
     """Own steps before the first update."""
     updates_per_step: NotNegative = 1.0
@@ -42,14 +45,25 @@ class SessionOptions(Options):
         """Ticks in HOLD before the episode is given up; `attended`: a person holds it, not a script."""
         return max(self.max_hold_steps, round(self.hold_s * control_hz) if attended else 0)
 
-    def outcome(self, reward: float, success: bool, terminated: bool, truncated: bool) -> tuple[float, EndReason]:
-        """Task reward of a step and why the episode ends with it, from what the world, or the classifier, says."""
+    def outcome(
+        self, reward: float, success: bool, terminated: bool, truncated: bool, *, lasts: bool = True
+    ) -> tuple[float, EndReason]:
+        """Task reward of a step and why the episode ends with it, from what the world, or the classifier, says.
+
+        Args:
+            reward: of the world.
+            success: it, or the classifier, sees one.
+            terminated: the world ended the episode.
+            truncated: its time is over.
+            lasts: the success has lasted for `success_s`.
+        """
         kind = self.task_reward
         ends = EndReason.TIMEOUT if truncated else EndReason.FAILURE if terminated else EndReason.NONE
         if kind == "labels":  # what the world thinks of it does not count, its time limit does
             return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
         if kind == "env":
             return reward, EndReason.SUCCESS if terminated and success else ends
+        success = success and (lasts or terminated or truncated)
         if kind == "classifier" and not success:  # the same
             return 0.0, EndReason.TIMEOUT if terminated or truncated else EndReason.NONE
         return (1.0, EndReason.SUCCESS) if success else (0.0, ends)

@@ -95,7 +95,7 @@ def build(folder, human, *, env=None, learner=None, options=None, rules=None, ta
         learner,
         pilot,
         Records(log, memory, mix, rules or EpisodeRules(gamma=0.9)),
-        options=options or SessionOptions(learning_starts=10),
+        options=options or SessionOptions(learning_starts=10, success_s=0.0),
         seed=seed,
     )
     return loop
