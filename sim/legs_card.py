@@ -14,10 +14,14 @@ from robot_rl.sim.robot_model import SCALAR, driven_joints, find, joints_to, loa
 from robot_rl.types.card import OPEN, Card, LegsCard
 
 if TYPE_CHECKING:
-    from mujoco import MjModel
+    from mujoco import MjData, MjModel
 
 _LIMB = 3
 """Joints that a leg has at least, or two with limits, which casters and wheels do not have."""
+_WAIST = 3
+"""Joints that a waist has at most."""
+_BELOW = 0.05
+"""Metres that a trunk's frame may lie below its shapes."""
 _DAMPED, _SPEED = 40.0, 100.0
 """Of simulated servos that no file describes: gain over damping [1/s], and the natural frequency that needs no smaller
 step than ours [rad/s], where the model's rotors have no inertia."""
@@ -47,6 +51,14 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
         return None  # an arm, which may begin at any body
     free_trunk(made.spec, trunk)
     model = made.spec.compile()
+    data, body = mujoco.MjData(model), int(model.body(trunk).id)
+    mujoco.mj_kinematics(model, data)
+    if (below := _height(model, data, body) - float(data.xpos[body][2])) > _BELOW:
+        raise ValueError(
+            f"the frame of {trunk} lies {below:.2f} m below its lowest shape, perhaps on the floor; height and speed "
+            f"would be measured there; expected inside it. Move the frame of {trunk} in the file: its "
+            "shapes, its inertia and the joints on it down by as much"
+        )
     notes = [*made.notes, f"legs: {trunk} moves freely (base=<body> chooses another; tool=<site> is for arms)"]
     driven = driven_joints(model)
     chain = [
@@ -119,9 +131,13 @@ def _trunk(model: MjModel) -> str:
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     fixed, limbs = [], {}
-    for body in range(1, model.nbody):
-        chain, height = joints_to(model, body), float(data.xpos[body][2])
-        if not chain:
+    chains = {body: tuple(joints_to(model, body)) for body in range(1, model.nbody)}
+    ends = {c for c in chains.values() if c and not any(len(o) > len(c) and o[: len(c)] == c for o in chains.values())}
+    for body, whole in chains.items():
+        shared = sum(sum(j in end for end in ends) > 1 for j in whole)
+        chain = whole[shared:] if shared <= _WAIST else whole  # legs hang from a waist, fingers from an arm
+        height = _height(model, data, body)
+        if not whole:
             fixed.append(height)
         elif len(chain) >= _LIMB or (len(chain) == 2 and all(model.jnt_limited[j] for j in chain)):  # no caster
             limbs[chain[0]] = min(height, limbs.get(chain[0], height))
@@ -145,6 +161,12 @@ def _weight(model: MjModel, pose: np.ndarray, trunk: str) -> tuple[float, np.nda
     root, bodies = _robot(model, trunk)
     high = float(data.xpos[root][2] - lowest(model, data, bodies)[2])
     return 9.81 * float(model.body_subtreemass[root]) * high, np.diag(mass)
+
+
+def _height(model: MjModel, data: MjData, body: int) -> float:
+    """Of its frame, or of its lowest point where that is higher: a trunk's frame may lie on the floor between feet."""
+    frame = float(data.xpos[body][2])
+    return max(frame, float(lowest(model, data, [body])[2])) if model.body_geomnum[body] else frame
 
 
 def _robot(model: MjModel, trunk: str) -> tuple[int, list[int]]:

@@ -387,6 +387,8 @@ def _gripper(model: MjModel, made: RobotModel, arm: _Survey, home: np.ndarray) -
     joints = [j for j in hand if (j in driven if model.nu else model.joint(j).name not in made.mimic)]
     if not joints:
         return None
+    # Beside fingers, which have stops, what turns without end is the wheel of their motor.
+    joints = [j for j in joints if model.jnt_limited[j]] or joints
     fingers = [end_link(model, int(model.jnt_bodyid[j])) for j in joints]
     linked = [int(model.jnt_bodyid[j]) for j in hand] if model.neq and len(hand) > len(joints) else []
     arm.place(home)

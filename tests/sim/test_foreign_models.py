@@ -349,3 +349,17 @@ def test_a_xacro_that_does_not_say_what_xacro_is_is_no_urdf(tmp_path: Path) -> N
     (tmp_path / "arm.urdf").write_text('<robot name="it"><xacro:include filename="a.xacro"/><link name="a"/></robot>')
     with pytest.raises(ValueError, match="is a xacro"):
         load(tmp_path / "arm.urdf")
+
+
+def test_the_wheel_of_a_grippers_motor_is_no_finger(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs/howto/small_arm.urdf").read_text()
+    wheel = (
+        '<link name="prop"><inertial><mass value="0.01"/><inertia ixx="1e-5" iyy="1e-5" izz="1e-5"/></inertial></link>'
+    )
+    wheel += '<joint name="prop" type="continuous"><parent link="hand"/><child link="prop"/><axis xyz="1 0 0"/></joint>'
+    (tmp_path / "arm.urdf").write_text(
+        text.replace('<joint name="finger_left"', f'{wheel}<joint name="finger_left"', 1)
+    )
+    gripper = new_card(str(tmp_path / "arm.urdf"), "arm")[0].gripper
+    assert gripper is not None
+    assert (gripper.joints, gripper.open, gripper.closed) == (("finger_left",), (0.04,), (0.0,))

@@ -76,6 +76,27 @@ def test_limbs_that_hang_from_one_body_are_legs_and_what_stands_is_not(tmp_path)
         new_legs_card(biped(tmp_path), "biped", base="waist")
 
 
+def test_legs_that_hang_from_a_waist_are_legs(tmp_path) -> None:
+    text = Path(biped(tmp_path, free="", rest="")).read_text()
+    waist = '<body name="pelvis"><joint name="waist" range="-1 1"/><geom type="box" size="0.1 0.1 0.05" mass="2"/>'
+    cut = text.index('<body name="l_thigh"')
+    (tmp_path / "waist.xml").write_text(
+        text[:cut] + waist + text[cut:].replace("</body></worldbody>", "</body></body></worldbody>")
+    )
+    found = new_legs_card(str(tmp_path / "waist.xml"), "waist")
+    assert found is not None
+    assert found[0].base == "trunk"
+    assert tuple(joint.name for joint in found[0].joints) == ("waist", *NAMES)
+
+
+def test_a_trunk_whose_frame_lies_on_the_floor_is_one_sentence(tmp_path) -> None:
+    text = Path(biped(tmp_path, free="", rest="")).read_text().replace('pos="0 0 1.5"', 'pos="0 0 0"')
+    up = text.replace('size="0.1 0.15 0.1"', 'pos="0 0 1" size="0.1 0.15 0.1"').replace('0 0.1 -0.1"', '0 0.1 0.7"')
+    (tmp_path / "up.xml").write_text(up.replace('0 -0.1 -0.1"', '0 -0.1 0.7"'))
+    with pytest.raises(ValueError, match=r"the frame of trunk lies 0\.90 m below its lowest shape"):
+        new_legs_card(str(tmp_path / "up.xml"), "up")
+
+
 def test_harness_holds_the_feet_on_the_ground_until_it_is_opened(tmp_path) -> None:
     legs = plant(tmp_path)
     start = legs.trunk.position
