@@ -256,7 +256,7 @@ def _explain(path: Path, problem: Exception) -> Finding:
         return error("malformed", f"{path}: its database is malformed ({text})", repair)
     if not text or any(word in text for word in ("magic", "End of", "unpack", "ord()", "truncated", "Truncated")):
         repair = "`mcap recover`, `ros2 bag reindex`, or salvage=true to read up to the break"
-        ours = any(word in text for word in ("ord()", "unpack")) or not text  # Python's words for a record that ends early
+        ours = not text or "ord()" in text or "unpack" in text  # Python's words for a record that ends early
         return error("cut_short", f"{path} is cut short ({'a record ends early' if ours else text})", repair)
     return error("unreadable", f"{path} cannot be read: {text}", "check it with `ros2 bag info`")
 
