@@ -34,6 +34,7 @@ def test_a_success_of_training_has_to_last(tmp_path, at, ends, length):
     loop = build(tmp_path, None, env=Seen(*at, ends=ends), options=options)
     facts = loop._episode(demo=False)
     steps = episode(loop)
+    assert facts is not None
     assert facts.success
     assert [step.reward_task for step in steps] == [0.0] * (length - 1) + [1.0]
     assert steps[-1].terminated
@@ -41,5 +42,7 @@ def test_a_success_of_training_has_to_last(tmp_path, at, ends, length):
 
 def test_a_success_that_does_not_last_is_none(tmp_path):
     loop = build(tmp_path, None, env=Seen(5, 6, 7, 20), options=SessionOptions(learning_starts=100, success_s=0.5))
-    assert not loop._episode(demo=False).success
+    facts = loop._episode(demo=False)
+    assert facts is not None
+    assert not facts.success
     assert len(episode(loop)) == 30
