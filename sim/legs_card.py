@@ -53,7 +53,9 @@ def new_legs_card(path: str, name: str, *, base: str = "") -> tuple[Card, list[s
     model = made.spec.compile()
     data, body = mujoco.MjData(model), int(model.body(trunk).id)
     mujoco.mj_kinematics(model, data)
-    if (below := _height(model, data, body) - float(data.xpos[body][2])) > _BELOW:
+    frame = float(data.xpos[body][2])
+    below = _height(model, data, body) - frame
+    if below > _BELOW and below > frame - float(lowest(model, data, _robot(model, trunk)[1])[2]):  # nearer to the feet
         raise ValueError(
             f"the frame of {trunk} lies {below:.2f} m below its lowest shape, perhaps on the floor; height and speed "
             f"would be measured there; expected inside it. Move the frame of {trunk} in the file: its "
